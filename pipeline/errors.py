@@ -1,0 +1,37 @@
+"""Everything noisegate raises on purpose.
+
+NoisegateError
+├── ConfigError        a setting that cannot work: names the setting, the value given and one that works
+├── ShardError         a shard that cannot be read at all
+├── TableError         a weight table that is missing, damaged or of another version
+│   └── MismatchError  a folder made by another scorer, or a table that does not belong to its shard
+└── LockedError        another job writes the same folder
+
+A bad sample is never an exception: it is a row with a status.
+"""
+
+__all__ = ["ConfigError", "LockedError", "MismatchError", "NoisegateError", "ShardError", "TableError"]
+
+
+class NoisegateError(Exception):
+    """Base of all errors that noisegate raises on purpose; its text is meant for the user."""
+
+
+class ConfigError(NoisegateError):
+    """A setting that cannot work."""
+
+
+class ShardError(NoisegateError):
+    """A shard that cannot be read at all."""
+
+
+class TableError(NoisegateError):
+    """A weight table that is missing, damaged or of another version."""
+
+
+class MismatchError(TableError):
+    """Made by another scorer, or from other data, than what is asked for now."""
+
+
+class LockedError(NoisegateError):
+    """Another job writes the same folder."""

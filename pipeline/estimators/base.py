@@ -1,0 +1,110 @@
+"""What an estimator is: something that encodes pictures and texts into one space, and knows exactly what it is."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..errors import ConfigError
+
+__all__ = ["Estimator", "Identity", "array_digest", "normalise"]
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything that a score depends on, apart from the sample and β.
+
+    `weights` is the SHA-256 of all parameters, or the string a user's own estimator gives. Two identities are equal
+    exactly when their scores can be compared.
+    """
+
+    model: str
+    weights: str
+    preprocess: str
+    decoder: str
+    dtype: str
+    versions: tuple[tuple[str, str], ...]
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that name this scorer."""
+        text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "versions": dict(self.versions)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Identity":
+        """The inverse of `to_dict`."""
+        return cls(**{**values, "versions": tuple(sorted(values["versions"].items()))})
+
+    def differences(self, other: "Identity") -> list[str]:
+        """One line for each part in which `other` differs, for a message to the user."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        mine |= {f"version of {k}": v for k, v in mine.pop("versions").items()}
+        theirs |= {f"version of {k}": v for k, v in theirs.pop("versions").items()}
+        names = [*mine, *(name for name in theirs if name not in mine)]
+        return [f"{n}: {mine.get(n)} there, {theirs.get(n)} now" for n in names if mine.get(n) != theirs.get(n)]
+
+
+class Estimator(Protocol):
+    """An image-text model. Embeddings are (N, d) float32 and need not be normalised.
+
+    `preprocess` runs in the decode workers: it must be picklable and must not need torch. `encode_pixels` takes what it
+    returned, `encode_images` is the two in a row.
+    """
+
+    identity: Identity
+    batch_size: int
+    preprocess: Callable[[Image.Image], Pixels]
+
+    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+        """Embed preprocessed pictures."""
+        ...
+
+    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+        """Embed RGB pictures of any size."""
+        ...
+
+    def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embed texts; longer ones than the model reads are cut as the model's own tokenizer does."""
+        ...
+
+    def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Embed `count` random pictures and `count` random texts, for OSA's β (Eq. 4)."""
+        ...
+
+
+def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
+    """Scale rows to length one; a row that is not finite, or shorter than 1e-12, becomes all zeros (invalid).
+
+    >>> normalise(np.array([[3.0, 4.0], [0.0, 0.0], [np.nan, 1.0]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
+    """
+    rows = np.asarray(embeddings, dtype=np.float64)
+    if rows.ndim != 2:
+        raise ConfigError(f"embeddings must be a matrix (N, d); this one has shape {rows.shape}")
+    finite = np.isfinite(rows).all(axis=1)
+    rows = np.where(finite[:, None], rows, 0.0)
+    length = np.linalg.norm(rows, axis=1)
+    valid = length >= 1e-12
+    return (rows / np.where(valid, length, 1.0)[:, None] * valid[:, None]).astype(np.float32)
+
+
+def array_digest(arrays: dict[str, NDArray[Any]]) -> str:
+    """SHA-256 over named arrays in name order: their names, types, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.view(np.uint8).reshape(-1).data if array.size else b"")
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""Where an encoder runs, and in which precision: chosen by itself, or as asked."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+
+__all__ = ["Device"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the number type that encoders compute in.
+
+    >>> Device.choose("cpu").dtype_name
+    'float32'
+    """
+
+    name: str
+    dtype_name: str
+
+    @classmethod
+    def choose(cls, device: str = "auto", dtype: str = "auto") -> "Device":
+        """`auto` takes the first GPU, in bfloat16 where it is native and float16 elsewhere; a CPU computes in float32."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        kind = device.split(":")[0]
+        if kind not in ("cpu", "cuda", "mps"):
+            raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda, cuda:0 or mps")
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device {device!r}: torch sees no GPU here; use --device cpu")
+        if kind == "mps" and not torch.backends.mps.is_available():
+            raise ConfigError(f"device {device!r}: torch sees no Apple GPU here; use --device cpu")
+        if dtype == "auto":
+            half = "bfloat16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "float16"
+            dtype = half if kind == "cuda" else "float32"
+        if dtype not in _DTYPES:
+            raise ConfigError(f"dtype {dtype!r} is unknown; use auto, float32, bfloat16 or float16")
+        return cls(device, dtype)
+
+    @property
+    def batch_size(self) -> int:
+        """A batch that fills the device without filling its memory, for models up to ViT-L."""
+        return 64 if self.name == "cpu" else 256
+
+    def place(self, model: Any) -> Any:
+        """Move a module here for inference."""
+        return model.eval().to(self.name, memory_format=torch.channels_last)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute in the chosen type; in float32 this does nothing."""
+        if self.dtype_name == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.name.split(":")[0], dtype=_DTYPES[self.dtype_name])

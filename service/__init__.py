@@ -1,0 +1,1 @@
+"""The same scorer over HTTP (not built yet)."""

@@ -1,0 +1,1 @@
+"""Robust fine-tuning from weight tables (not built yet)."""
