@@ -1,5 +1,6 @@
 """Lets torchvision, and open_clip on top of it, import beside a torch that its compiled operators do not fit."""
 
+import importlib
 import sys
 
 import torch
@@ -27,7 +28,7 @@ def allow_torchvision() -> None:
     if "torchvision" in sys.modules:
         return
     try:
-        import torchvision  # noqa: F401
+        importlib.import_module("torchvision")
     except RuntimeError as error:
         if "torchvision::nms" not in str(error) or _declared:
             raise
@@ -35,8 +36,8 @@ def allow_torchvision() -> None:
         return
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
         del sys.modules[name]  # left over from the import that stopped half-way
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
-        library.define(schema)
+        library.define(schema)  # type: ignore[no-untyped-call]
     _declared.append(library)
-    import torchvision  # noqa: F401
+    importlib.import_module("torchvision")
