@@ -1,0 +1,36 @@
+"""How good a selection, a weight table, a relabelling or a retrieval model is; every name says its positive class."""
+
+from pipeline.metrics.ranking import RecallAtK, coco_folds, map_at_r, precision_at_1, recall_at_k, rsum
+from pipeline.metrics.selection import (
+    BestCut,
+    SelectionMetrics,
+    best_cut,
+    clean_auroc,
+    f1_score,
+    osa_acc,
+    osa_recall,
+    relabel_accuracy,
+    selection_metrics,
+)
+from pipeline.metrics.weights import MeanNoiseRank, effective_sample_size, mean_noise_rank
+
+__all__ = [
+    "BestCut",
+    "MeanNoiseRank",
+    "RecallAtK",
+    "SelectionMetrics",
+    "best_cut",
+    "clean_auroc",
+    "coco_folds",
+    "effective_sample_size",
+    "f1_score",
+    "map_at_r",
+    "mean_noise_rank",
+    "osa_acc",
+    "osa_recall",
+    "precision_at_1",
+    "recall_at_k",
+    "relabel_accuracy",
+    "rsum",
+    "selection_metrics",
+]
