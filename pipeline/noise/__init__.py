@@ -1,0 +1,29 @@
+"""Known noise, put in on purpose: mismatched captions and wrong labels, with the mask of what really changed."""
+
+from .captions import PairNoise, shuffle_captions, shuffle_images
+from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS
+from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
+from .pmd import pmd, pmd_factor, pmd_flip_probability
+from .protocols import PROTOCOLS, Protocol, protocol_id
+from .rates import chosen_count
+
+__all__ = [
+    "CIFAR10_MAP",
+    "CIFAR100_MAP",
+    "CIFAR100_SUPERCLASSES",
+    "CLASS_MAPS",
+    "PROTOCOLS",
+    "LabelNoise",
+    "PairNoise",
+    "Protocol",
+    "asymmetric",
+    "chosen_count",
+    "instance_dependent",
+    "pmd",
+    "pmd_factor",
+    "pmd_flip_probability",
+    "protocol_id",
+    "shuffle_captions",
+    "shuffle_images",
+    "symmetric",
+]
