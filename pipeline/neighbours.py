@@ -1,0 +1,244 @@
+"""Who is near whom: the k nearest rows of every row by cosine, each sample itself left out by its index."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.errors import ConfigError, TableError
+from pipeline.nearest import Found, NearestIndex
+from pipeline.rows import RowBlocks, identical_rows, top_by_value, unit_rows
+
+__all__ = ["Neighbours", "default_k", "find_neighbours", "near_duplicates"]
+
+Float32 = NDArray[np.float32]
+Index = NDArray[np.int64]
+QUERIES = 4096  # rows searched at a time; faiss works in the same blocks, so smaller would cost and larger not help
+FORMAT = "noisegate-neighbours-1"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbour graph of N rows, nearest first.
+
+    indices: (N, k) int32 (int64 from 2^31 rows on), -1 where there is no neighbour; similarities: (N, k) float32
+    cosines, NaN there; recall: None for an exact search, else measured on a sample; kind: how it was searched.
+    """
+
+    indices: NDArray[np.integer[Any]]
+    similarities: Float32
+    recall: float | None
+    kind: Literal["flat", "ivf"]
+
+    def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+        """One safetensors file, complete or absent; `metadata` (e.g. which model made the rows) is kept with it."""
+        from safetensors.numpy import save_file
+
+        header = {**(metadata or {}), "format": FORMAT, "kind": self.kind, "recall": json.dumps(self.recall)}
+        target = Path(path)
+        part = target.with_name(target.name + f".{os.getpid()}.part")
+        tensors = {"indices": np.ascontiguousarray(self.indices), "similarities": self.similarities}
+        save_file(tensors, part, metadata=header)
+        part.replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Neighbours:
+        """What `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="numpy") as file:
+                header = file.metadata() or {}
+                if header.get("format") != FORMAT:
+                    raise TableError(f"{path} has format {header.get('format')!r}; a neighbour graph has {FORMAT!r}")
+                indices, similarities = file.get_tensor("indices"), file.get_tensor("similarities")
+        except (SafetensorError, OSError) as error:
+            raise TableError(f"{path} is not a readable neighbour graph: {error}") from error
+        return cls(indices, similarities, json.loads(header["recall"]), header["kind"])
+
+
+def default_k(n: int, classes: int) -> int:
+    """min(200, max(5, n // (2 C)), n - 1): 200 as in SSR, but half an average class where classes are small.
+
+    >>> default_k(50_000, 100), default_k(2_000, 10), default_k(3, 10)
+    (200, 100, 2)
+    """
+    if n < 0 or classes < 1:
+        raise ConfigError(f"n={n}, classes={classes}; give n >= 0 samples and at least 1 class")
+    return max(0, min(200, max(5, n // (2 * classes)), n - 1))
+
+
+def find_neighbours(
+    embeddings: NDArray[np.floating] | Sequence[NDArray[np.floating]],
+    k: int,
+    *,
+    include_self: bool = False,
+    exact_limit: int = 1_000_000,
+    device: str = "cpu",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Neighbours:
+    """The k nearest rows of every row by cosine; equal similarities come in the order of their indices.
+
+    embeddings: (N, d), any float type, or a sequence of row blocks.  A row without a direction (see `unit_rows`)
+        neither searches nor is found: its list is -1.  Lists that run out of rows end in -1.
+    k: at most N - 1 columns are returned (N with `include_self`).
+    include_self: the first column is the row itself, so that k - 1 others follow.
+    exact_limit: up to so many rows the search is exact; beyond, an inverted file is probed until its recall on a
+        sample of rows reaches 0.95, and the recall reached is returned.
+    device: "cpu"; "cuda" or "cuda:1" with a GPU build of faiss; "auto" takes the GPUs where faiss has some.
+    progress: called with (rows done, rows in all).
+
+    Identical rows are searched once and listed by index, so no list depends on how faiss orders them.  Memory: the
+    distinct rows in float32 plus the result, 8 k bytes per row.
+
+    >>> found = find_neighbours(np.array([[1., 0.], [1., .1], [0., 1.], [1., 0.]]), k=2)
+    >>> found.indices.tolist()
+    [[3, 1], [0, 3], [1, 0], [0, 1]]
+    """
+    if k < 1:
+        raise ConfigError(f"k={k} asks for no neighbours; give k >= 1, such as default_k(n, classes)")
+    rows = RowBlocks(embeddings)
+    total = len(rows)
+    index = NearestIndex(rows, exact=total <= exact_limit, device=device, seed=seed)
+    bank = _fill(index, rows)
+    others = min(k, total) - 1 if include_self else min(k, max(total - 1, 0))
+    columns = others + include_self
+    indices = np.full((total, columns), -1, dtype=np.int32 if total < 2**31 else np.int64)
+    similarities = np.full((total, columns), np.nan, dtype=np.float32)
+    recall = index.tune(min(others + 1, len(bank.first)), rows, bank.first)
+
+    done = total - len(bank.members)
+    for start in range(0, len(bank.first), QUERIES):
+        queries, _ = unit_rows(rows.take(bank.first[start : start + QUERIES]))
+        listed, similarity = _candidates(index, bank, queries, others)
+        # Every row that shares a searched row gets its list, less itself.
+        mine = bank.members[bank.starts[start] : bank.starts[min(start + QUERIES, len(bank.first))]]
+        for begin in range(0, len(mine), QUERIES):
+            row = mine[begin : begin + QUERIES]
+            which = bank.group[row] - start
+            near, cosine = _without(row, listed[which], similarity[which])
+            width = min(others, near.shape[1])
+            indices[row, columns - others : columns - others + width] = near[:, :width]
+            similarities[row, columns - others : columns - others + width] = cosine[:, :width]
+            if include_self:
+                indices[row, 0], similarities[row, 0] = row, 1.0
+            done += len(row)
+            if progress is not None:
+                progress(done, total)
+    similarities[indices < 0] = np.nan
+    return Neighbours(indices, similarities, recall, index.kind)
+
+
+@dataclass(frozen=True)
+class _Bank:
+    """Which of the distinct rows in the index each row is (-1: none), and which rows each distinct row stands for."""
+
+    group: Index  # (N,)
+    first: Index  # (U,) lowest row of each group; groups are numbered in this order
+    members: Index  # (V,) valid rows, by group and then by row
+    starts: Index  # (U + 1,) where each group starts in members
+
+
+def _fill(index: NearestIndex, rows: RowBlocks) -> _Bank:
+    """Add every distinct valid row to the index, once."""
+    group = np.full(len(rows), -1, dtype=np.int64)
+    known: dict[bytes, int] = {}
+    first: list[int] = []
+    for start, block in rows.chunks(QUERIES):
+        unit, valid = unit_rows(block)
+        fresh = []
+        for at, digest in enumerate(identical_rows(unit)):
+            if not valid[at]:
+                continue
+            number = known.setdefault(digest, len(first))
+            if number == len(first):
+                first.append(start + at)
+                fresh.append(at)
+            group[start + at] = number
+        if fresh:
+            index.add(unit if len(fresh) == len(unit) else unit[fresh])
+    members = np.argsort(group, kind="stable")[np.count_nonzero(group < 0) :]
+    starts = np.searchsorted(group[members], np.arange(len(first) + 1))
+    return _Bank(group, np.array(first, dtype=np.int64), members, starts)
+
+
+def _candidates(index: NearestIndex, bank: _Bank, queries: Float32, others: int) -> Found:
+    """(Q, w) rows nearest to each query and their cosines, w = others + 2: itself, the others and one to see ties."""
+    distinct, valid = len(bank.first), len(bank.members)
+    width = min(others + 2, valid)
+    group, cosine = index.search(queries, min(others + 2, distinct))
+    listed, similarity = _expand(bank, group, cosine, width)
+    if index.kind == "flat" and width < valid:
+        # The cut falls inside a tie that the search broke in its own way, unless the tie is one group of equal rows.
+        edge = similarity[:, -2, None]
+        several = (cosine == edge).sum(axis=1) > 1
+        if group.shape[1] < distinct:
+            several |= cosine[:, -1] == edge[:, 0]
+        unclear = np.flatnonzero((similarity[:, -1] == edge[:, 0]) & several)
+        step = max(1, 16_000_000 // valid)
+        everyone = np.sort(bank.members)
+        for at in (unclear[i : i + step] for i in range(0, len(unclear), step)):
+            every = index.cosines(queries[at])[:, bank.group[everyone]]
+            top = top_by_value(every, width)
+            listed[at], similarity[at] = everyone[top], np.take_along_axis(every, top, axis=1)
+    tied = ((similarity[:, 1:] == similarity[:, :-1]) & (listed[:, 1:] < listed[:, :-1])).any(axis=1)
+    if tied.any():
+        order = np.lexsort((listed[tied], -similarity[tied]), axis=1)
+        listed[tied] = np.take_along_axis(listed[tied], order, axis=1)
+    return listed, similarity
+
+
+def _expand(bank: _Bank, group: Index, cosine: Float32, width: int) -> Found:
+    """Groups of identical rows written out as their rows, the first `width` of them."""
+    if len(bank.first) == len(bank.members):
+        return np.where(group >= 0, bank.first[group], -1), cosine
+    sizes = np.where(group >= 0, np.diff(bank.starts)[group], 0)
+    taken = np.clip(width - (np.cumsum(sizes, axis=1) - sizes), 0, sizes)
+    flat = taken.ravel()
+    within = np.arange(flat.sum()) - np.repeat(np.cumsum(flat) - flat, flat)
+    filled = np.arange(width) < taken.sum(axis=1)[:, None]
+    listed = np.full((len(group), width), -1, dtype=np.int64)
+    similarity = np.full((len(group), width), -np.inf, dtype=np.float32)
+    listed[filled] = bank.members[np.repeat(bank.starts[group].ravel(), flat) + within]
+    similarity[filled] = np.repeat(cosine.ravel(), flat)
+    return listed, similarity
+
+
+def _without(row: Index, listed: Index, similarity: Float32) -> Found:
+    """Each list less its own row; less its last entry where the row itself is not among them."""
+    own = listed == row[:, None]
+    own[~own.any(axis=1), -1] = True
+    shape = len(row), listed.shape[1] - 1
+    return listed[~own].reshape(shape), similarity[~own].reshape(shape)
+
+
+def near_duplicates(neighbours: Neighbours, threshold: float = 0.98) -> Index:
+    """(N,) int64: the lowest row that each row is a near duplicate of, -1 for rows that are nobody's (or the lowest).
+
+    Two rows are linked when one lists the other with a cosine of at least `threshold`; duplicates are the connected
+    parts, so a chain of small changes is one part.  Copies beyond k are still linked, since lists prefer low indices.
+
+    >>> rows = np.array([[1., 0.], [0., 1.], [1., .01], [1., .02]])
+    >>> near_duplicates(find_neighbours(rows, k=1)).tolist()
+    [-1, -1, 0, 0]
+    """
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    total = len(neighbours.indices)
+    close = (neighbours.indices >= 0) & (neighbours.similarities >= threshold)
+    row, column = np.nonzero(close)
+    links = coo_matrix((np.ones(len(row), dtype=np.int8), (row, neighbours.indices[row, column])), shape=(total, total))
+    _, part = connected_components(links, directed=False)
+    _, lowest, part = np.unique(part, return_index=True, return_inverse=True)
+    representative: Index = lowest[part].astype(np.int64)
+    representative[representative == np.arange(total)] = -1
+    return representative
