@@ -16,7 +16,7 @@ from .errors import ConfigError
 __all__ = ["DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
 
 DECODER = "pillow: first frame, exif-transposed, rgb"
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
 
 Image.MAX_IMAGE_PIXELS = None  # Limits.max_pixels decides, before anything is decoded
 
@@ -54,10 +54,12 @@ def decode_image(data: bytes, limits: Limits) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of harmless EXIF and palette oddities, once per sample
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
             width, height = image.size
             if width * height > limits.max_pixels:
-                raise BadSample("too_large", f"image of {width:,} x {height:,} pixels; the limit is {limits.max_pixels:,}")
+                raise BadSample(
+                    "too_large", f"image of {width:,} x {height:,} pixels; the limit is {limits.max_pixels:,}"
+                )
             image.load()
             image = ImageOps.exif_transpose(image)
             return _rgb(image)
@@ -82,7 +84,7 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
 
     Raises BadSample `no_text`, `bad_text` or `too_large`.
     """
-    text: Any = None
+    text: str | None = None
     if field is None and "txt" in parts:
         try:
             text = parts["txt"].decode("utf-8-sig")
@@ -91,9 +93,10 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
     elif "json" in parts:
         names = [field] if field else ["caption", "text"]
         record = _json(parts)
-        text = next((record[name] for name in names if record.get(name) is not None), None)
-        if text is not None and not isinstance(text, str):
-            raise BadSample("bad_text", f"the caption in json is a {type(text).__name__}, not a string")
+        found = next((record[name] for name in names if record.get(name) is not None), None)
+        if found is not None and not isinstance(found, str):
+            raise BadSample("bad_text", f"the caption in json is a {type(found).__name__}, not a string")
+        text = found
     if text is None:
         wanted = f"no json field {field!r}" if field else "no part txt and no caption or text in json"
         raise BadSample("no_text", wanted)
@@ -126,7 +129,7 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
         label = int(value)
     except (TypeError, ValueError) as error:
         raise BadSample("bad_label", f"the label {str(value)[:40]!r} is not a whole number") from error
-    if isinstance(value, float) and value != label or not 0 <= label < 2**31:
+    if (isinstance(value, float) and value != label) or not 0 <= label < 2**31:
         raise BadSample("bad_label", f"the label {value!r} is not a class number (0, 1, 2, …)")
     return label
 

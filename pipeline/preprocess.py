@@ -42,7 +42,9 @@ class Preprocess:
         if self.resize not in ("shortest", "squash", "longest"):
             raise ConfigError(f"preprocess resize {self.resize!r} is unknown; use 'shortest', 'squash' or 'longest'")
         if self.interpolation not in _FILTERS:
-            raise ConfigError(f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'")
+            raise ConfigError(
+                f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'"
+            )
 
     def __call__(self, image: Image.Image) -> NDArray[np.uint8]:
         width, height = image.size

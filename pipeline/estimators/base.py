@@ -63,9 +63,12 @@ class Estimator(Protocol):
     returned, `encode_images` is the two in a row.
     """
 
-    identity: Identity
-    batch_size: int
-    preprocess: Callable[[Image.Image], Pixels]
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def preprocess(self) -> Callable[[Image.Image], Pixels]: ...
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
         """Embed preprocessed pictures."""
@@ -93,11 +96,11 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
     rows = np.asarray(embeddings, dtype=np.float64)
     if rows.ndim != 2:
         raise ConfigError(f"embeddings must be a matrix (N, d); this one has shape {rows.shape}")
-    finite = np.isfinite(rows).all(axis=1)
-    rows = np.where(finite[:, None], rows, 0.0)
-    length = np.linalg.norm(rows, axis=1)
-    valid = length >= 1e-12
-    return (rows / np.where(valid, length, 1.0)[:, None] * valid[:, None]).astype(np.float32)
+    finite = np.isfinite(rows).all(axis=1, keepdims=True)
+    rows = np.where(finite, rows, 0.0)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float32] = np.where(length >= 1e-12, rows / np.maximum(length, 1e-12), 0.0).astype(np.float32)
+    return unit
 
 
 def array_digest(arrays: dict[str, NDArray[Any]]) -> str:

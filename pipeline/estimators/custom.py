@@ -42,7 +42,9 @@ class CustomEstimator:
         try:
             factory = getattr(importlib.import_module(parts[1]), parts[2])
         except ImportError as error:
-            raise ConfigError(f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it on PYTHONPATH?") from error
+            raise ConfigError(
+                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it on PYTHONPATH?"
+            ) from error
         except AttributeError as error:
             raise ConfigError(f"model {spec!r}: module {parts[1]!r} has no {parts[2]!r}") from error
         return cls(factory(), spec, batch_size)
@@ -67,7 +69,9 @@ class CustomEstimator:
             batch = items[start : start + self.batch_size]
             rows = np.asarray(getattr(self._inner, name)(batch), dtype=np.float32)
             if rows.ndim != 2 or len(rows) != len(batch):
-                raise ConfigError(f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)")
+                raise ConfigError(
+                    f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)"
+                )
             parts.append(rows)
         return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
 

@@ -63,13 +63,13 @@ class OpenClipEstimator:
         allow_torchvision()
         import open_clip
 
-        logging.getLogger().setLevel(max(logging.getLogger().level, logging.WARNING))
         source = f"local-dir:{EMBEDDED}" if name == "embedded" else name
         has_weights = source.startswith(("local-dir:", "hf-hub:"))
         _check_name(name, source, pretrained, has_weights)
         seed = _random_seed(pretrained)
         if seed is not None:
             torch.manual_seed(seed)
+        logging.disable(logging.WARNING)  # open_clip reports each step on the root logger
         try:
             model = open_clip.create_model(
                 source, pretrained=None if seed is not None else pretrained, require_pretrained=seed is None
@@ -82,6 +82,8 @@ class OpenClipEstimator:
                 "Without a network, point --model at local-dir:FOLDER (open_clip_config.json and weights) "
                 "or --pretrained at a checkpoint file."
             ) from error
+        finally:
+            logging.disable(logging.NOTSET)
         label = name if not pretrained else f"{name}/{Path(pretrained).name}"
         return cls(model.eval(), tokenizer, label, device, batch_size)
 
@@ -101,9 +103,9 @@ class OpenClipEstimator:
         """Uniform noise pictures in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does."""
         size, context = self.preprocess.size, int(self._tokenizer([""]).shape[1])
         pictures = [rng.random((3, size, size), dtype=np.float32) for _ in range(count)]
-        tokens = torch.from_numpy(rng.integers(0, 100, (count, context)))
+        tokens = list(torch.from_numpy(rng.integers(0, 100, (count, context))))
         images = self._in_batches(pictures, lambda batch: self._encode_image_tensor(torch.from_numpy(np.stack(batch))))
-        texts = self._in_batches(tokens, lambda batch: self._encode_tokens(torch.stack(list(batch))))
+        texts = self._in_batches(tokens, lambda batch: self._encode_tokens(torch.stack(batch)))
         return images, texts
 
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
@@ -176,7 +178,9 @@ def _preprocess_of(model: Any) -> Preprocess:
     size = config.get("size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ConfigError(f"the model takes pictures of {height} x {width}; noisegate knows square ones, such as 224 x 224")
+        raise ConfigError(
+            f"the model takes pictures of {height} x {width}; noisegate knows square ones, such as 224 x 224"
+        )
     return Preprocess(
         size=height,
         resize=config.get("resize_mode") or "shortest",
@@ -210,7 +214,9 @@ def _check_name(name: str, source: str, pretrained: str | None, has_weights: boo
             raise ConfigError(f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})")
         folder = Path(source.removeprefix("local-dir:"))
         if source.startswith("local-dir:") and not (folder / "open_clip_config.json").is_file():
-            raise ConfigError(f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip")
+            raise ConfigError(
+                f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip"
+            )
         return
     if name not in open_clip.list_models():
         close = difflib.get_close_matches(name, open_clip.list_models(), 3, 0.4)

@@ -1,0 +1,155 @@
+"""`noisegate annotate`: shards in, weight tables out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards
+from .output import JsonOption, Output, number, percent
+
+if TYPE_CHECKING:
+    from ..summary import Summary
+
+__all__ = ["print_summary", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("annotate", no_args_is_help=True)(annotate)
+
+
+def annotate(
+    shards: Shards,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables; a stopped run goes on there.")],
+    model: Model = "embedded",
+    pretrained: Pretrained = None,
+    beta: Annotated[
+        str,
+        typer.Option(
+            "--beta",
+            "-b",
+            help="auto, random_inputs (the paper's), intersection, fixed:VALUE, or shuffled_mean (diagnosis only: not the "
+            "paper's quantity, keeps half of the noise).",
+        ),
+    ] = "auto",
+    task: Annotated[str, typer.Option("--task", help="pairs, labels or pairs,labels.")] = "pairs",
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field",
+            help="JSON field with the caption (default: part txt, then caption, text).",
+            show_default=False,
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    label_field: Annotated[
+        str | None,
+        typer.Option(
+            "--label-field",
+            help="JSON field with the class number (default: part cls, then label, cls).",
+            show_default=False,
+            rich_help_panel="Reading",
+        ),
+    ] = None,
+    max_pixels: Annotated[
+        int, typer.Option(help="Larger pictures become rows `too_large`.", rich_help_panel="Reading")
+    ] = 90_000_000,
+    max_image_bytes: Annotated[
+        int, typer.Option(help="Likewise, before decoding.", rich_help_panel="Reading")
+    ] = 64_000_000,
+    max_text_chars: Annotated[int, typer.Option(help="Likewise, for captions.", rich_help_panel="Reading")] = 20_000,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", "-w", help="Decoding processes (default: one per processor; 0: none).", show_default=False
+        ),
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = None,
+    drop_embeddings: Annotated[
+        bool,
+        typer.Option("--drop-embeddings", help="Do not keep embeddings; scores cannot be redone without the model."),
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Read failed samples once more, and only those.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Remove what an earlier run left in the folder, and start again.")
+    ] = False,
+    seed: Seed = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Score every sample of SHARDS: a Parquet table per shard, one row per sample, failures included.
+
+    [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
+
+    Stop it whenever you like and run the same command again: it goes on, and the tables come out the same to the byte.
+    Exit code 0: done, failed samples are rows with a status. 1: a shard could not be read at all. 2: a setting is wrong.
+    """
+    from ..decode import Limits
+    from ..estimators import load_estimator
+    from ..job import annotate as run
+    from ..progress import progress_for
+    from ..workers import DecodeOptions
+
+    options = DecodeOptions(
+        tasks=tuple(t.strip() for t in task.split(",") if t.strip()),
+        text_field=text_field,
+        label_field=label_field,
+        limits=Limits(max_pixels, max_image_bytes, max_text_chars),
+    )
+    summary = run(
+        shards,
+        out,
+        estimator=lambda: load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size),
+        beta=beta,
+        options=options,
+        workers=workers,
+        keep_embeddings=not drop_embeddings,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+        seed=seed,
+        progress=progress_for(quiet),
+    )
+    output = Output(as_json)
+    print_summary(summary, output)
+    output.result(summary.to_dict())
+    if summary.failed_shards:
+        raise typer.Exit(1)
+
+
+def print_summary(summary: "Summary", output: Output) -> None:
+    """The table at the end of a run."""
+    beta, calibration = summary.beta, summary.calibration
+    rows = [("samples", f"{summary.samples:,}"), ("shards", f"{summary.shards:,}")]
+    rows += [(f"  {status}", f"{count:,}") for status, count in summary.statuses.items()]
+    rows += [(f"  flag {flag}", f"{count:,}") for flag, count in summary.flags.items()]
+    rows += [("β", str(beta)), ("  why", beta.reason or "–")]
+    rows += [("weight 0", percent(summary.zero_share)), ("mean weight", number(summary.mean_weight, 5))]
+    if summary.similarity_quantiles:
+        shown = "  ".join(f"{100 * float(q):g} %: {v:.3f}" for q, v in summary.similarity_quantiles.items())
+        rows += [("similarity", shown)]
+    if calibration:
+        low, high = calibration.noise_interval
+        expected = calibration.expected(beta.value)
+        rows += [
+            ("noise rate", f"{percent(calibration.noise_rate)} (95 %: {percent(low)} to {percent(high)})"),
+            (
+                "expected of w > 0",
+                f"precision {percent(expected.clean_precision)}, recall {percent(expected.clean_recall)}",
+            ),
+        ]
+    rate = (
+        f"{summary.pairs_per_second:,.0f} samples/s over {summary.encoded:,} encoded"
+        if summary.pairs_per_second
+        else "nothing left to encode"
+    )
+    rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
+    output.table("What came out", rows)
+    for name, problem in summary.damaged_shards.items():
+        output.say(f"[yellow]damaged[/]: {name}: {problem}")
+    for problem in summary.failed_shards.values():
+        output.say(f"[red]not read[/]: {problem}")
+    output.say(f"Tables: [cyan]{summary.out}[/]/*.parquet")

@@ -1,0 +1,76 @@
+"""`noisegate calibrate`: β of a model, by every mode, as a table."""
+
+from typing import Annotated
+
+import typer
+
+from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed
+from .output import JsonOption, Output, number
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("calibrate")(calibrate)
+
+
+def calibrate(
+    shards: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Shards to look at; without them only the model's own β (random_inputs).", show_default=False
+        ),
+    ] = None,
+    model: Model = "embedded",
+    pretrained: Pretrained = None,
+    samples: Annotated[int, typer.Option(help="Pairs to read from the shards.")] = 2_000,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", help="Decoding processes.", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print β with its deviation, sample size and 95 % interval for each mode, and which one `auto` takes.
+
+    [cyan]noisegate calibrate --model ViT-B-32 --pretrained openai[/]
+
+    [cyan]noisegate calibrate 'data/{000000..000009}.tar' --model ViT-B-32 --pretrained openai[/]
+    """
+    from ..beta import beta_of_intersection, beta_of_random_inputs, beta_of_shuffled, estimate_beta
+    from ..beta_cache import cache_file, cached_beta
+    from ..estimators import load_estimator
+    from ..first_pairs import first_pairs
+    from ..shards import find_shards
+
+    found = find_shards(shards) if shards else []
+    estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
+    known = cache_file(estimator.identity, seed).exists()
+    random = cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
+    betas = [random]
+    pairs = first_pairs(found, estimator, samples, workers, seed) if found else None
+    if pairs is not None:
+        betas += [beta_of_intersection(pairs, seed), beta_of_shuffled(pairs, seed)]
+    chosen = estimate_beta(pairs=pairs, random_inputs=lambda: random, seed=seed)
+    output = Output(as_json)
+    rows = [
+        (
+            b.mode + (" *" if b.mode == chosen.mode else ""),
+            number(b.value),
+            number(b.std),
+            f"{b.count:,}",
+            f"{b.interval[0]:.4f} to {b.interval[1]:.4f}" if b.interval else "–",
+        )
+        for b in betas
+    ]
+    output.table(f"β of {estimator.identity.model}", rows, ("mode", "β", "deviation", "samples", "95 % interval"))
+    output.say(f"* auto takes {chosen.mode}: {chosen.reason}")
+    if not found:
+        output.say("Give shards to see the modes that look at data.")
+    if known:
+        output.say("random_inputs was remembered from an earlier run.")
+    output.result(
+        {"scorer": estimator.identity.to_dict(), "auto": chosen.to_dict(), "modes": [b.to_dict() for b in betas]}
+    )

@@ -1,0 +1,56 @@
+"""`noisegate evaluate`: a run against known noise."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import JsonOption, Output, number, percent
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("evaluate", no_args_is_help=True)(evaluate)
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", help="Parquet with key and noisy (default: the json field noisy).", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the scores of a run by the truth, where it is known.
+
+    [cyan]noisegate evaluate tables[/]
+
+    [cyan]noisegate evaluate tables --truth truth.parquet[/]
+    """
+    from ..evaluation import evaluate as judge
+
+    found = judge(folder, truth)
+    output = Output(as_json)
+    s, rank, best = found.selection, found.noise_rank, found.best
+    output.table(
+        f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
+        [
+            ("AUROC of the similarity", number(s.clean_auroc), ""),
+            ("OSA Acc: clean pairs with w > 0", percent(found.osa_acc), f"best cut {percent(best.clean_recall)}"),
+            ("OSA Recall: noisy pairs with w = 0", percent(found.osa_recall), f"best cut {percent(best.noise_recall)}"),
+            ("  balanced accuracy", percent(s.balanced_accuracy), f"best cut {percent(best.balanced_accuracy)}"),
+            ("  cut", f"β {found.beta:.4f}", f"best cut {best.threshold:.4f}"),
+            ("clean precision / recall / F1", _three(s.clean_precision, s.clean_recall, s.clean_f1), ""),
+            ("noise precision / recall / F1", _three(s.noise_precision, s.noise_recall, s.noise_f1), ""),
+            ("Mean Noise Rank", f"{rank.value:,.1f}", f"optimum {rank.optimum:,.1f}, blind {rank.random:,.1f}"),
+        ],
+        ("", "", ""),
+    )
+    if found.unscored:
+        output.say(f"{found.unscored:,} samples have no score and are left out.")
+    output.result(found.to_dict())
+
+
+def _three(*shares: float) -> str:
+    return " / ".join(percent(share) for share in shares)

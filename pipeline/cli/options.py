@@ -1,0 +1,41 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["BatchSize", "Device", "Dtype", "Model", "Pretrained", "Seed", "Shards"]
+
+Shards = Annotated[
+    list[str],
+    typer.Argument(
+        help="Paths or URLs, quoted: 'x-{000000..000099}.tar', 'data/*.tar', a folder, 'a.tar::b.tar', or @list.txt.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        help="embedded (drawn scenes only), an open_clip name such as ViT-B-32, hf-hub:ORG/NAME, local-dir:FOLDER, "
+        "hf:NAME (transformers), or python:MODULE:FACTORY.",
+        rich_help_panel="Model",
+    ),
+]
+Pretrained = Annotated[
+    str | None,
+    typer.Option("--pretrained", "-p", help="Tag of open_clip, or a checkpoint file.", rich_help_panel="Model"),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel="Model")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel="Model")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        help="Samples per encoder call (default: by device).",
+        show_default=False,
+        rich_help_panel="Model",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]

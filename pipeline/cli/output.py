@@ -1,0 +1,68 @@
+"""How commands print: tables for people on standard output, or one JSON object there and all else on standard error."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["JsonOption", "Output", "number", "percent"]
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, all else on standard error.")
+]
+
+
+class Output:
+    """Prints for people, or with `as_json` as a program wants it."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(stderr=as_json, highlight=False, soft_wrap=False)
+
+    def table(self, title: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:
+        """A two- or more-column table; numbers are expected as text and stand to the right."""
+        headed = any(columns)
+        table = Table(
+            title=title, title_justify="left", title_style="bold", show_header=headed, box=None, pad_edge=False
+        )
+        for i, name in enumerate(columns):
+            right = i > 0 and len(columns) > 2
+            table.add_column(name, justify="right" if right else "left", overflow="fold", style="" if i else "cyan")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+        self.console.print()
+
+    def say(self, text: str) -> None:
+        """A line of text; rich markup is honoured."""
+        self.console.print(text, soft_wrap=True)
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """The JSON object, when one was asked for."""
+        if self.as_json:
+            json.dump(_finite(values), sys.stdout, ensure_ascii=False)
+            sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are not JSON."""
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"

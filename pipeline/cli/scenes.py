@@ -1,0 +1,40 @@
+"""`noisegate scenes`: drawn pictures with captions that are true."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .options import Seed
+from .output import JsonOption, Output
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("scenes", no_args_is_help=True)(scenes)
+
+
+def scenes(
+    out: Annotated[Path, typer.Argument(help="Folder for the shards.", show_default=False)],
+    count: Annotated[int, typer.Option("--count", "-n", help="Number of scenes.")] = 2_000,
+    shards: Annotated[int, typer.Option("--shards", help="Number of shards.")] = 4,
+    size: Annotated[int, typer.Option("--size", help="Width and height in pixels.")] = 64,
+    hard_negatives: Annotated[
+        bool, typer.Option("--hard-negatives", help="Add to each json a caption that is wrong in one attribute.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw scenes (shapes, colours, sizes, positions, counts, backgrounds) with captions and class labels, as shards.
+
+    [cyan]noisegate scenes clean --count 2000 --shards 4[/]
+
+    This is the data that the embedded model understands: a trial needs no download.
+    """
+    from ..scenes import write_scenes
+
+    paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
+    output = Output(as_json)
+    output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{out}[/]/*.tar")
+    output.result({"out": str(out), "count": count, "shards": [str(path) for path in paths]})

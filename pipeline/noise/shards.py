@@ -1,0 +1,156 @@
+"""Known noise in shards: rewrite them with wrong captions and record, sample by sample, what was changed."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ..decode import BadSample, Limits, decode_text
+from ..errors import ConfigError
+from ..read import RawSample, ShardReader
+from ..shards import Shard, find_shards
+from ..table import write_atomically
+from .captions import shuffle_captions, shuffle_images
+from .protocols import PROTOCOLS, protocol_id
+
+__all__ = ["TRUTH_FILE", "NoiseReport", "noise_captions", "rewrite_shards"]
+
+TRUTH_FILE = "noise.parquet"
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """What was written: `noisy` of `samples` are wrong now, `untouched` had nothing that could be changed."""
+
+    out: str
+    protocol: str
+    shards: list[str]
+    samples: int
+    noisy: int
+    untouched: int
+
+    @property
+    def rate(self) -> float:
+        """Realised share of wrong samples among all."""
+        return self.noisy / self.samples if self.samples else 0.0
+
+
+def noise_captions(
+    shards: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    protocol: str = "shuffle-captions",
+    rate: float,
+    seed: int,
+    derange: bool = False,
+) -> NoiseReport:
+    """Copy shards to `out` with mismatched captions.
+
+    A sample counts as noisy when its new caption comes from another picture and reads differently. Each sample's json
+    gets `noisy`, `noise_protocol` and, where changed, `original_caption`; `noise.parquet` lists the same for all.
+    """
+    if protocol not in PROTOCOLS or PROTOCOLS[protocol].noises != "captions":
+        names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
+        raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}")
+    identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
+    found = find_shards(shards)
+    captions, images = _captions(found)
+    usable = np.flatnonzero([caption is not None for caption in captions])
+    shuffle = shuffle_captions if protocol == "shuffle-captions" else shuffle_images
+    moved = shuffle(images[usable], rate, np.random.default_rng(seed), derange)
+    source = np.arange(len(captions))
+    source[usable] = usable[moved.source]
+    noisy = np.zeros(len(captions), bool)
+    noisy[usable] = moved.noisy
+    noisy &= np.array([captions[i] != captions[j] for i, j in enumerate(source)], dtype=bool)
+
+    def change(row: int, raw: RawSample) -> dict[str, bytes]:
+        record = _record(raw)
+        wrong = bool(noisy[row])
+        caption = captions[int(source[row])]
+        record |= {"noisy": wrong, "noise_protocol": identity}
+        parts = dict(raw.parts)
+        if caption is not None and source[row] != row:
+            record["original_caption"] = captions[row]
+            record |= {name: caption for name in ("caption", "text") if name in record}
+            if "txt" in parts or not {"caption", "text"} & set(record):
+                parts["txt"] = caption.encode()
+        return parts | {"json": json.dumps(record, ensure_ascii=False).encode()}
+
+    written = rewrite_shards(found, Path(out), change, noisy, identity)
+    return NoiseReport(str(out), identity, written, len(captions), int(noisy.sum()), len(captions) - len(usable))
+
+
+def rewrite_shards(
+    shards: Sequence[Shard],
+    out: Path,
+    change: Callable[[int, RawSample], dict[str, bytes]],
+    noisy: NDArray[np.bool_],
+    protocol: str,
+) -> list[str]:
+    """Write each shard anew with the parts that `change(global row, sample)` returns, and `noise.parquet` beside them."""
+    out.mkdir(parents=True, exist_ok=True)
+    row, written = 0, []
+    truth: dict[str, list[Any]] = {"shard": [], "key": [], "noisy": []}
+    for shard in shards:
+        target = out / f"{shard.stem}.tar"
+        if shard.is_local and target.resolve() == Path(shard.url).resolve():
+            raise ConfigError(f"out {out} is where the shards are; use another folder, so that the originals stay")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for raw in ShardReader(shard, all_parts=True):
+                for part, data in change(row, raw).items():
+                    member = tarfile.TarInfo(f"{raw.key}.{part}")  # times and owners stay 0: same input, same bytes
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+                truth["shard"].append(shard.stem)
+                truth["key"].append(raw.key)
+                truth["noisy"].append(bool(noisy[row]))
+                row += 1
+        write_atomically(target, packed.getbuffer())
+        written.append(str(target))
+    table = pa.table(truth).replace_schema_metadata({"noisegate.noise_protocol": protocol})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomically(out / TRUTH_FILE, sink.getvalue())
+    return written
+
+
+def read_samples(shards: Sequence[Shard]) -> Iterator[RawSample]:
+    """All samples of all shards in order."""
+    for shard in shards:
+        yield from ShardReader(shard)
+
+
+def _captions(shards: Sequence[Shard]) -> tuple[list[str | None], NDArray[np.int64]]:
+    """Captions (None where there is none) and picture ids; samples with the same picture share an id."""
+    captions: list[str | None] = []
+    ids: dict[bytes, int] = {}
+    images: list[int] = []
+    for raw in read_samples(shards):
+        try:
+            captions.append(decode_text(raw.parts, None, Limits()))
+        except BadSample:
+            captions.append(None)
+        picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
+        images.append(ids.setdefault(picture, len(ids)))
+    if not captions:
+        raise ConfigError(f"the {len(shards)} shards hold no samples")
+    return captions, np.array(images, np.int64)
+
+
+def _record(raw: RawSample) -> dict[str, Any]:
+    try:
+        record = json.loads(raw.parts.get("json", b"{}"))
+    except ValueError:
+        record = {}  # a broken json is replaced by one that holds the mask
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,109 @@
+"""What a run came to, in numbers: for the terminal, for `--json`, and for whoever called `annotate`."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .beta import Beta
+from .calibration import PairCalibration
+from .table import RunFolder, read_metadata
+from .weigh import PairScoring
+
+__all__ = ["Summary", "summarise"]
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs."""
+
+    out: str
+    samples: int
+    statuses: Mapping[str, int]
+    flags: Mapping[str, int]
+    shards: int
+    damaged_shards: Mapping[str, str]
+    failed_shards: Mapping[str, str]
+    beta: Beta
+    calibration: PairCalibration | None
+    scored: int
+    zero_weight: int
+    mean_weight: float | None
+    similarity_quantiles: Mapping[str, float]
+    encoded: int
+    pairs_per_second: float | None
+    seconds: float
+
+    @property
+    def zero_share(self) -> float | None:
+        """Share of the scored pairs whose weight is 0."""
+        return self.zero_weight / self.scored if self.scored else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        expected = self.calibration.expected(self.beta.value) if self.calibration else None
+        plain = {**asdict(self), "beta": self.beta.to_dict(), "zero_share": self.zero_share}
+        plain["calibration"] = None
+        if self.calibration and expected:
+            plain["calibration"] = {
+                "noise_rate": self.calibration.noise_rate,
+                "noise_interval": list(self.calibration.noise_interval),
+                "method": self.calibration.method,
+                "ece": self.calibration.ece,
+                "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
+            }
+        return plain
+
+
+def summarise(
+    run: RunFolder,
+    stems: Sequence[str],
+    scoring: PairScoring,
+    *,
+    failed_shards: Mapping[str, str],
+    encoded: int,
+    encode_seconds: float,
+    seconds: float,
+) -> Summary:
+    """Count over the tables, one shard at a time."""
+    statuses: Counter[str] = Counter()
+    flags: Counter[str] = Counter()
+    damaged: dict[str, str] = {}
+    scored = zero = 0
+    total = 0.0
+    for stem in stems:
+        table = pq.read_table(run.table(stem), columns=["status", "osa_weight", "flags"])
+        statuses.update({e["values"]: e["counts"] for e in pc.value_counts(table["status"].cast("string")).to_pylist()})
+        words = pc.list_flatten(table["flags"]).cast("string")
+        flags.update({e["values"]: e["counts"] for e in pc.value_counts(words).to_pylist()})
+        weight = table["osa_weight"].drop_null().to_numpy()
+        scored, zero, total = scored + len(weight), zero + int((weight == 0).sum()), total + float(weight.sum())
+        damage = read_metadata(run.table(stem))["shard"]["damage"]
+        if damage:
+            damaged[stem] = damage
+    given = scoring.sample.given
+    quantiles: list[float] = np.quantile(given, QUANTILES).tolist() if len(given) else []
+    return Summary(
+        out=str(run.path),
+        samples=sum(statuses.values()),
+        statuses=dict(sorted(statuses.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))),
+        flags=dict(flags.most_common()),
+        shards=len(stems),
+        damaged_shards=damaged,
+        failed_shards=dict(failed_shards),
+        beta=scoring.beta,
+        calibration=scoring.calibration,
+        scored=scored,
+        zero_weight=zero,
+        mean_weight=total / scored if scored else None,
+        similarity_quantiles={f"{q:g}": v for q, v in zip(QUANTILES, quantiles, strict=False)},
+        encoded=encoded,
+        pairs_per_second=encoded / encode_seconds if encoded and encode_seconds > 0 else None,
+        seconds=seconds,
+    )

@@ -1,0 +1,162 @@
+"""The weight table, version 1: one Parquet file per shard, one row per sample, failures included."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import TableError
+
+__all__ = ["COLUMNS", "VERSION", "RunFolder", "read_metadata", "read_table", "table_from", "write_atomically"]
+
+VERSION = 1
+_WORD = pa.dictionary(pa.int32(), pa.string())
+
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "key": (pa.string(), "webdataset key"),
+    "index": (pa.int32(), "position of the sample in its shard"),
+    "status": (
+        _WORD,
+        "ok, or why there is no score: no_image, bad_image, no_text, bad_text, no_label, bad_label, too_large, broken, invalid",
+    ),
+    "error": (pa.string(), "what exactly was wrong, null for ok"),
+    "image_sha256": (pa.binary(32), "of the image's raw bytes"),
+    "text_sha256": (pa.binary(32), "of the caption's bytes"),
+    "similarity": (pa.float32(), "cosine of image and caption"),
+    "osa_weight": (pa.float32(), "x² (1 - x) with x = similarity - β, 0 where x <= 0 (OSA Eq. 5)"),
+    "clean_probability": (pa.float32(), "calibrated chance that the pair, or the label, is right"),
+    "label": (pa.int32(), "given class, null for caption data"),
+    "knn_consistency": (pa.float32(), "p_vis at the given class: the neighbours' balanced vote (TANGO Eq. 9-10)"),
+    "anchor_consistency": (pa.float32(), "p_sem at the given class: share of the nearest text anchors"),
+    "consistency": (pa.float32(), "q at the given class over the largest q"),
+    "probe_consistency": (pa.float32(), "out-of-fold linear probe's probability of the given class"),
+    "label_quality": (pa.float32(), "fused posterior of the given class"),
+    "neighbourhood": (pa.float32(), "agreement of a pair with its neighbours' partners"),
+    "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, the noise-rate-aware cut for labels"),
+    "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
+    "refined_label": (pa.int32(), "what the label should be"),
+    "refined_confidence": (pa.float32(), "probability of refined_label"),
+    "flags": (pa.list_(_WORD), "notes such as duplicate_key, no_neighbours, indegree0"),
+}
+SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+
+
+def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
+    """A table of the contract: columns not given are null; NaN becomes null; metadata values are stored as JSON."""
+    count = len(next(iter(columns.values())))
+    arrays = []
+    for name, (kind, _) in COLUMNS.items():
+        values = columns.get(name)
+        if values is None:
+            arrays.append(pa.nulls(count, kind))
+        elif isinstance(values, pa.Array | pa.ChunkedArray):
+            arrays.append(values.cast(kind) if values.type != kind else values)
+        else:
+            arrays.append(pa.array(values, type=kind, from_pandas=True))
+    extra = {
+        f"noisegate.{name}": json.dumps(value, sort_keys=True, ensure_ascii=False) for name, value in metadata.items()
+    }
+    return pa.table(arrays, schema=SCHEMA.with_metadata(extra))
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The `noisegate.*` metadata of one table file; raises TableError for anything that is not a whole weight table."""
+    try:
+        raw = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise TableError(f"{path} is not a readable Parquet file: {error}") from error
+    found = {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
+    if found.get("table_version") != VERSION:
+        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found.get('table_version')})")
+    return found
+
+
+def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """All shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
+
+    `columns` limits what is read. Raises TableError when the folder holds no finished run.
+    """
+    run = RunFolder(Path(folder))
+    names = list(COLUMNS) if columns is None else [c for c in columns if c != "shard"]
+    unknown = sorted(set(names) - set(COLUMNS))
+    if unknown:
+        raise TableError(f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}")
+    parts = []
+    for stem in run.stems():
+        part = pq.read_table(run.table(stem), columns=names).replace_schema_metadata(None)
+        shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
+        parts.append(part.add_column(0, pa.field("shard", _WORD), shard))
+    if not parts:
+        raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+class RunFolder:
+    """Names of the files in a run's folder: tables beside `_run.json`, embeddings below `embeddings/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def table(self, stem: str) -> Path:
+        return self.path / f"{stem}.parquet"
+
+    def embeddings(self, stem: str) -> Path:
+        return self.path / "embeddings" / f"{stem}.safetensors"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "_run.json"
+
+    def read_run(self) -> dict[str, Any] | None:
+        """What `_run.json` says, None where there is none."""
+        try:
+            return json.loads(self.run_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise TableError(f"{self.run_file} is damaged: {error}; redo the run with --overwrite") from error
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        text = json.dumps(run, indent=1, ensure_ascii=False, sort_keys=True)
+        write_atomically(self.run_file, (text + "\n").encode())
+
+    def stems(self) -> Iterator[str]:
+        """Stems of the shards that `_run.json` lists and that have a table, in order."""
+        run = self.read_run()
+        if run is None:
+            raise TableError(
+                f"{self.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {self.path}"
+            )
+        for shard in run["shards"]:
+            if self.table(shard["table"]).exists():
+                yield shard["table"]
+
+    def write_table(self, stem: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=True)
+        write_atomically(self.table(stem), sink.getvalue())
+
+
+def write_atomically(path: Path, data: Any) -> None:
+    """Write beside the target, sync, rename: the file is there whole or not at all, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

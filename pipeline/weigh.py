@@ -1,0 +1,119 @@
+"""Second half of a run: β and calibration from a sample of all shards, then every table gets its scores.
+
+Needs no model: tables and kept embeddings are enough, so other settings cost seconds, not GPU hours.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
+from .calibration import LEAST, PairCalibration, calibrate_pairs
+from .embeddings import read_embeddings
+from .errors import MismatchError
+from .scorer import score_pairs
+from .table import RunFolder, read_metadata, table_from
+
+__all__ = ["PairScoring", "sample_run", "score_tables"]
+
+
+@dataclass(frozen=True)
+class PairScoring:
+    """How cosines become weights in one run, and the sample of given pairs that it was learned from."""
+
+    beta: Beta
+    calibration: PairCalibration | None
+    sample: PairSample
+
+    def metadata(self) -> dict[str, Any]:
+        """What each table records about its scores."""
+        calibration = self.calibration.to_dict() if self.calibration else None
+        return {"beta": self.beta.to_dict(), "calibration": calibration}
+
+
+def learn_pair_scoring(
+    run: RunFolder, stems: Sequence[str], mode: str, random_inputs: Callable[[], Beta] | None, seed: int
+) -> PairScoring:
+    """β and calibration of a run whose shards are all encoded."""
+    sample = sample_run(run, stems, PAIRS, seed)
+    enough = min(len(sample.given), len(sample.mismatched)) >= LEAST
+    beta = estimate_beta(pairs=sample if enough else None, mode=mode, random_inputs=random_inputs, seed=seed)
+    return PairScoring(beta, calibrate_pairs(sample.given, sample.mismatched, seed) if enough else None, sample)
+
+
+def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
+    """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them.
+
+    Each row draws a number from a generator seeded by its shard's name, and the smallest win: memory stays at `count`
+    rows, and the sample does not depend on the order of the shards.
+    """
+    draws, places, rows = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for place, stem in enumerate(stems):
+        table = pq.read_table(run.table(stem), columns=["status", "similarity"])
+        usable = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["similarity"])).to_numpy()
+        found = np.flatnonzero(usable)
+        rng = np.random.default_rng([seed, zlib.crc32(stem.encode())])
+        draws = np.concatenate([draws, rng.random(len(usable))[found]])
+        places = np.concatenate([places, np.full(len(found), place)])
+        rows = np.concatenate([rows, found])
+        if len(draws) > count:
+            keep = np.argpartition(draws, count)[:count]
+            draws, places, rows = draws[keep], places[keep], rows[keep]
+    order = np.lexsort((rows, places))
+    places, rows = places[order], rows[order]
+    given, images, texts = [np.zeros(0, np.float32)], [], []
+    for place in np.unique(places):
+        stem, chosen = stems[int(place)], rows[places == place]
+        similarity = pq.read_table(run.table(stem), columns=["similarity"])["similarity"].to_numpy()
+        given.append(similarity[chosen])
+        images.append(read_embeddings(run.embeddings(stem), "image", chosen))
+        texts.append(read_embeddings(run.embeddings(stem), "text", chosen))
+    if not images:
+        return PairSample(given[0], given[0])
+    left, right = np.concatenate(images), np.concatenate(texts)
+    first, second = mismatched_pairs(left, right, np.random.default_rng(seed))
+    mismatched = np.clip(np.einsum("nd,nd->n", left[first], right[second]), -1, 1)
+    return PairSample(np.concatenate(given), mismatched)
+
+
+def score_tables(run: RunFolder, stems: Sequence[str], scoring: PairScoring) -> None:
+    """Write the pair scores into every table that does not have exactly these already."""
+    wanted = scoring.metadata()
+    for stem in stems:
+        metadata = read_metadata(run.table(stem))
+        if {name: metadata.get(name) for name in wanted} != wanted:
+            table = pq.read_table(run.table(stem))
+            scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), scoring.beta, scoring.calibration)
+            run.write_table(stem, with_columns(table, pair_columns(table, scores), metadata | wanted))
+
+
+def pair_columns(table: pa.Table, scores: Any) -> dict[str, NDArray[Any]]:
+    """The columns of `scores`, null where the sample failed."""
+    ok = pc.equal(table["status"], "ok").to_numpy()
+    weight = np.where(ok, scores.osa_weight, np.nan)
+    columns: dict[str, Any] = {"osa_weight": weight, "clean": pa.array(scores.clean, mask=np.isnan(weight))}
+    if scores.clean_probability is not None:
+        columns["clean_probability"] = np.where(ok, scores.clean_probability, np.nan)
+    return columns
+
+
+def with_columns(table: pa.Table, columns: dict[str, Any], metadata: dict[str, Any]) -> pa.Table:
+    """The table with some columns replaced and new metadata."""
+    kept = {name: table[name] for name in table.column_names}
+    return table_from(kept | columns, metadata)
+
+
+def recorded_scoring(run: RunFolder, stem: str) -> tuple[Beta, PairCalibration | None]:
+    """β and calibration as a finished table records them."""
+    metadata = read_metadata(run.table(stem))
+    if not metadata.get("beta"):
+        raise MismatchError(f"{run.table(stem)} has no scores yet; finish the run with the same annotate command")
+    calibration = metadata.get("calibration")
+    return Beta.from_dict(metadata["beta"]), PairCalibration.from_dict(calibration) if calibration else None
