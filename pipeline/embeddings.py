@@ -31,7 +31,8 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
         raise TableError(
             f"embeddings {path} cannot be read: {error}; score the shard again with --overwrite"
         ) from error
-    return (matrix if rows is None else matrix[rows]).astype(np.float32)
+    chosen: NDArray[Any] = matrix if rows is None else matrix[rows]
+    return chosen.astype(np.float32)
 
 
 def embeddings_match(path: Path, rows: int) -> bool:

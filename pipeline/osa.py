@@ -21,11 +21,11 @@ def osa_weight(similarity: T, beta: float, monotone: bool = False) -> T:
     [0.0, 0.0, 0.0]
     """
     if isinstance(similarity, float | int):
-        return float(osa_weight(np.float64(similarity)[None], beta, monotone)[0])  # type: ignore[return-value]
+        return float(osa_weight(np.array([similarity], np.float64), beta, monotone)[0])  # type: ignore[return-value]
     x: Any = similarity - beta  # type: ignore[operator]
     if isinstance(x, np.ndarray | np.generic):
         x = np.clip(x, 0, 2 / 3 if monotone else 1)
-        return np.where(np.isnan(x), x.dtype.type(0), x * x * (1 - x))  # type: ignore[return-value]
+        return np.where(np.isnan(x), x.dtype.type(0), x * x * (1 - x))  # type: ignore[no-any-return]
     x = x.clamp(0, 2 / 3 if monotone else 1).nan_to_num(0.0)
     return x * x * (1 - x)  # type: ignore[no-any-return]
 

@@ -52,7 +52,7 @@ class Shard:
             info: dict[str, Any] = fsspec.open(self.url, "rb").fs.info(self.url)
         except Exception as error:
             raise ShardError(f"shard {self.url} cannot be opened: {type(error).__name__}: {error}") from error
-        changed = info.get("LastModified") or info.get("mtime") or info.get("created")
+        changed: Any = info.get("LastModified") or info.get("mtime") or info.get("created")
         return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
 
 
@@ -148,9 +148,9 @@ def braces(pattern: str) -> list[str]:
     >>> braces("x-{a,b}{1..2}")
     ['x-a1', 'x-a2', 'x-b1', 'x-b2']
     """
-    from braceexpand import UnbalancedBracesError, braceexpand
+    import braceexpand
 
     try:
-        return list(braceexpand(pattern))
-    except UnbalancedBracesError as error:
+        return list(braceexpand.braceexpand(pattern))
+    except ValueError as error:
         raise ConfigError(f"shards {pattern!r}: braces do not match; write x-{{000000..000012}}.tar") from error

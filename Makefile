@@ -1,0 +1,34 @@
+# make setup | demo | test | check | bench
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO := demo
+
+.PHONY: setup demo test check bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The main job on data that needs no download: drawn scenes, 40 % of their captions shuffled, scored, judged.
+demo: setup
+	$(BIN)/noisegate demo --out $(DEMO)
+
+test: setup
+	$(BIN)/python -m pytest --numprocesses 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python benchmarks/annotate.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) build *.egg-info
