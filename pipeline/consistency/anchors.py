@@ -1,0 +1,200 @@
+"""What the class texts say: the anchors nearest to an image, the images nearest to an anchor, and a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_matrix
+
+from pipeline.consistency.visual import checked_labels, chunk_rows, mean_or
+from pipeline.errors import ConfigError
+from pipeline.rows import RowBlocks, identical_rows, top_by_value, unit_rows
+
+__all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_logits"]
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Index = NDArray[np.int64]
+Embeddings: TypeAlias = NDArray[np.floating] | Sequence[NDArray[np.floating]]
+
+
+def anchor_consistency(
+    images: Embeddings, anchors: NDArray[np.floating], anchor_labels: ArrayLike, classes: int
+) -> Float32:
+    """p_sem (N, C): the classes of the K = |A| / C anchors nearest to each image (TANGO Sec. 3).
+
+    images: (N, d) or blocks of rows; anchors: (A, d) text embeddings; anchor_labels: (A,) their classes, none empty.
+    Anchors as near as the K-th all count, so that a text shared by two classes speaks for both.  Where classes have
+    different numbers of texts an anchor counts 1 / (texts of its class).  Rows sum to 1; NaN for invalid images.
+
+    >>> anchor_consistency(np.array([[1., .1]]), np.array([[1., 0.], [1., .2], [0., 1.], [.1, 1.]]), [0, 0, 1, 1], 2)
+    array([[1., 0.]], dtype=float32)
+    """
+    votes = AnchorVotes.of(anchors, anchor_labels, classes)
+    rows = RowBlocks(images, "images")
+    result = np.empty((len(rows), classes), dtype=np.float32)
+    for start, block in rows.chunks(votes.chunk):
+        result[start : start + len(block)] = votes.consistency(block)
+    return result
+
+
+def inject_truth(
+    images: Embeddings,
+    anchors: NDArray[np.floating],
+    anchor_labels: ArrayLike,
+    classes: int,
+    quota: int | ArrayLike | None = None,
+) -> tuple[Float32, Index]:
+    """Y_sem (N, C) and picks (N,): the mean class of the anchors that list an image among their nearest (TANGO Sec. 3).
+
+    quota: how many images an anchor lists: N / C, at least 1, by default; a number; or (C,) numbers by class, such as
+    the class counts of imbalanced data.  Ties go to the lower row.  An image that no anchor lists (picks 0) gets its
+    `anchor_consistency`; an invalid one NaN.  Arguments otherwise as there.
+
+    >>> soft, picks = inject_truth(np.array([[1., 0.], [0., 1.], [1., 1.]]), np.array([[1., 0.], [0., 1.]]), [0, 1], 2)
+    >>> soft.tolist(), picks.tolist()
+    ([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], [1, 1, 0])
+    """
+    votes = AnchorVotes.of(anchors, anchor_labels, classes)
+    rows = RowBlocks(images, "images")
+    listed, picks = votes.truth(rows, quota)
+    result = np.empty((len(rows), classes), dtype=np.float32)
+    for start, block in rows.chunks(votes.chunk):
+        part = slice(start, start + len(block))
+        result[part] = mean_or(listed[part], votes.consistency(block))
+    return result, picks
+
+
+def text_anchor_logits(
+    images: Embeddings,
+    anchors: NDArray[np.floating],
+    anchor_labels: ArrayLike,
+    classes: int,
+    scale: float | None = 40.0,
+) -> Float32:
+    """TAC (N, C): (scale / K_c) sum over the K_c anchors of a class of exp(cos), the text-anchored classifier of TANGO.
+
+    The paper sums over K = 40 anchors, which is scale 40; None takes A / C whatever K is.  NaN for invalid images.
+
+    >>> image, texts = np.array([[1., 0.]]), np.array([[.3, .91 ** .5], [.2, .96 ** .5]])
+    >>> logits = text_anchor_logits(image, texts, [0, 1], classes=2)
+    >>> round(float(logits[0, 0] - logits[0, 1]), 3)
+    5.138
+    """
+    votes = AnchorVotes.of(anchors, anchor_labels, classes)
+    rows = RowBlocks(images, "images")
+    factor = len(votes.label) / classes if scale is None else scale
+    order = np.argsort(votes.label, kind="stable")
+    starts = np.searchsorted(votes.label[order], np.arange(classes))
+    result = np.empty((len(rows), classes), dtype=np.float32)
+    for start, block in rows.chunks(votes.chunk):
+        unit, valid = unit_rows(block)
+        affinity = np.exp(votes.cosines(unit)[:, order].astype(np.float64))
+        logits = np.add.reduceat(affinity, starts, axis=1) * (factor * votes.ballot)
+        logits[~valid] = np.nan
+        result[start : start + len(block)] = logits
+    return result
+
+
+@dataclass(frozen=True)
+class AnchorVotes:
+    """Checked anchors and what images get from them.
+
+    Identical anchors are multiplied once: the products of equal rows may differ in the last bit, which would break
+    their tie.
+    """
+
+    distinct: Float32  # (D, d)
+    which: Index  # (A,) row of `distinct`
+    label: Index  # (A,)
+    classes: int
+    ballot: Float64  # (C,) 1 / K_c
+    nearest: int  # K
+
+    @classmethod
+    def of(cls, anchors: NDArray[np.floating], anchor_labels: ArrayLike, classes: int) -> AnchorVotes:
+        label = checked_labels(anchor_labels, classes)
+        unit, valid = unit_rows(np.asarray(anchors))
+        if label.shape != valid.shape:
+            raise ConfigError(f"anchors {unit.shape} and anchor_labels {label.shape} must be (A, d) and (A,)")
+        if not valid.all() or (label < 0).any():
+            bad = int(np.flatnonzero(~valid | (label < 0))[0])
+            raise ConfigError(
+                f"anchors row {bad} has no direction or no class; give finite text embeddings with classes"
+            )
+        texts = np.bincount(label, minlength=classes)
+        if not texts.all():
+            empty = np.flatnonzero(texts == 0)[:5].tolist()
+            raise ConfigError(f"anchors has no text for classes {empty}; give at least one for each of {classes}")
+        first, which = _groups(unit)
+        return cls(unit[first], which, label, classes, 1 / texts, max(1, len(label) // classes))
+
+    @property
+    def chunk(self) -> int:
+        """Images at a time: about 4 million numbers."""
+        return max(1, 4_000_000 // len(self.label))
+
+    def cosines(self, unit: Float32) -> Float32:
+        """(R, A) cosines of unit rows with all anchors."""
+        product: Float32 = np.clip(unit @ self.distinct.T, -1, 1)
+        return product if len(self.distinct) == len(self.which) else product[:, self.which]
+
+    def consistency(self, images: NDArray[np.floating]) -> Float64:
+        """(R, C) p_sem of some images, NaN for invalid ones."""
+        unit, valid = unit_rows(images)
+        cosine = self.cosines(unit)
+        place = cosine.shape[1] - self.nearest
+        least = np.partition(cosine, place, axis=1)[:, place, None]
+        row, anchor = np.nonzero(cosine >= least)
+        choice = self.label[anchor]
+        score = np.bincount(
+            row * self.classes + choice, weights=self.ballot[choice], minlength=len(unit) * self.classes
+        )
+        score = score.reshape(len(unit), self.classes)
+        share: Float64 = score / score.sum(axis=1, keepdims=True)
+        share[~valid] = np.nan
+        return share
+
+    def truth(self, images: RowBlocks, quota: int | ArrayLike | None) -> tuple[csr_matrix, Index]:
+        """(N, C) sparse votes of the anchors that list an image, and (N,) how many do.
+
+        All images are held once in float32; a block of anchors is compared with them at a time.
+        """
+        blocks = [unit_rows(block) for _, block in images.chunks(self.chunk)]
+        valid = np.concatenate([ok for _, ok in blocks]) if blocks else np.zeros(0, dtype=np.bool_)
+        rows = np.flatnonzero(valid)
+        unit = np.concatenate([part[ok] for part, ok in blocks]) if blocks else np.zeros((0, images.width), np.float32)
+        first, which = _groups(unit)
+        unit = unit[first]
+        lengths = np.minimum(self._quotas(quota, len(rows)), len(rows))[self.label]
+        chosen, choice = [], []
+        for length in np.unique(lengths):
+            members = np.flatnonzero(lengths == length)
+            for part in chunk_rows(len(members), 4 * len(rows)):
+                cosine = self.distinct[self.which[members[part]]] @ unit.T
+                if len(unit) < len(rows):
+                    cosine = cosine[:, which]
+                chosen.append(rows[top_by_value(cosine, int(length))].ravel())
+                choice.append(np.repeat(self.label[members[part]], length))
+        image = np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int64)
+        given = np.concatenate(choice) if choice else np.zeros(0, dtype=np.int64)
+        votes = csr_matrix((self.ballot[given], (image, given)), shape=(len(images), self.classes))
+        return votes, np.bincount(image, minlength=len(images))
+
+    def _quotas(self, quota: int | ArrayLike | None, images: int) -> Index:
+        """(C,) how many images an anchor of each class lists."""
+        wanted = np.asarray(max(1, images // self.classes) if quota is None else quota)
+        if wanted.dtype.kind not in "iu" or wanted.shape not in {(), (self.classes,)} or wanted.min() < 0:
+            raise ConfigError(f"quota={quota!r} is no number of images; give one, or ({self.classes},) by class")
+        return np.broadcast_to(wanted, (self.classes,)).astype(np.int64)
+
+
+def _groups(unit: Float32) -> tuple[Index, Index]:
+    """First row of each kind of identical rows, and the kind of every row."""
+    known: dict[bytes, int] = {}
+    which = np.array([known.setdefault(digest, len(known)) for digest in identical_rows(unit)], dtype=np.int64)
+    return np.unique(which, return_index=True)[1], which
