@@ -1,0 +1,247 @@
+"""Models of transformers with an image and a text tower, `hf:NAME` or `hf:FOLDER`: CLIP, ALIGN, SigLIP and their kind.
+
+Needs transformers 4.45 or later: 4.x gives features as tensors, 5.x as the pooler output; the tests run on 5.x.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError
+
+from ..decode import DECODER
+from ..errors import ConfigError
+from .base import Identity, Pixels, array_digest, normalise
+from .device import Device
+from .processor_pixels import ProcessorPixels
+from .torchvision_import import allow_torchvision
+
+__all__ = ["TransformersEstimator"]
+
+_EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
+_PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that there is something to trim
+
+
+class TransformersEstimator:
+    """A transformers dual encoder behind the estimator protocol."""
+
+    def __init__(self, model: Any, processor: Any, name: str, device: Device, batch_size: int | None = None) -> None:
+        self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
+        self._context = _context_length(model, processor)
+        self._device = device
+        self._model = device.place(model.float())  # version 5 loads in the checkpoint's own type, version 4 in float32
+        self.batch_size = batch_size or device.batch_size
+        self.preprocess = ProcessorPixels.of(processor.image_processor, name)
+        self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
+        self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
+        self._check_pixels(processor.image_processor, name)
+        self._width = self._common_width(name)
+        self.trims_texts = self._trimming_is_exact()
+        self.identity = Identity(
+            model=name,
+            weights=array_digest({k: v.detach().cpu().numpy() for k, v in model.state_dict().items()}),
+            preprocess=f"{self.preprocess}; {self._context} tokens of tokenizer {tokenizer_digest}",
+            decoder=DECODER,
+            dtype=device.dtype_name,
+            versions=tuple((p, version(p)) for p in ("pillow", "tokenizers", "torch", "transformers")),
+        )
+
+    @classmethod
+    def load(cls, spec: str, device: Device, batch_size: int | None = None) -> "TransformersEstimator":
+        """Load `hf:NAME` from the hub or its cache, or `hf:FOLDER` as written by `save_pretrained`."""
+        allow_torchvision()  # transformers' image processors import it
+        try:
+            import transformers
+        except ImportError as error:
+            raise ConfigError(f"model {spec!r} needs transformers ({error}): pip install 'noisegate[hf]'") from error
+        source, name = _source(spec)
+        with _quiet(transformers):
+            try:
+                model, report = transformers.AutoModel.from_pretrained(source, output_loading_info=True)
+                _check_model(model, report, spec)
+                processor = transformers.AutoProcessor.from_pretrained(source)
+            except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+                reason = " ".join(str(error).split())[:300]
+                raise ConfigError(
+                    f"model {spec!r} cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER "
+                    "with config, weights and processor, as save_pretrained writes them."
+                ) from error
+            if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
+                raise ConfigError(
+                    f"model {spec!r} comes with a {type(processor).__name__} only; it needs a processor for both "
+                    "pictures and texts: save one beside it with AutoProcessor.save_pretrained"
+                )
+            return cls(model, processor, name, device, batch_size)
+
+    @torch.inference_mode()
+    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+        return self._in_batches(pixels, self._encode_pixel_batch)
+
+    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+        return self.encode_pixels([self.preprocess(image.convert("RGB")) for image in images])
+
+    @torch.inference_mode()
+    def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self._in_batches(texts, lambda batch: self._encode_tokens(self.tokenize(batch)))
+
+    @torch.inference_mode()
+    def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Pictures uniform in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does.
+
+        Where the tokenizer has an end token the texts end in it: a tower that pools there would read one token only.
+        """
+        crop, end = self.preprocess.crop, self._tokenizer.eos_token_id
+        pictures = [rng.random((3, crop, crop), dtype=np.float32) for _ in range(count)]
+        tokens = torch.from_numpy(rng.integers(0, min(100, len(self._tokenizer)), (count, self._context)))
+        if end is not None:
+            tokens[:, -1] = end
+        images = self._in_batches(pictures, lambda batch: self._encode_image_tensor(torch.from_numpy(np.stack(batch))))
+        texts = self._in_batches(list(tokens), lambda batch: self._encode_tokens({"input_ids": torch.stack(batch)}))
+        return images, texts
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the text tower takes, (N, L) each: padded to the longest where that changes nothing, else whole."""
+        return self._tokens(texts, "longest" if self.trims_texts else "max_length")
+
+    def _tokens(self, texts: Sequence[str], padding: str) -> dict[str, torch.Tensor]:
+        return dict(
+            self._tokenizer(
+                list(texts), padding=padding, truncation=True, max_length=self._context, return_tensors="pt"
+            )
+        )
+
+    def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
+        parts = [
+            encode(items[start : start + self.batch_size]).float().cpu().numpy()
+            for start in range(0, len(items), self.batch_size)
+        ]
+        return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
+
+    def _encode_pixel_batch(self, pixels: Sequence[Pixels]) -> torch.Tensor:
+        return self._encode_image_tensor(self._normalised(pixels))
+
+    def _normalised(self, pixels: Sequence[Pixels]) -> torch.Tensor:
+        batch = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True)
+        return batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
+
+    def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
+        with self._device.autocast():
+            return _features(self._model.get_image_features(pixel_values=batch))
+
+    def _encode_tokens(self, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
+        with self._device.autocast():
+            return _features(self._model.get_text_features(**{k: v.to(self._device.name) for k, v in tokens.items()}))
+
+    def _check_pixels(self, image_processor: Any, name: str) -> None:
+        """Refuse a processor with steps that `ProcessorPixels` does not have, by what it makes of a picture."""
+        y, x = np.mgrid[0:90, 0:120].astype(np.float64)
+        picture = Image.fromarray(np.stack([2 * x, 255 - 2 * y, x + y], axis=-1).astype(np.uint8))
+        ours = self._normalised([self.preprocess(picture)]).cpu()
+        theirs = torch.as_tensor(np.asarray(image_processor(images=picture, return_tensors="np")["pixel_values"]))
+        # Backends of transformers differ by a level or two of 255 from one another, a step left out by far more.
+        if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
+            raise ConfigError(
+                f"model {name!r}: its {type(image_processor).__name__} does more than resize, crop and normalise; "
+                "wrap the model as python:MODULE:FACTORY, which resizes by itself"
+            )
+
+    @torch.inference_mode()
+    def _common_width(self, name: str) -> int:
+        """The width d of both towers' embeddings."""
+        crop = self.preprocess.crop
+        try:
+            image = self._encode_pixel_batch([np.zeros((crop, crop, 3), np.uint8)])
+            text = self._encode_tokens(self._tokens(["a"], "max_length"))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ConfigError(
+                f"model {name!r} does not take what its processor makes, pictures of {crop} px and "
+                f"{self._context} tokens ({' '.join(str(error).split())[:200]}); save the processor that belongs to it"
+            ) from error
+        if image.ndim != 2 or image.shape != text.shape:
+            raise ConfigError(
+                f"model {name!r} gives a picture the shape {tuple(image.shape)} and a text {tuple(text.shape)}; "
+                f"use a model with one space for both, such as {_EXAMPLES}"
+            )
+        return int(image.shape[1])
+
+    @torch.inference_mode()
+    def _trimming_is_exact(self) -> bool:
+        """Whether texts padded to the longest embed as whole ones do: not where the tower reads padding (SigLIP)."""
+        whole, cut = (
+            normalise(self._encode_tokens(self._tokens(_PROBE_TEXTS, padding)).float().cpu().numpy())
+            for padding in ("max_length", "longest")
+        )
+        tolerance = 1e-5 if self._device.dtype_name == "float32" else 2e-2
+        return bool(np.abs(whole - cut).max() <= tolerance)
+
+
+def _features(output: Any) -> torch.Tensor:
+    features: torch.Tensor = output if isinstance(output, torch.Tensor) else output.pooler_output
+    return features
+
+
+def _source(spec: str) -> tuple[str, str]:
+    """What transformers loads, and the name for the identity: of a folder its last part, wherever it lies."""
+    source = spec.removeprefix("hf:")
+    if not source.strip():
+        raise ConfigError(f"model {spec!r} names no model; use for example {_EXAMPLES}")
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return str(folder), f"hf:{folder.resolve().name}"
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.exists():
+        raise ConfigError(f"model {spec!r}: {source} is no folder; give one that save_pretrained wrote, or {_EXAMPLES}")
+    return source, spec
+
+
+def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
+    if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
+        raise ConfigError(
+            f"model {spec!r} is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}"
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise ConfigError(
+            f"model {spec!r}: its weights lack {missing[0]} and {len(missing) - 1} more; give a complete checkpoint"
+        )
+
+
+def _context_length(model: Any, processor: Any) -> int:
+    """The most tokens that the processor passes on and that the model has positions for."""
+    positions = getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", None)
+    endless = "a " * (2 * (positions or 512))
+    passed = len(processor(text=[endless], padding="max_length", truncation=True)["input_ids"][0])
+    return min(passed, positions or passed)
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Sixteen hex digits of the SHA-256 of all its rules; of its vocabulary where it has no rules to show."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        rules = tokenizer.get_vocab()
+    else:  # padding and truncation are those of the last call
+        rules = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("padding", "truncation")}
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Loading without progress bars and reports: what matters of them is an exception here."""
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
