@@ -14,7 +14,7 @@ from .calibration import PairCalibration
 from .table import RunFolder, read_metadata
 from .weigh import PairScoring
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["Summary", "hours_for", "summarise"]
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -41,6 +41,20 @@ class Summary:
     seconds: float
 
     @property
+    def warnings(self) -> list[str]:
+        """What a reader should know before using the weights."""
+        if not self.scored:
+            return ["no pair could be scored: look at the column error of a table"]
+        found = []
+        if self.zero_weight == self.scored:
+            found.append(
+                f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
+            )
+        if self.zero_weight == 0:
+            found.append(f"β {self.beta.value:.4f} lies below every pair, so nothing is rejected; try another --beta")
+        return found
+
+    @property
     def zero_share(self) -> float | None:
         """Share of the scored pairs whose weight is 0."""
         return self.zero_weight / self.scored if self.scored else None
@@ -48,7 +62,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         expected = self.calibration.expected(self.beta.value) if self.calibration else None
-        plain = {**asdict(self), "beta": self.beta.to_dict(), "zero_share": self.zero_share}
+        plain = {**asdict(self), "beta": self.beta.to_dict(), "zero_share": self.zero_share, "warnings": self.warnings}
         plain["calibration"] = None
         if self.calibration and expected:
             plain["calibration"] = {
@@ -59,6 +73,15 @@ class Summary:
                 "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
             }
         return plain
+
+
+def hours_for(pairs: float, per_second: float) -> float:
+    """Hours that `pairs` take at a rate.
+
+    >>> round(hours_for(1e9, 566_435 / 153), 2)  # OSA's own figure for a billion pairs on one GPU
+    75.03
+    """
+    return pairs / per_second / 3600
 
 
 def summarise(

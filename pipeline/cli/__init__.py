@@ -6,7 +6,7 @@ import sys
 import typer
 
 from ..errors import NoisegateError
-from . import annotate, calibrate, evaluate, noise, scenes
+from . import annotate, calibrate, demo, evaluate, noise, scenes
 
 __all__ = ["app", "main"]
 
@@ -33,7 +33,7 @@ Your own data, with a real CLIP:
 [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 """,
 )
-for module in (annotate, calibrate, noise, evaluate, scenes):
+for module in (annotate, calibrate, noise, evaluate, scenes, demo):
     module.register(app)
 
 

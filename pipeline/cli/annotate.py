@@ -122,6 +122,8 @@ def annotate(
 
 def print_summary(summary: "Summary", output: Output) -> None:
     """The table at the end of a run."""
+    from ..summary import hours_for
+
     beta, calibration = summary.beta, summary.calibration
     rows = [("samples", f"{summary.samples:,}"), ("shards", f"{summary.shards:,}")]
     rows += [(f"  {status}", f"{count:,}") for status, count in summary.statuses.items()]
@@ -141,13 +143,14 @@ def print_summary(summary: "Summary", output: Output) -> None:
                 f"precision {percent(expected.clean_precision)}, recall {percent(expected.clean_recall)}",
             ),
         ]
-    rate = (
-        f"{summary.pairs_per_second:,.0f} samples/s over {summary.encoded:,} encoded"
-        if summary.pairs_per_second
-        else "nothing left to encode"
-    )
+    rate = "nothing left to encode"
+    if summary.pairs_per_second:
+        hours = hours_for(1e6, summary.pairs_per_second)
+        rate = f"{summary.pairs_per_second:,.0f} samples/s ({summary.encoded:,} encoded; a million take {hours:.1f} h)"
     rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
     output.table("What came out", rows)
+    for warning in summary.warnings:
+        output.say(f"[yellow]note[/]: {warning}")
     for name, problem in summary.damaged_shards.items():
         output.say(f"[yellow]damaged[/]: {name}: {problem}")
     for problem in summary.failed_shards.values():

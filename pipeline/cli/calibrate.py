@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed
-from .output import JsonOption, Output, number
+from .output import JsonOption, Output, number, percent
 
 __all__ = ["register"]
 
@@ -44,6 +44,7 @@ def calibrate(
     from ..estimators import load_estimator
     from ..first_pairs import first_pairs
     from ..shards import find_shards
+    from ..sphere import chance_within
 
     found = find_shards(shards) if shards else []
     estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
@@ -66,6 +67,11 @@ def calibrate(
         for b in betas
     ]
     output.table(f"β of {estimator.identity.model}", rows, ("mode", "β", "deviation", "samples", "95 % interval"))
+    width = estimator.encode_texts(["a"]).shape[1]
+    output.say(
+        f"In {width} dimensions unrelated directions stay within ±0.1 {percent(chance_within(0.1, width))} of the time; "
+        "a β well beyond that shows a cone."
+    )
     output.say(f"* auto takes {chosen.mode}: {chosen.reason}")
     if not found:
         output.say("Give shards to see the modes that look at data.")

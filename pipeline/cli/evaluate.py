@@ -1,13 +1,16 @@
 """`noisegate evaluate`: a run against known noise."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .output import JsonOption, Output, number, percent
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from ..evaluation import Evaluation
+
+__all__ = ["print_evaluation", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +35,12 @@ def evaluate(
 
     found = judge(folder, truth)
     output = Output(as_json)
+    print_evaluation(found, output)
+    output.result(found.to_dict())
+
+
+def print_evaluation(found: "Evaluation", output: Output) -> None:
+    """The table of figures, the best possible cut beside the chosen one."""
     s, rank, best = found.selection, found.noise_rank, found.best
     output.table(
         f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
@@ -49,7 +58,6 @@ def evaluate(
     )
     if found.unscored:
         output.say(f"{found.unscored:,} samples have no score and are left out.")
-    output.result(found.to_dict())
 
 
 def _three(*shares: float) -> str:
