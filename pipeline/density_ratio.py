@@ -1,0 +1,179 @@
+"""Models of the density ratio r(s) = f(s) / f0(s) between given and mismatched pairs, fitted on histograms.
+
+With the given pairs a mixture f = ρ f0 + (1 - ρ) f1 of wrong and right ones, each model gives ρ and a rising r:
+
+- ``gaussian``  f1 is normal, f0 a mixture of normals (as many as BIC asks for), so f0 may have any shape;
+- ``logistic``  f1 = f0 exp(a + b s), so that P(clean | s) is a logistic curve; needs no density;
+- ``isotonic``  r only rises; ρ is the ratio of the two distribution functions far enough down.
+
+Everywhere `centres` (B,) are the middles of equal bins, `g` and `m` (B,) the counts of given and mismatched pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.isotonic import isotonic_regression
+
+__all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
+
+Array = NDArray[np.float64]
+
+
+class RatioFit(NamedTuple):
+    rate: float
+    ratio: Array  # f / f0 at the bins, rising
+
+    def clean(self) -> Array:
+        return np.clip(1 - self.rate / np.maximum(self.ratio, max(self.rate, 1e-12)), 0, 1)
+
+
+def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+    """EM for ρ and the normal f1, with the mismatched density held fixed."""
+    f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
+    rate = _tail_ratio(g, m)
+    surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
+    mean, sd, total = 0.0, 1.0, g.sum()
+    step = centres[1] - centres[0]
+    weight = surplus
+    rate = min(max(rate, 1e-3), 1 - 1e-3)
+    for _ in range(200):
+        mean = float(weight @ centres / weight.sum())
+        sd = max(float(np.sqrt(weight @ (centres - mean) ** 2 / weight.sum())), 2 * step)
+        f1 = _normal(centres, mean, sd)
+        clean = (1 - rate) * f1 / (rate * f0 + (1 - rate) * f1)
+        weight = g * clean
+        before, rate = rate, float(1 - weight.sum() / total)
+        if abs(rate - before) < 1e-6 or weight.sum() < 1:
+            break
+    rate = min(max(rate, 0.0), 1.0)
+    ratio = rate + (1 - rate) * _normal(centres, mean, sd) / f0
+    return RatioFit(rate, _rising(ratio, g + m))
+
+
+def _fit_logistic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+    """Damped Fisher scoring for r = ρ + (1 - ρ) exp(a + b s) under the log-loss of given against mismatched."""
+    offset, both = np.log(g.sum() / m.sum()), g + m
+    pivot = float(m @ centres / m.sum())
+    scale = float(np.sqrt(m @ (centres - pivot) ** 2 / m.sum()))
+    s = (centres - pivot) / max(scale, centres[1] - centres[0])
+    rate = min(max(_tail_ratio(g, m), 1e-3), 0.95)
+    theta = np.array([np.log(rate / (1 - rate)), -2.0, 1.5])
+
+    def ratio_of(theta: Array) -> tuple[float, Array, Array]:
+        rate = 1 / (1 + np.exp(-theta[0]))
+        tilt = np.exp(np.clip(theta[1] + theta[2] * s, -50, 50))
+        return float(rate), tilt, np.maximum(rate + (1 - rate) * tilt, 1e-12)
+
+    def loss_of(theta: Array) -> float:
+        logit = np.log(ratio_of(theta)[2]) + offset
+        return float(both @ np.logaddexp(0, logit) - g @ logit)
+
+    loss, damping = loss_of(theta), 1e-2
+    for _ in range(200):
+        rate, tilt, ratio = ratio_of(theta)
+        given = 1 / (1 + np.exp(-(np.log(ratio) + offset)))
+        slope = np.stack([rate * (1 - rate) * (1 - tilt), (1 - rate) * tilt, (1 - rate) * tilt * s]) / ratio
+        gradient = slope @ (g - both * given)
+        fisher = (slope * (both * given * (1 - given))) @ slope.T
+        step = np.linalg.solve(fisher + damping * (np.diag(np.diag(fisher)) + 1e-6 * np.eye(3)), gradient)
+        trial = theta + np.clip(step, -3, 3)
+        trial[0] = min(max(trial[0], -12.0), 12.0)
+        trial[2] = max(trial[2], 1e-3)
+        trial_loss = loss_of(trial)
+        if trial_loss < loss:
+            improved, theta, loss, damping = loss - trial_loss, trial, trial_loss, max(damping / 5, 1e-6)
+            if improved < 1e-9 * both.sum():
+                break
+        else:
+            damping *= 10
+            if damping > 1e8:
+                break
+    rate, _, ratio = ratio_of(theta)
+    return RatioFit(rate, ratio)
+
+
+def _fit_isotonic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+    """Rising r by pooling adjacent bins, read between the centres of the pooled blocks."""
+    both = g + m
+    filled = both > 0
+    share = isotonic_regression(g[filled] / both[filled], sample_weight=both[filled])
+    block = np.concatenate([[0], np.cumsum(np.diff(share) > 0)])
+    size = np.bincount(block, both[filled])
+    middle = np.bincount(block, both[filled] * centres[filled]) / size
+    value = (np.bincount(block, g[filled]) + 0.5) / (size + 1)
+    odds = value / (1 - value) * (m.sum() / g.sum())
+    return RatioFit(_tail_ratio(g, m), np.exp(np.interp(centres, middle, np.log(np.maximum.accumulate(odds)))))
+
+
+MODELS: dict[str, Callable[[Array, Array, Array, Normals], RatioFit]] = {
+    "gaussian": _fit_gaussian,
+    "logistic": _fit_logistic,
+    "isotonic": _fit_isotonic,
+}
+
+
+def _tail_ratio(g: Array, m: Array) -> float:
+    """ρ as the ratio of distribution functions at the point whose upper confidence limit is lowest (best bin)."""
+    below_g, below_m = np.cumsum(g), np.cumsum(m)
+    total_g, total_m = below_g[-1], below_m[-1]
+    usable = (below_m >= max(5, 0.04 * total_m)) & (below_m <= 0.9 * total_m)
+    if not usable.any():
+        return 0.5
+    share_m = below_m[usable] / total_m
+    ratio = below_g[usable] / total_g / share_m
+    spread = np.sqrt(below_g[usable] + 1) / total_g / share_m + ratio * np.sqrt((1 - share_m) / below_m[usable])
+    return float(min(ratio[np.argmin(ratio + 3 * spread)], 1.0))
+
+
+class Normals(NamedTuple):
+    weight: Array
+    mean: Array
+    sd: Array
+
+    def density(self, x: Array) -> Array:
+        return np.asarray(self.weight @ _normal(x, self.mean[:, None], self.sd[:, None]))
+
+
+def _fit_normals(centres: Array, counts: Array, start: Normals, rounds: int) -> tuple[Normals, float]:
+    """EM from `start`; the log-likelihood comes with it."""
+    total, step, normals, before = counts.sum(), centres[1] - centres[0], start, -np.inf
+    likelihood = before
+    for _ in range(rounds):
+        joint = normals.weight[:, None] * _normal(centres, normals.mean[:, None], normals.sd[:, None])
+        density = joint.sum(axis=0)
+        likelihood = float(counts @ np.log(density))
+        if likelihood - before < 1e-6 * total:
+            break
+        before = likelihood
+        part = joint * (counts / density)
+        size = part.sum(axis=1) + 1e-9
+        mean = part @ centres / size
+        variance = np.maximum(part @ centres**2 / size - mean**2, (2 * step) ** 2)
+        normals = Normals(size / size.sum(), mean, np.sqrt(variance))
+    return normals, likelihood
+
+
+def choose_normals(centres: Array, counts: Array, most: int = 5) -> Normals:
+    """A mixture of 1 to `most` normals, as many as BIC asks for."""
+    total = counts.sum()
+    cumulative, mean = np.cumsum(counts) / total, counts @ centres / total
+    overall = float(np.sqrt(max(counts @ (centres - mean) ** 2 / total, (centres[1] - centres[0]) ** 2)))
+    fits = []
+    for k in range(1, most + 1):
+        places = centres[np.searchsorted(cumulative, (np.arange(k) + 0.5) / k).clip(0, len(centres) - 1)]
+        start = Normals(np.full(k, 1 / k), places, np.full(k, overall / k))
+        normals, likelihood = _fit_normals(centres, counts, start, rounds=200)
+        fits.append(((3 * k - 1) * np.log(total) - 2 * likelihood, normals))
+    return min(fits, key=lambda fit: fit[0])[1]
+
+
+def _rising(values: Array, weight: Array) -> Array:
+    return np.asarray(isotonic_regression(values, sample_weight=weight + 1e-6), dtype=np.float64)
+
+
+def _normal(x: Array, mean: Any, sd: Any) -> Array:
+    return np.asarray(np.exp(-0.5 * ((x - mean) / sd) ** 2) / (sd * np.sqrt(2 * np.pi)) + 1e-300)
