@@ -7,12 +7,13 @@ cone they fall among the shuffled pairs and reject only some of the noise; the c
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import intersection
+from .calibration import LEAST, PairCalibration, calibrate_pairs, intersection
 from .errors import ConfigError
 from .estimators.base import Estimator, normalise
 
@@ -70,6 +71,13 @@ class PairSample:
     given: Floats
     mismatched: Floats
 
+    @cached_property
+    def calibration(self) -> PairCalibration | None:
+        """What a cosine means on this data; None where there are too few pairs to tell."""
+        if min(len(self.given), len(self.mismatched)) < LEAST:
+            return None
+        return calibrate_pairs(self.given, self.mismatched)
+
 
 def check_mode(mode: str) -> str:
     """The mode as given, or a ConfigError that lists the ones there are."""
@@ -126,9 +134,9 @@ def estimate_beta(
 def _auto(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, seed: int) -> Beta:
     if random_inputs is None and pairs is None:
         raise ConfigError("beta auto needs a model or data; give one, or a number such as fixed:0.215")
-    if pairs is None or len(pairs.given) < 20:
+    if pairs is None or pairs.calibration is None:
         if random_inputs is None:
-            raise ConfigError("beta auto needs at least 20 pairs when there is no model; use fixed:0.215")
+            raise ConfigError(f"beta auto needs at least {LEAST} pairs when there is no model; use fixed:0.215")
         return _because(random_inputs(), "too few pairs to look at the data")
     if random_inputs is None:
         return _because(beta_of_intersection(pairs, seed), "embeddings alone")
@@ -160,15 +168,8 @@ def beta_of_random_inputs(estimator: Estimator, count: int = NOISE_INPUTS, seed:
 
 def beta_of_intersection(pairs: PairSample, seed: int = 0) -> Beta:
     """The cosine at which right and shuffled pairs are equally dense."""
-    rng = np.random.default_rng(seed)
-    found = intersection(pairs.given, pairs.mismatched, seed)
-    values = [
-        intersection(
-            rng.choice(pairs.given, len(pairs.given)), rng.choice(pairs.mismatched, len(pairs.mismatched))
-        ).beta
-        for _ in range(RESAMPLES // 5)
-    ]
-    value, spread = float(np.clip(found.beta, -1, 1)), float(np.std(values))
+    found = intersection(pairs.given, pairs.mismatched, seed, pairs.calibration)
+    value, spread = float(np.clip(found.beta, -1, 1)), found.beta_sd
     interval = (max(-1.0, value - 1.96 * spread), min(1.0, value + 1.96 * spread))
     return Beta(value, "intersection", found.reason, spread, len(pairs.given), seed, interval)
 

@@ -27,9 +27,9 @@ Array = NDArray[np.float64]
 
 BINS = 500
 FOLDS = 5
-DRAWS = 100  # bootstrap replicates of the noise rate
+DRAWS = 50  # bootstrap replicates of the noise rate
 LEAST = 20  # fewer values than this on either side: nothing can be learned
-CLEAN_BELOW = 0.01  # a noise rate below this counts as all clean
+CLEAN_BELOW = 0.01  # a noise rate below this counts as all clean, one above the rest of 1 as all noise
 
 
 class Expected(NamedTuple):
@@ -51,6 +51,7 @@ class PairCalibration:
     method: str
     ece: float  # expected calibration error on folds that the map was not fitted on
     crossing: float  # similarity at which given and mismatched pairs are equally dense; nan where there is none
+    crossing_sd: float  # of the same over the bootstrap; nan where there is none
     pairs: int
     mismatched: int
     knots: tuple[float, ...]
@@ -88,8 +89,10 @@ class PairCalibration:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON; a nan becomes None."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        plain["crossing"] = self.crossing if np.isfinite(self.crossing) else None
-        return plain
+        return {
+            name: None if isinstance(value, float) and not np.isfinite(value) else value
+            for name, value in plain.items()
+        }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> PairCalibration:
@@ -99,7 +102,7 @@ class PairCalibration:
             raise ConfigError(f"calibration: no {', '.join(missing)} in it; give what PairCalibration.to_dict() wrote")
         values = {field.name: plain[field.name] for field in fields(cls)}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        values["crossing"] = np.nan if values["crossing"] is None else values["crossing"]
+        values = {name: np.nan if value is None else value for name, value in values.items()}
         return cls(**values)
 
 
@@ -112,6 +115,7 @@ class Intersection(NamedTuple):
     noise_rate: float
     mean_mismatched: float
     sd_mismatched: float
+    beta_sd: float  # of `beta`, by bootstrap
 
 
 def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> PairCalibration:
@@ -139,7 +143,7 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
     method = next(name for name, (mean, error) in excess.items() if mean <= error)
     chosen = MODELS[method](centres, whole_g, whole_m, shape)
     plausible = [name for name, (mean, error) in excess.items() if mean <= 2 * error]
-    interval = _noise_interval(centres, whole_g, whole_m, shape, method, plausible, rng)
+    interval, crossing_sd = _bootstrap(centres, whole_g, whole_m, shape, method, plausible, rng)
     clean = chosen.clean()
     knots = _knots(centres, clean, whole_g, whole_m)
     at_knots = np.interp(knots, centres, clean)
@@ -153,6 +157,7 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
         method=method,
         ece=round(_held_out_error(held_out[method], g, m, chosen.rate), 6),
         crossing=_crossing(centres, chosen.ratio),
+        crossing_sd=crossing_sd,
         pairs=len(given),
         mismatched=len(mismatched),
         knots=_rounded(knots),
@@ -162,13 +167,15 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
     )
 
 
-def intersection(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> Intersection:
+def intersection(
+    given: ArrayLike, mismatched: ArrayLike, seed: int = 0, calibration: PairCalibration | None = None
+) -> Intersection:
     """Where clean and mismatched pairs are equally dense: OSA's β for a space without a cone.
 
     The equal-posterior point at even odds, f1(β) = f0(β), which is where f(β) = f0(β) whatever the noise rate; it is
     the cut with the best balanced accuracy. Falls back to mean + 2 sd of the mismatched, with the reason in `reason`,
     when one of the two sides is too small or constant, when no clean component stands out, or when the given pairs
-    look all clean.
+    look all clean. `calibration` may bring what `calibrate_pairs` found for the same pairs.
 
     >>> rng = np.random.default_rng(0)
     >>> wrong, right = rng.normal(0.0, 0.15, 4000), rng.normal(0.45, 0.15, 6000)
@@ -181,24 +188,25 @@ def intersection(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> Inte
     sd = float(mismatched.std()) if len(mismatched) else float("nan")
 
     def fall_back(reason: str, rate: float = float("nan"), equal: float = float("nan")) -> Intersection:
-        return Intersection(mean + 2 * sd, f"mean + 2 sd of the mismatched: {reason}", equal, rate, mean, sd)
+        error = sd * float(np.sqrt(3 / max(len(mismatched), 1)))  # of mean + 2 sd, for a normal sample
+        return Intersection(mean + 2 * sd, f"mean + 2 sd of the mismatched: {reason}", equal, rate, mean, sd, error)
 
     if min(len(given), len(mismatched)) < LEAST:
         return fall_back(f"fewer than {LEAST} similarities")
     if sd < 1e-6 or float(given.std()) < 1e-6:
         return fall_back("similarities are constant")
-    calibration = calibrate_pairs(given, mismatched, seed)
+    calibration = calibration or calibrate_pairs(given, mismatched, seed)
     rate, (_, most) = calibration.noise_rate, calibration.noise_interval
     clean = np.asarray(calibration.clean)
     equal = float(np.interp(0.5, clean, calibration.knots)) if clean.min() < 0.5 < clean.max() else float("nan")
-    if not np.isfinite(calibration.crossing) or calibration.crossing < mean:
+    if not np.isfinite(calibration.crossing) or calibration.crossing < mean or rate > 1 - CLEAN_BELOW:
         return fall_back("no clean component stands out", rate, equal)
     if rate < CLEAN_BELOW and most < 3 * CLEAN_BELOW:
         return fall_back("the given pairs look all clean", rate, equal)
-    return Intersection(calibration.crossing, "crossing", equal, rate, mean, sd)
+    return Intersection(calibration.crossing, "crossing", equal, rate, mean, sd, calibration.crossing_sd)
 
 
-def _noise_interval(
+def _bootstrap(
     centres: Array,
     g: Array,
     m: Array,
@@ -206,17 +214,20 @@ def _noise_interval(
     method: str,
     plausible: list[str],
     rng: np.random.Generator,
-) -> tuple[float, float]:
-    """95 % of the bootstrap around ρ, reaching to what every plausible model says."""
+) -> tuple[tuple[float, float], float]:
+    """95 % of the bootstrap around ρ, reaching to what every plausible model says; and the crossing's deviation."""
 
     def redrawn(counts: Array) -> Array:
         return rng.multinomial(int(counts.sum()), counts / counts.sum()).astype(np.float64)
 
-    draws = [MODELS[method](centres, redrawn(g), redrawn(m), shape).rate for _ in range(DRAWS)]
+    fits = [MODELS[method](centres, redrawn(g), redrawn(m), shape) for _ in range(DRAWS)]
     few = 3 / float(g.sum())  # none seen among n still allows a share of 3 / n
-    spread = max(1.96 * float(np.std(draws)), few)
+    spread = max(1.96 * float(np.std([fit.rate for fit in fits])), few)
+    crossings = np.array([_crossing(centres, fit.ratio) for fit in fits])
+    found = crossings[np.isfinite(crossings)]
     rates = [MODELS[name](centres, g, m, shape).rate for name in {method, *plausible}]
-    return round(max(min(rates) - spread, 0.0), 6), round(min(max(rates) + spread, 1.0), 6)
+    interval = round(max(min(rates) - spread, 0.0), 6), round(min(max(rates) + spread, 1.0), 6)
+    return interval, float(found.std()) if len(found) else float("nan")
 
 
 def _held_out_error(fits: list[RatioFit], g: Array, m: Array, rate: float) -> float:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
-from .calibration import LEAST, PairCalibration, calibrate_pairs
+from .calibration import PairCalibration
 from .embeddings import read_embeddings
 from .errors import MismatchError
 from .scorer import score_pairs
@@ -43,9 +43,8 @@ def learn_pair_scoring(
 ) -> PairScoring:
     """β and calibration of a run whose shards are all encoded."""
     sample = sample_run(run, stems, PAIRS, seed)
-    enough = min(len(sample.given), len(sample.mismatched)) >= LEAST
-    beta = estimate_beta(pairs=sample if enough else None, mode=mode, random_inputs=random_inputs, seed=seed)
-    return PairScoring(beta, calibrate_pairs(sample.given, sample.mismatched, seed) if enough else None, sample)
+    beta = estimate_beta(pairs=sample, mode=mode, random_inputs=random_inputs, seed=seed)
+    return PairScoring(beta, sample.calibration, sample)
 
 
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
