@@ -1,0 +1,112 @@
+"""Exactly matched elements by hand, and the phrases and patches they are counted on."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.eme import eme, eme_from_matches, eme_of_pair, noun_phrases, patches
+from pipeline.errors import ConfigError
+
+booleans = st.lists(st.booleans(), min_size=1, max_size=12)
+
+
+def test_unrelated_partly_and_fully_related_pairs() -> None:
+    assert eme([False, False], [False]) == 0
+    assert eme([True, False, True, False], [True, True]) == 0.75
+    assert eme([True], [True, True, True]) == 1
+
+
+@given(booleans, booleans)
+def test_eme_is_half_the_share_of_either_side(mentioned: list[bool], visible: list[bool]) -> None:
+    expected = sum(mentioned) / (2 * len(mentioned)) + sum(visible) / (2 * len(visible))
+    assert eme(mentioned, visible) == pytest.approx(expected)
+    assert eme(visible, mentioned) == pytest.approx(expected)
+
+
+def test_a_side_without_elements_says_nothing() -> None:
+    assert math.isnan(eme([], [True]))
+    assert math.isnan(eme_from_matches(np.zeros((0, 3))))
+    assert math.isnan(eme_of_pair(np.ones((4, 4)), "of the", lambda images, texts: [[True]]))
+    with pytest.raises(ConfigError, match="one boolean per element"):
+        eme([[True]], [True])
+
+
+def test_matches_count_an_element_once_however_many_partners_it_has() -> None:
+    assert eme_from_matches([[1, 1, 0], [0, 0, 0]]) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    with pytest.raises(ConfigError, match="matches has shape"):
+        eme_from_matches([True])
+
+
+def test_a_pair_is_judged_part_against_whole_on_both_sides() -> None:
+    """A picture whose left half is dark: 'night' is told by the dark parts, 'day' by the bright ones."""
+    image = np.zeros((4, 4))
+    image[:, 2:] = 1
+    asked: list[tuple[int, list[str]]] = []
+
+    def indicator(images: Sequence[NDArray[np.float64]], texts: Sequence[str]) -> list[list[bool]]:
+        asked.append((len(images), list(texts)))
+        return [[("night" in text) and part.mean() <= 0.5 for text in texts] for part in images]
+
+    score = eme_of_pair(image, "a cold night, a sunny day", indicator, elements_of_image=lambda i: patches(i, 2))
+    assert asked == [(4, ["a cold night, a sunny day"]), (1, ["cold night", "sunny day"])]
+    assert score == pytest.approx((2 / 4 + 1 / 2) / 2)
+    with pytest.raises(ConfigError, match="indicator returned shapes"):
+        eme_of_pair(image, "a night", lambda images, texts: [True])
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        (
+            "A boy wearing a red shirt and jeans is doing a flip on his bike .",
+            ["boy", "red shirt", "jeans", "flip", "bike"],
+        ),
+        ("A black and white dog runs through the water", ["black and white dog", "water"]),
+        ("Two dogs and two dogs.", ["two dogs"]),
+        ("a parked car next to a car parked by the building", ["parked car", "car", "building"]),
+        ("Three smiling children in red", ["three smiling children"]),
+        ("It is running.", []),
+        ("", []),
+        ("a well-lit Café; the driver's seat", ["well-lit café", "driver's seat"]),
+    ],
+)
+def test_noun_phrases(caption: str, phrases: list[str]) -> None:
+    assert noun_phrases(caption) == phrases
+
+
+@given(st.text(max_size=80))
+def test_noun_phrases_survive_any_text_and_never_repeat(caption: str) -> None:
+    found = noun_phrases(caption)
+    assert len(found) == len(set(found))
+    assert all(phrase.strip() for phrase in found)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+def test_patches_put_together_are_the_image(height: int, width: int, data: st.DataObject) -> None:
+    rows, columns = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
+    image = np.arange(height * width * 3).reshape(height, width, 3)
+    parts = patches(image, (rows, columns))
+    assert len(parts) == rows * columns
+    lines = [np.concatenate(parts[r * columns : (r + 1) * columns], axis=1) for r in range(rows)]
+    np.testing.assert_array_equal(np.concatenate(lines), image)
+
+
+def test_a_grid_finer_than_the_pixels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="grid=3 does not fit"):
+        patches(np.zeros((2, 5)))
+
+
+def test_the_label_side_loads_without_torch_and_faiss() -> None:
+    names = ("metrics", "neighbours", "consistency", "mixtures", "eme")
+    code = f"import sys, json, {', '.join(f'pipeline.{name}' for name in names)}; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    assert {f"pipeline.{name}" for name in names} <= set(loaded)
+    assert not {"torch", "faiss"} & set(loaded)
