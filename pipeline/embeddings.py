@@ -28,17 +28,17 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
         with safe_open(path, framework="numpy") as file:
             matrix = file.get_tensor(part)
     except (OSError, SafetensorError) as error:
-        raise TableError(
-            f"embeddings {path} cannot be read: {error}; score the shard again with --overwrite"
-        ) from error
+        raise TableError(f"embeddings {path} cannot be read: {error}; run the same annotate command again") from error
     chosen: NDArray[Any] = matrix if rows is None else matrix[rows]
     return chosen.astype(np.float32)
 
 
-def embeddings_match(path: Path, rows: int) -> bool:
-    """Whether the file is there, whole, and has this many rows."""
+def embeddings_match(path: Path, rows: int, sha256: str) -> bool:
+    """Whether the file is there, whole, has this many rows, and was made from the shard with this digest."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return bool(file.get_slice("image").get_shape()[0] == rows == file.get_slice("text").get_shape()[0])
+            counts = {file.get_slice(part).get_shape()[0] for part in ("image", "text")}
+            shard = json.loads((file.metadata() or {}).get("shard", "{}"))
     except (OSError, SafetensorError):
         return False
+    return counts == {rows} and shard.get("sha256") == sha256

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -58,7 +58,7 @@ _Item = _Pending | ShardEnd | ShardFailed | BaseException | None
 
 def stream(
     shards: Iterable[Shard], pool: DecodePool, ahead: int, select: Selector | None = None
-) -> Iterator[Chunk | ShardEnd | ShardFailed]:
+) -> Generator[Chunk | ShardEnd | ShardFailed, None, None]:
     """Read, decode and yield, in the order of the shards, with at most `ahead` chunks waiting. `select` skips samples."""
     waiting: queue.Queue[_Item] = queue.Queue(max(1, ahead))
     stop = threading.Event()

@@ -57,10 +57,14 @@ def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Ta
             arrays.append(values.cast(kind) if values.type != kind else values)
         else:
             arrays.append(pa.array(values, type=kind, from_pandas=True))
-    extra = {
-        f"noisegate.{name}": json.dumps(value, sort_keys=True, ensure_ascii=False) for name, value in metadata.items()
-    }
+    extra = {f"noisegate.{name}": _json(value) for name, value in metadata.items()}
     return pa.table(arrays, schema=SCHEMA.with_metadata(extra))
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    """Readable UTF-8; bytes of a file name that are none become JSON's own escapes."""
+    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -114,15 +118,18 @@ class RunFolder:
     def read_run(self) -> dict[str, Any] | None:
         """What `_run.json` says, None where there is none."""
         try:
-            return json.loads(self.run_file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-        except FileNotFoundError:
+            run: dict[str, Any] = json.loads(self.run_file.read_text(encoding="utf-8"))
+            found = run.get("table_version")
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError as error:
+        except (ValueError, AttributeError) as error:
             raise TableError(f"{self.run_file} is damaged: {error}; redo the run with --overwrite") from error
+        if found != VERSION:
+            raise TableError(f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite")
+        return run
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        text = json.dumps(run, indent=1, ensure_ascii=False, sort_keys=True)
-        write_atomically(self.run_file, (text + "\n").encode())
+        write_atomically(self.run_file, _json(run, indent=1) + b"\n")
 
     def stems(self) -> Iterator[str]:
         """Stems of the shards that `_run.json` lists and that have a table, in order."""

@@ -3,6 +3,7 @@
 Needs no model: tables and kept embeddings are enough, so other settings cost seconds, not GPU hours.
 """
 
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,36 @@ def learn_pair_scoring(
     return PairScoring(beta, sample.calibration, sample)
 
 
+def recorded_pair_scoring(run: RunFolder, stems: Sequence[str], seed: int) -> PairScoring:
+    """What the tables of a finished run say about their scores, for one whose embeddings were dropped."""
+    found = {_text(_recorded(run, stem)) for stem in stems}
+    if len(found) > 1 or not stems:
+        raise MismatchError(f"{run.path}: embeddings are missing and the tables are not scored alike; use --overwrite")
+    beta, calibration = recorded_scoring(run, stems[0])
+    places, rows = _draw(run, stems, PAIRS, seed)
+    given = _similarities(run, stems, places, rows)
+    return PairScoring(beta, calibration, PairSample(given, np.zeros(0, np.float32)))
+
+
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
-    """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them.
+    """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them."""
+    places, rows = _draw(run, stems, count, seed)
+    images, texts = [], []
+    for place in np.unique(places):
+        stem, chosen = stems[int(place)], rows[places == place]
+        images.append(read_embeddings(run.embeddings(stem), "image", chosen))
+        texts.append(read_embeddings(run.embeddings(stem), "text", chosen))
+    given = _similarities(run, stems, places, rows)
+    if not images:
+        return PairSample(given, given)
+    left, right = np.concatenate(images), np.concatenate(texts)
+    first, second = mismatched_pairs(left, right, np.random.default_rng(seed))
+    mismatched = np.clip(np.einsum("nd,nd->n", left[first], right[second]), -1, 1)
+    return PairSample(given, mismatched)
+
+
+def _draw(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places in `stems` and rows of up to `count` scored pairs, in order.
 
     Each row draws a number from a generator seeded by its shard's name, and the smallest win: memory stays at `count`
     rows, and the sample does not depend on the order of the shards.
@@ -66,41 +95,49 @@ def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> P
             keep = np.argpartition(draws, count)[:count]
             draws, places, rows = draws[keep], places[keep], rows[keep]
     order = np.lexsort((rows, places))
-    places, rows = places[order], rows[order]
-    given, images, texts = [np.zeros(0, np.float32)], [], []
+    return places[order], rows[order]
+
+
+def _similarities(
+    run: RunFolder, stems: Sequence[str], places: NDArray[np.int64], rows: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    given = [np.zeros(0, np.float32)]
     for place in np.unique(places):
-        stem, chosen = stems[int(place)], rows[places == place]
-        similarity = pq.read_table(run.table(stem), columns=["similarity"])["similarity"].to_numpy()
-        given.append(similarity[chosen])
-        images.append(read_embeddings(run.embeddings(stem), "image", chosen))
-        texts.append(read_embeddings(run.embeddings(stem), "text", chosen))
-    if not images:
-        return PairSample(given[0], given[0])
-    left, right = np.concatenate(images), np.concatenate(texts)
-    first, second = mismatched_pairs(left, right, np.random.default_rng(seed))
-    mismatched = np.clip(np.einsum("nd,nd->n", left[first], right[second]), -1, 1)
-    return PairSample(np.concatenate(given), mismatched)
+        similarity = pq.read_table(run.table(stems[int(place)]), columns=["similarity"])["similarity"].to_numpy()
+        given.append(similarity[rows[places == place]])
+    return np.concatenate(given)
 
 
 def score_tables(run: RunFolder, stems: Sequence[str], scoring: PairScoring) -> None:
     """Write the pair scores into every table that does not have exactly these already."""
     wanted = scoring.metadata()
     for stem in stems:
-        metadata = read_metadata(run.table(stem))
-        if {name: metadata.get(name) for name in wanted} != wanted:
-            table = pq.read_table(run.table(stem))
+        if _text(_recorded(run, stem)) != _text(wanted):
+            metadata, table = read_metadata(run.table(stem)), pq.read_table(run.table(stem))
             scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), scoring.beta, scoring.calibration)
             run.write_table(stem, with_columns(table, pair_columns(table, scores), metadata | wanted))
+
+
+def _recorded(run: RunFolder, stem: str) -> dict[str, Any]:
+    metadata = read_metadata(run.table(stem))
+    return {name: metadata.get(name) for name in ("beta", "calibration")}
+
+
+def _text(values: dict[str, Any]) -> str:
+    """For comparing: a tuple and the list it was stored as read the same, and so do two NaN."""
+    return json.dumps(values, sort_keys=True)
 
 
 def pair_columns(table: pa.Table, scores: Any) -> dict[str, NDArray[Any]]:
     """The columns of `scores`, null where the sample failed."""
     ok = pc.equal(table["status"], "ok").to_numpy()
     weight = np.where(ok, scores.osa_weight, np.nan)
-    columns: dict[str, Any] = {"osa_weight": weight, "clean": pa.array(scores.clean, mask=np.isnan(weight))}
-    if scores.clean_probability is not None:
-        columns["clean_probability"] = np.where(ok, scores.clean_probability, np.nan)
-    return columns
+    probability = np.full(len(ok), np.nan) if scores.clean_probability is None else scores.clean_probability
+    return {
+        "osa_weight": weight,
+        "clean": pa.array(scores.clean, mask=np.isnan(weight)),
+        "clean_probability": np.where(ok, probability, np.nan),
+    }
 
 
 def with_columns(table: pa.Table, columns: dict[str, Any], metadata: dict[str, Any]) -> pa.Table:

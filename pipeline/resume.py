@@ -1,0 +1,162 @@
+"""Going on where a run was stopped: was the folder made with these settings, and which shards are left to do?"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from .embeddings import embeddings_match
+from .errors import MismatchError, ShardError, TableError
+from .estimators.base import Identity
+from .shards import Shard
+from .table import RunFolder, read_metadata
+
+__all__ = ["Resume", "check_settings", "clear", "failed_rows"]
+
+
+def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
+    """Refuse a folder that was made with other settings, and name each; a retry may raise limits, nothing else."""
+    differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
+    then, now = _flat(before), _flat(wanted)
+    raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
+    differences += [
+        f"{name}: {then.get(name)} there, {now[name]} now"
+        for name in now
+        if name not in raised and then.get(name) != now[name]
+    ]
+    if differences:
+        raise MismatchError(
+            f"{folder} was made with other settings:\n  "
+            + "\n  ".join(differences)
+            + "\nUse the same settings to go on, another --out, or --overwrite to start again."
+        )
+
+
+def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
+    reading = {name: value for name, value in run["reading"].items() if name != "limits"}
+    return {"beta": run["beta_setting"], "seed": run["seed"], **reading, **run["reading"]["limits"]}
+
+
+@dataclass
+class Resume:
+    """What earlier runs left in a folder, shard by shard. `listed` are the entries of `_run.json` by table name.
+
+    After `todo`: `unreachable` shards with the reason, `stale` tables that no longer belong to their shard, and the
+    `times` of the shards' last change as they were before anything was read.
+    """
+
+    run: RunFolder
+    identity: Identity
+    reading: Mapping[str, Any]
+    listed: Mapping[str, Mapping[str, Any]]
+    keep_embeddings: bool
+    retry_failed: bool
+    note: Callable[[str], None]
+    unreachable: dict[str, str] = field(default_factory=dict)
+    stale: list[Path] = field(default_factory=list)
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    times: dict[str, float | None] = field(default_factory=dict)
+
+    def todo(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards that must be read; those that cannot be are in `unreachable`, and what is known of them stays."""
+        return [shard for shard in shards if not self._is_done(shard)]
+
+    def _is_done(self, shard: Shard) -> bool:
+        table = self.run.table(shard.stem)
+        try:
+            self.sizes[shard.url], self.times[shard.url] = shard.size_and_time()
+            metadata = self._metadata(table, shard.stem)
+            if metadata is None:
+                return False
+            changed = self._has_changed(shard, metadata["shard"])
+        except ShardError as error:
+            self.unreachable[shard.url] = str(error)
+            return True
+        if changed:
+            self._check_place(shard)
+            self._redo(table, f"{shard.url} has changed since it was scored; it is scored again")
+            return False
+        sha256, rows = metadata["shard"]["sha256"], metadata["shard"]["rows"]
+        if self.keep_embeddings and not embeddings_match(self.run.embeddings(shard.stem), rows, sha256):
+            self.note(f"{self.run.embeddings(shard.stem)} is missing or damaged; {shard.url} is scored again")
+            return False
+        return not (self.retry_failed and failed_rows(table))
+
+    def _metadata(self, table: Path, stem: str) -> dict[str, Any] | None:
+        """What the table says of itself, None where there is no whole one."""
+        if not table.exists():
+            return None
+        try:
+            metadata = read_metadata(table)
+        except TableError as error:
+            if stem not in self.listed:
+                raise TableError(f"{error}; it is in the way: move it, or choose another --out") from error
+            self._redo(table, f"{table} is damaged; its shard is scored again")
+            return None
+        if Identity.from_dict(metadata["scorer"]) != self.identity:
+            raise MismatchError(f"{table} was made by another scorer than {self.run.run_file} says; use --overwrite")
+        if stem not in self.listed and metadata["reading"] != self.reading:
+            raise MismatchError(f"{table} was made with other settings, and no {self.run.run_file}; use --overwrite")
+        return metadata
+
+    def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
+        """By size, then by the time of the last change; where that differs the shard is read to make sure."""
+        size, entry = self.sizes[shard.url], self.listed.get(shard.stem, {})
+        if size is not None and size != scored["size"]:
+            return True
+        if entry.get("url") == shard.url and entry.get("modified") == self.times[shard.url]:
+            return False
+        return bool(_digest(shard) != scored["sha256"])
+
+    def _check_place(self, shard: Shard) -> None:
+        """Two shards of one name in different folders must not take each other's table."""
+        url = self.listed.get(shard.stem, {}).get("url", shard.url)
+        if url != shard.url and not (shard.is_local and Path(url).resolve() == Path(shard.url).resolve()):
+            raise MismatchError(
+                f"{self.run.table(shard.stem)} belongs to {url}, which is not the same as {shard.url}; choose another --out"
+            )
+
+    def _redo(self, table: Path, reason: str) -> None:
+        self.note(reason)
+        self.stale.append(table)
+
+
+def failed_rows(table: Path) -> set[int]:
+    """Row numbers of the samples whose status is not `ok`."""
+    statuses = pq.read_table(table, columns=["status"])["status"]
+    return set(np.flatnonzero(pc.not_equal(statuses, "ok").to_numpy()).tolist())
+
+
+def clear(run: RunFolder) -> None:
+    """Remove what earlier runs left, and nothing else: tables that say they are some, and what `_run.json` lists."""
+    try:
+        stems = {entry["table"] for entry in (run.read_run() or {"shards": []})["shards"]}
+    except TableError:
+        stems = set()  # a damaged _run.json is one of the reasons to start again
+    for table in run.path.glob("*.parquet"):
+        try:
+            read_metadata(table)
+        except TableError:
+            continue
+        stems.add(table.stem)
+    for stem in sorted(stems):
+        for path in (run.table(stem), run.embeddings(stem)):
+            path.unlink(missing_ok=True)
+            path.with_name(f".{path.name}.tmp").unlink(missing_ok=True)
+    run.run_file.unlink(missing_ok=True)
+
+
+def _digest(shard: Shard) -> str:
+    digest = hashlib.sha256()
+    try:
+        with shard.open() as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    except OSError as error:
+        raise ShardError(f"shard {shard.url} broke off while reading: {error}") from error
+    return digest.hexdigest()
