@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import ConfigError
+from pipeline.rows import unit_rows
 
 __all__ = ["RecallAtK", "coco_folds", "map_at_r", "precision_at_1", "recall_at_k", "rsum"]
 
@@ -146,10 +147,7 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
         raise ConfigError(f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)")
     rows, label = rows[label >= 0], label[label >= 0]
-    with np.errstate(invalid="ignore", over="ignore"):
-        norm = np.linalg.norm(rows, axis=1)
-    valid = np.isfinite(norm) & (norm >= 1e-12)
-    unit = np.where(valid[:, None], rows, 0) / np.where(valid, norm, 1)[:, None]
+    unit, valid = unit_rows(rows)
     for members in (np.flatnonzero(label == c) for c in np.unique(label)):
         if len(members) < 2:
             continue
