@@ -7,6 +7,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from .beta import NOISE_INPUTS, Beta
+from .errors import ConfigError
 from .estimators.base import Identity
 from .table import write_atomically
 
@@ -19,14 +20,12 @@ def cache_file(identity: Identity, seed: int) -> Path:
 
 
 def cached_beta(identity: Identity, seed: int, compute: Callable[[], Beta]) -> Beta:
-    """The remembered β, or a fresh one, which is then remembered; a damaged entry is computed again."""
+    """The remembered β, or a fresh one, which is then remembered; a damaged entry is computed and written again."""
     path = cache_file(identity, seed)
     try:
         return Beta.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        pass
-    except (ValueError, TypeError, KeyError):
-        path.unlink(missing_ok=True)
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError):
+        pass  # nothing remembered, or nothing that can be read
     beta = compute()
     try:
         write_atomically(path, json.dumps(beta.to_dict()).encode())

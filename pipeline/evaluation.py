@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from .errors import ConfigError, TableError
+from .errors import ConfigError, MismatchError, TableError
 from .metrics import (
     BestCut,
     MeanNoiseRank,
@@ -21,9 +21,9 @@ from .metrics import (
     osa_recall,
     selection_metrics,
 )
-from .read import ShardReader
+from .read import RawSample, ShardReader
 from .shards import Shard
-from .table import RunFolder, read_table
+from .table import RunFolder, read_metadata, read_table
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -49,26 +49,28 @@ class Evaluation:
 
 
 def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
-    """Judge the tables of a run by `truth`, a Parquet file with `key`, `noisy` and, where keys repeat, `shard`.
+    """Judge the tables of a run by `truth`, a Parquet file with `noisy` and `key`; `shard` too where keys repeat.
 
-    Without it the truth is the field `noisy` in the samples' json, which `noisegate noise` leaves there.
+    Without it the truth is the field `noisy` in the samples' json, which `noisegate noise` leaves there. Raises
+    MismatchError when the shards are no longer those that were scored.
     """
-    table = read_table(folder, ["key", "index", "status", "similarity", "osa_weight", "clean"])
-    noisy = truth_from_file(table, Path(truth)) if truth else truth_from_shards(RunFolder(Path(folder)))
-    if len(noisy) != len(table):
-        raise TableError(f"the shards hold {len(noisy):,} samples, the tables {len(table):,}: score the shards again")
+    run = RunFolder(Path(folder))
+    table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
+    beta = (run.read_run() or {})["beta"]
+    if beta is None:
+        raise TableError(f"{folder} was scored without pairs, so it has no β to judge")
+    noisy = truth_from_file(table, Path(truth)) if truth else truth_from_shards(run)
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
     if not scored.any():
-        raise TableError(f"{folder}: no sample has a score; finish the run with the same annotate command")
+        raise TableError(f"{folder}: no sample has a score; look at the column error of its tables")
     weight, mask = weight[scored].astype(np.float64), noisy[scored]
     similarity = table["similarity"].to_numpy(zero_copy_only=False)[scored]
-    run = RunFolder(Path(folder)).read_run() or {}
     return Evaluation(
         samples=int(scored.sum()),
         noisy=int(mask.sum()),
         unscored=int((~scored).sum()),
-        beta=run["beta"]["value"],
+        beta=beta["value"],
         osa_acc=osa_acc(weight, mask),
         osa_recall=osa_recall(weight, mask),
         selection=selection_metrics(similarity, weight > 0, mask),
@@ -78,39 +80,56 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
 
 
 def truth_from_file(table: pa.Table, path: Path) -> NDArray[np.bool_]:
-    """The mask (N,) for the rows of `table`, joined by key, or by shard and key where the file has `shard`."""
+    """The mask (N,) for the rows of `table`, joined by shard and index, shard and key, or key: whatever the file has."""
     try:
         truth = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"truth {path} is not a readable Parquet file: {error}") from error
-    missing = {"key", "noisy"} - set(truth.column_names)
-    if missing:
-        raise ConfigError(f"truth {path} has no column {', '.join(sorted(missing))}; it needs key and noisy")
-    by = ["shard", "key"] if "shard" in truth.column_names else ["key"]
-    names = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
-    found = dict(zip(names, truth["noisy"].to_pylist(), strict=True))
-    if len(found) < len(names):
-        raise ConfigError(f"truth {path} names {len(names) - len(found):,} keys twice; add a column shard")
+    names = set(truth.column_names)
+    by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
+    if by is None or "noisy" not in names:
+        raise ConfigError(f"truth {path} has the columns {', '.join(sorted(names))}; it needs key and noisy")
+    if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _zero_one(truth["noisy"])):
+        raise ConfigError(f"truth {path}: the column noisy must be true or false (or 1 and 0) for every sample")
+    keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
+    found = dict(zip(keys, truth["noisy"].to_pylist(), strict=True))
+    if len(found) < len(keys):
+        remedy = "a column shard" if by == ["key"] else "a column index, the sample's position in its shard"
+        raise ConfigError(f"truth {path} names {len(keys) - len(found):,} samples twice; add {remedy}")
     wanted = list(zip(*(table[name].to_pylist() for name in by), strict=True))
-    lost = [name for name in wanted if name not in found]
+    lost = [key for key in wanted if key not in found]
     if lost:
-        raise ConfigError(f"truth {path} lacks {len(lost):,} of {len(wanted):,} samples, such as {'/'.join(lost[0])}")
-    return np.array([bool(found[name]) for name in wanted])
+        such = "/".join(map(str, lost[0]))
+        raise ConfigError(f"truth {path} lacks {len(lost):,} of {len(wanted):,} samples, such as {such}")
+    return np.array([bool(found[key]) for key in wanted], dtype=bool)
+
+
+def _zero_one(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_integer(column.type) and set(column.unique().to_pylist()) <= {0, 1}
 
 
 def truth_from_shards(run: RunFolder) -> NDArray[np.bool_]:
     """The mask (N,) from the field `noisy` of every sample's json, shard by shard."""
     mask: list[bool] = []
-    tables = set(run.stems())
-    for entry in (run.read_run() or {})["shards"]:
-        if entry["table"] not in tables:
-            continue
-        for raw in ShardReader(Shard(entry["url"])):
-            try:
-                mask.append(bool(json.loads(raw.parts["json"])["noisy"]))
-            except (KeyError, ValueError, TypeError) as error:
+    urls = {entry["table"]: entry["url"] for entry in (run.read_run() or {})["shards"]}
+    for stem in run.stems():
+        reader = ShardReader(Shard(urls[stem]))
+        for raw in reader:
+            noisy = _noisy(raw)
+            if noisy is None:
                 raise ConfigError(
-                    f"sample {raw.key} of {entry['url']} has no json field noisy: the truth is not known here. Make noise "
+                    f"sample {raw.key} of {urls[stem]} has no json field noisy: the truth is not known here. Make noise "
                     "with `noisegate noise`, or give --truth FILE.parquet with key and noisy"
-                ) from error
+                )
+            mask.append(noisy)
+        if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
+            raise MismatchError(f"{urls[stem]} has changed since it was scored; run the same annotate command again")
     return np.array(mask, dtype=bool)
+
+
+def _noisy(raw: RawSample) -> bool | None:
+    try:
+        value = json.loads(raw.parts["json"])["noisy"]
+    except (KeyError, ValueError, TypeError):
+        return None
+    return value if isinstance(value, bool) else None

@@ -120,7 +120,7 @@ class _Job:
         stems = sorted(self.run.stems())
         scoring = self._learn(model, stems)
         score_tables(self.run, stems, scoring)
-        self._write_run(model.identity, scoring.beta)
+        self._write_run(model.identity, scoring.beta, finished=True)
         if not self.keep_embeddings and not self.failed:  # a shard that is still to come needs them all for β
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
@@ -157,7 +157,7 @@ class _Job:
             table.unlink(missing_ok=True)
         self.failed, self.times = resume.unreachable, resume.times
         if todo or any(shard.stem not in listed for shard in self.shards):
-            self._write_run(identity, None)
+            self._write_run(identity, None, finished=False)
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
         self.progress.start(len(todo), size, len(self.shards) - len(todo) - len(self.failed))
         for problem in self.failed.values():
@@ -243,8 +243,8 @@ class _Job:
             "reading": self._reading(),
         }
 
-    def _write_run(self, identity: Identity, beta: Beta | None) -> None:
-        """`_run.json`: what was asked for, which shards, and whether all of it is done. No β means: not finished."""
+    def _write_run(self, identity: Identity, beta: Beta | None, finished: bool) -> None:
+        """`_run.json`: what was asked for and which shards; `finished` with all that could be read, `complete` with all."""
         before = self.run.read_run()
         known = {entry["table"]: entry for entry in before["shards"]} if before else {}
         here = {shard.stem for shard in self.shards}
@@ -261,7 +261,8 @@ class _Job:
                 "beta": beta.to_dict() if beta else None,
                 "shards": shards,
                 "unreadable": self.failed,
-                "complete": beta is not None and not self.failed and all("rows" in shard for shard in shards),
+                "finished": finished,
+                "complete": finished and not self.failed and all("rows" in shard for shard in shards),
             }
         )
 

@@ -1,12 +1,13 @@
 """One job per folder: a lock that the system frees by itself when its holder dies, however it dies."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import LockedError
+from .errors import LockedError, NoisegateError
 
 __all__ = ["folder_lock"]
 
@@ -21,6 +22,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             _lock(file.fileno())
         except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK):
+                raise NoisegateError(
+                    f"{folder} cannot be locked ({error.strerror}); use a folder on a local disk"
+                ) from error
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise LockedError(f"{folder} is being written by {holder}; wait for it, or choose another --out") from error

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from .beta import Beta
 from .calibration import PairCalibration
+from .errors import ConfigError
 from .estimators.base import Estimator, normalise
 from .osa import osa_weight
 from .workers import Decoded
@@ -57,11 +58,16 @@ def encode(estimator: Estimator, samples: Sequence[Decoded], known: dict[str, ND
         for i in present:
             if samples[i].status == "ok" and not rows[i].any():
                 samples[i].status, samples[i].error = "invalid", f"the {name} embedding is zero or not finite"
-    one_space = images.shape[1] == texts.shape[1]
-    both = np.flatnonzero(images.any(axis=1) & texts.any(axis=1)) if one_space else np.zeros(0, np.int64)
+    both = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
+    if len(both) and images.shape[1] != texts.shape[1]:
+        raise ConfigError(
+            f"model {estimator.identity.model!r} gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair "
+            "needs a model with one space for both"
+        )
     similarity = np.full(len(samples), np.nan, np.float32)
-    products = np.einsum("nd,nd->n", images[both], texts[both], dtype=np.float64)
-    similarity[both] = np.clip(products, -1, 1)
+    if len(both):
+        products = np.einsum("nd,nd->n", images[both], texts[both], dtype=np.float64)
+        similarity[both] = np.clip(products, -1, 1)
     return Encoded(images, texts, similarity)
 
 

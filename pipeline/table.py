@@ -73,10 +73,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raw = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
         raise TableError(f"{path} is not a readable Parquet file: {error}") from error
-    found = {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
-    if found.get("table_version") != VERSION:
-        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found.get('table_version')})")
-    return found
+    found = raw.get(b"noisegate.table_version", b"None").decode()
+    if found != str(VERSION):
+        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})")
+    return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
 
 
 def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -85,15 +85,17 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.T
     `columns` limits what is read. Raises TableError when the folder holds no finished run.
     """
     run = RunFolder(Path(folder))
+    if (run.read_run() or {}).get("finished") is False:
+        raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
     names = list(COLUMNS) if columns is None else [c for c in columns if c != "shard"]
     unknown = sorted(set(names) - set(COLUMNS))
     if unknown:
         raise TableError(f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}")
     parts = []
     for stem in run.stems():
-        part = pq.read_table(run.table(stem), columns=names).replace_schema_metadata(None)
+        part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
-        parts.append(part.add_column(0, pa.field("shard", _WORD), shard))
+        parts.append(part.select(names).add_column(0, pa.field("shard", _WORD), shard))
     if not parts:
         raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
     return pa.concat_tables(parts).unify_dictionaries()
@@ -141,6 +143,13 @@ class RunFolder:
         for shard in run["shards"]:
             if self.table(shard["table"]).exists():
                 yield shard["table"]
+
+    def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """One table; raises TableError where it is damaged."""
+        try:
+            return pq.read_table(self.table(stem), columns=columns)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TableError(f"{self.table(stem)} is damaged: {error}; run the same annotate command again") from error
 
     def write_table(self, stem: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()

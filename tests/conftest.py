@@ -1,0 +1,24 @@
+"""What all tests share: a cache folder of their own, and drawn scenes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.scenes import write_scenes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes what the user's own runs remember; processes that tests start inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 120 drawn scenes in three shards; tests only read it."""
+    folder = tmp_path_factory.mktemp("scenes")
+    write_scenes(folder, 120, 3, seed=5, size=32)
+    return folder
