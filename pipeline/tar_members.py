@@ -1,0 +1,241 @@
+"""A tar stream as its files, in order. Unlike tarfile it goes on after damage, says where it was, and costs little per file.
+
+Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["Member", "TarMembers"]
+
+BLOCK = 512
+_CHUNK = 1 << 17  # of gzip this becomes 135 MB at worst
+_EMPTY_TAR = 10_240  # tar's own padding of an archive without files
+_ZEROS = bytes(BLOCK)
+_FILES = b"0\x007S"  # regular, regular of old, contiguous, sparse
+_NO_DATA = b"123456"  # links, devices, folders, pipes: whatever their size says
+_MAX_HEADER_DATA = 1 << 20  # a long name or a pax header beyond this is damage
+
+
+@dataclass
+class Member:
+    """A file of the tar. `data` is None where it was not wanted or is not whole; `broken` then says why it is not."""
+
+    name: str
+    size: int
+    data: bytes | None = None
+    broken: str | None = None
+    after_damage: bool = False  # something unreadable lies between this file and the one before
+
+
+class TarMembers:
+    """Iterates over the files of a tar or tar.gz, given `read(n)`, which returns at most n bytes and none at the end.
+
+    `wanted(name, size)` tells whether a file's data is kept. Afterwards `damage` is None, or says what is wrong with the
+    tar; `cut` is true where it ends too early, `found` where it has at least one readable header; `beginning` holds the
+    first bytes that are none.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], wanted: Callable[[str, int], bool]) -> None:
+        self._wanted = wanted
+        self._source = _plain(read)
+        self._buffer = b""
+        self._start = 0  # of what is not yet taken from the buffer
+        self._offset = 0  # of the same, in the tar
+        self._failure: str | None = None
+        self.beginning = b""
+        self.found = False
+        self.cut = False
+        self.damage: str | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        for_next: dict[bytes, bytes] = {}  # pax records, also of long names
+        for_all: dict[bytes, bytes] = {}
+        ended: int | None = None  # where an end marker began
+        bad: int | None = None  # where unreadable bytes began
+        skipped = False
+        while len(block := self._take(BLOCK)) == BLOCK:
+            at = self._offset - BLOCK
+            if block == _ZEROS:
+                ended = at if ended is None else ended
+                continue
+            header = _header(block)
+            if header is None:
+                self.beginning = self.beginning or block[:40]
+                bad = at if bad is None else bad
+                continue
+            if bad is not None:
+                self._note(f"unreadable bytes from {bad:,} to {at:,}")
+            elif ended is not None:
+                self._note(f"an end marker at {ended:,}, with more behind it; other readers stop there")
+            skipped = skipped or bad is not None or ended is not None
+            self.found, ended, bad = True, None, None
+            name, size, kind = header
+            if kind in b"LKxXg":
+                data = self._take(size) if size <= _MAX_HEADER_DATA else b""
+                if len(data) < size:
+                    bad, for_next = at, {}
+                    continue
+                self._pad(size)
+                records = {b"path": data.rstrip(b"\0")} if kind == b"L" else _pax(data) if kind != b"K" else {}
+                (for_all if kind == b"g" else for_next).update(records)
+                continue
+            records, for_next = for_all | for_next, {}
+            if kind in _NO_DATA or (kind == b"\0" and name.endswith(b"/")):
+                continue
+            name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
+            size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else size
+            sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records)
+            if kind == b"S":
+                self._skip_sparse_map(block)
+            member = Member(name.decode("utf-8", "surrogateescape"), size, after_damage=skipped)
+            skipped = False
+            if self._contents(member, kind, sparse):
+                yield member
+            if self.cut:
+                return
+        self._end(block, ended, bad)
+
+    def _contents(self, member: Member, kind: bytes, sparse: bool) -> bool:
+        """Read or pass over a member's data; whether it is a file."""
+        is_file = kind in _FILES
+        if is_file and not sparse and self._wanted(member.name, member.size):
+            member.data = self._take(member.size)
+            missing = member.size - len(member.data)
+        else:
+            missing = member.size - self._skip(member.size)
+        if sparse:
+            member.broken = "a sparse file; pack the tar without --sparse"
+        if missing:
+            self._cut_off()
+            member.data, member.broken = None, self.damage
+        else:
+            self._pad(member.size)
+        return is_file
+
+    def _end(self, rest: bytes, ended: int | None, bad: int | None) -> None:
+        if bad is not None:
+            self._note(f"unreadable bytes from {bad:,} to the end at {self._offset:,}")
+            self.cut = True
+        elif self._failure or rest.strip(b"\0"):
+            self._cut_off()
+        elif self.found and ended is None:
+            self._note(f"the tar ends after {self._offset:,} bytes without its end marker; it may have been cut off")
+            self.cut = True
+        elif not self.found and self._offset > _EMPTY_TAR:
+            self._note(f"{self._offset:,} zero bytes and nothing else")
+
+    def _cut_off(self) -> None:
+        self.cut = True
+        reason = f": {self._failure}" if self._failure else ""
+        self._note(f"the tar breaks off after {self._offset:,} bytes{reason}")
+
+    def _note(self, damage: str) -> None:
+        self.damage = f"{self.damage}; {damage}" if self.damage and len(self.damage) < 200 else self.damage or damage
+
+    def _more(self) -> bool:
+        """Put the next bytes of the source into the used-up buffer; false at the end."""
+        try:
+            self._buffer, self._start = next(self._source, b""), 0
+        except (zlib.error, EOFError) as error:
+            self._buffer, self._start, self._failure = b"", 0, str(error)
+        return bool(self._buffer)
+
+    def _take(self, size: int) -> bytes:
+        """The next `size` bytes, fewer at the end."""
+        start, stop = self._start, self._start + size
+        if stop <= len(self._buffer):
+            self._start = stop
+            self._offset += size
+            return self._buffer[start:stop]
+        parts = [self._buffer[start:]]
+        missing = stop - len(self._buffer)
+        self._start = len(self._buffer)
+        while missing and self._more():
+            parts.append(self._buffer[:missing])
+            self._start = len(parts[-1])
+            missing -= self._start
+        self._offset += size - missing
+        return b"".join(parts)
+
+    def _skip(self, size: int) -> int:
+        """Pass over `size` bytes, fewer at the end; how many."""
+        left = size
+        while left:
+            passed = len(self._take(min(left, _CHUNK)))
+            if not passed:
+                break
+            left -= passed
+        return size - left
+
+    def _pad(self, size: int) -> None:
+        self._take(-size % BLOCK)
+
+    def _skip_sparse_map(self, block: bytes) -> None:
+        more = block[482:483]
+        while more.strip(b"\0"):
+            more = self._take(BLOCK)[504:505]
+
+
+def _header(block: bytes) -> tuple[bytes, int, bytes] | None:
+    """Name, size and type of a header block; None for anything else, by its checksum."""
+    given = _number(block[148:156])
+    if given is None:
+        return None
+    # the checksum counts its own eight bytes as spaces; some writers of old summed signed bytes
+    if given != sum(block) - sum(block[148:156]) + 256:
+        signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 256
+        if given != signed:
+            return None
+    size = _number(block[124:136])
+    if size is None or size < 0:
+        return None
+    name, kind, prefix = block[:100].split(b"\0", 1)[0], block[156:157], block[345:500].split(b"\0", 1)[0]
+    return prefix + b"/" + name if prefix and kind not in b"LKS" else name, size, kind
+
+
+def _number(field: bytes) -> int | None:
+    """A number of a header: octal digits, or base 256 where the first byte is 0x80 or 0xFF."""
+    if field[0] in (0x80, 0xFF):
+        return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
+    try:
+        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
+    except ValueError:
+        return None
+
+
+def _pax(data: bytes) -> dict[bytes, bytes]:
+    """The records of a pax header, `LENGTH KEY=VALUE` and a line feed; what follows a malformed one is left out."""
+    records = {}
+    while data:
+        digits, _, _ = data.partition(b" ")
+        if not digits.isdigit() or not len(digits) < int(digits) <= len(data):
+            break
+        key, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
+        records[key] = value
+        data = data[int(digits) :]
+    return records
+
+
+def _plain(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    """The uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
+    data = read(_CHUNK)
+    if data[:2] != b"\x1f\x8b":
+        while data:
+            yield data
+            data = read(_CHUNK)
+        return
+    stream = zlib.decompressobj(31)
+    while data:
+        if plain := stream.decompress(data):
+            yield plain
+        if not stream.eof:
+            data = read(_CHUNK)
+            continue
+        data = stream.unused_data.lstrip(b"\0")
+        while not data and (more := read(_CHUNK)):
+            data = more.lstrip(b"\0")
+        stream = zlib.decompressobj(31) if data else stream  # gzip files may follow one another
+    if not stream.eof:
+        raise EOFError("the gzip stream is cut off")
