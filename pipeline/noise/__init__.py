@@ -1,7 +1,7 @@
 """Known noise, put in on purpose: mismatched captions and wrong labels, with the mask of what really changed."""
 
 from .captions import PairNoise, shuffle_captions, shuffle_images
-from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS
+from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS, ClassMap, load_class_map
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor, pmd_flip_probability
 from .protocols import PROTOCOLS, Protocol, protocol_id
@@ -13,12 +13,14 @@ __all__ = [
     "CIFAR100_SUPERCLASSES",
     "CLASS_MAPS",
     "PROTOCOLS",
+    "ClassMap",
     "LabelNoise",
     "PairNoise",
     "Protocol",
     "asymmetric",
     "chosen_count",
     "instance_dependent",
+    "load_class_map",
     "pmd",
     "pmd_factor",
     "pmd_flip_probability",

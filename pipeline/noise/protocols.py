@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ConfigError
 from .rates import check_rate
 
-__all__ = ["PROTOCOLS", "Protocol", "protocol_id"]
+__all__ = ["PROTOCOLS", "Protocol", "check_options", "find_protocol", "protocol_id"]
 
 Value = bool | int | float | str
 REQUIRED = object()
@@ -20,12 +20,16 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Protocol:
-    """A way to make noise. parameters: its settings in the order of the id, with their defaults, or REQUIRED."""
+    """A way to make noise. parameters: its settings in the order of the id, with their defaults, or REQUIRED.
+
+    sources: options that are not part of the id, because a parameter is worked out from them.
+    """
 
     name: str
     noises: Literal["captions", "labels"]
     summary: str
     parameters: Mapping[str, object]
+    sources: tuple[str, ...] = ()
     version: int = 1  # part of the hash; raise it when the same seed no longer gives the same noise
 
     def settings(self, **given: object) -> dict[str, Value]:
@@ -89,6 +93,7 @@ _PROTOCOLS = (
         "labels",
         "to the class that the map names",
         MappingProxyType({"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED}),
+        sources=("classes",),
     ),
     Protocol(
         "instance-dependent",
@@ -110,9 +115,33 @@ _PROTOCOLS = (
         "labels",
         "to the second class of a posterior, the rarer the larger its margin (PLC)",
         MappingProxyType({"kind": REQUIRED, "posteriors": REQUIRED, "factor": 1.0, "seed": REQUIRED}),
+        sources=("rate", "classes"),
     ),
 )
 PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})
+
+
+def find_protocol(name: str) -> Protocol:
+    """The protocol of this name, or a ConfigError that lists all."""
+    if name not in PROTOCOLS:
+        raise ConfigError(f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def check_options(name: str, given: Mapping[str, object]) -> None:
+    """Refuse an option that another protocol has; None and False count as not given.
+
+    >>> check_options("symmetric", {"rate": 0.4, "inclusive": True, "class_map": None, "derange": False})
+    """
+    protocol = find_protocol(name)
+    taken = [*protocol.parameters, *protocol.sources]
+    for option, value in given.items():
+        if option not in taken and value is not None and value is not False:
+            users = [other for other, p in PROTOCOLS.items() if option in (*p.parameters, *p.sources)]
+            raise ConfigError(
+                f"{option}={value!r}: {name} noise does not use it, {' and '.join(users)} would; "
+                f"{name} takes {', '.join(taken)}"
+            )
 
 
 def protocol_id(name: str, **params: object) -> str:
@@ -123,9 +152,7 @@ def protocol_id(name: str, **params: object) -> str:
     >>> protocol_id("shuffle-captions", rate=0.4, seed=7)
     'shuffle-captions(rate=0.4,derange=False,seed=7)#a8576b23'
     """
-    if name not in PROTOCOLS:
-        raise ConfigError(f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}")
-    protocol = PROTOCOLS[name]
+    protocol = find_protocol(name)
     settings = protocol.settings(**params)
     canonical = json.dumps([name, protocol.version, settings], ensure_ascii=False, separators=(",", ":"))
     shown = ",".join(f"{key}={value}" for key, value in settings.items())
