@@ -1,14 +1,20 @@
 """`noisegate noise`: shards with mistakes that are known."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .options import Seed, Shards
 from .output import JsonOption, Output, percent
 
+if TYPE_CHECKING:
+    from ..noise.label_shards import LabelNoiseReport
+    from ..noise.shards import NoiseReport
+
 __all__ = ["register"]
+
+LABELS = "Wrong labels"
 
 
 def register(app: typer.Typer) -> None:
@@ -18,30 +24,153 @@ def register(app: typer.Typer) -> None:
 def noise(
     shards: Shards,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the noisy shards.")],
-    rate: Annotated[float, typer.Option("--rate", "-r", help="Share of samples to spoil, 0 to 1.")],
     protocol: Annotated[
         str,
         typer.Option(
             "--protocol",
-            help="shuffle-captions (NCR, NPC) or shuffle-images (all captions of a picture move together, DECL).",
+            help="Captions: shuffle-captions (NCR, NPC), shuffle-images (all captions of a picture move together, DECL). "
+            "Labels: symmetric, asymmetric, instance-dependent (Xia et al. 2020), pmd (PLC).",
         ),
     ] = "shuffle-captions",
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "-r", help="Share to spoil, 0 to 1. All need it but pmd.", show_default=False),
+    ] = None,
     derange: Annotated[
-        bool, typer.Option("--derange", help="Let no caption stay by chance: exactly the rate.")
+        bool,
+        typer.Option(
+            "--derange", help="Let no caption stay by chance: exactly the rate.", rich_help_panel="Wrong captions"
+        ),
     ] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes",
+            help="How many classes, a file of their names, or cifar10, cifar100, animal10n (default: largest label + 1).",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    inclusive: Annotated[
+        bool,
+        typer.Option(
+            "--inclusive",
+            help="symmetric: draw from all classes, the true one too (DivideMix); the real rate is rate (C - 1) / C.",
+            rich_help_panel=LABELS,
+        ),
+    ] = False,
+    class_map: Annotated[
+        str | None,
+        typer.Option(
+            "--class-map",
+            help="asymmetric: cifar100 (inside its super-classes), cifar10, next (c to c + 1), or a JSON file such as "
+            '{"cat": "dog"}, by id or, with --classes, by name.',
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            "--features",
+            help="instance-dependent: an .npy of one row per sample, or a folder that `noisegate annotate` wrote from "
+            "these shards (default: thumbnails of 8 x 8 pixels).",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            help="instance-dependent: lower makes one target surer (default: the features' mean length).",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    posteriors: Annotated[
+        str | None,
+        typer.Option(
+            "--posteriors",
+            help="pmd: an .npy (samples, classes) of probabilities from a model you trained.",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="pmd: I, II or III.", show_default=False, rich_help_panel=LABELS)
+    ] = None,
+    factor: Annotated[
+        float | None,
+        typer.Option(
+            "--factor",
+            help="pmd: above 1 more noise, below 1 less (default 1); or give --rate, and the factor is found.",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    label_field: Annotated[
+        str | None,
+        typer.Option(
+            "--label-field",
+            help="JSON field with the class number (default: part cls, then label, cls).",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
     seed: Seed = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy shards with some captions mismatched on purpose, and record which.
+    """Copy shards with some captions, or some class labels, wrong on purpose, and record which.
 
     [cyan]noisegate noise 'clean/*.tar' --protocol shuffle-captions --rate 0.4 --seed 7 --out noisy[/]
 
-    The mask is in each sample's json (field noisy) and in noise.parquet; `noisegate evaluate` reads either.
-    """
-    from ..noise.shards import noise_captions
+    [cyan]noisegate noise 'clean/*.tar' --protocol symmetric --rate 0.4 --classes clean/classes.txt --out noisy[/]
 
-    report = noise_captions(shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange)
+    [cyan]noisegate noise 'cifar/*.tar' --protocol asymmetric --class-map cifar100 --rate 0.3 --out noisy[/]
+
+    [cyan]noisegate noise 'clean/*.tar' --protocol instance-dependent --features tables --rate 0.4 --out noisy[/]
+
+    [cyan]noisegate noise 'clean/*.tar' --protocol pmd --kind II --posteriors p.npy --rate 0.35 --out noisy[/]
+
+    The mask is in each sample's json (field noisy; for labels also clean_label) and in noise.parquet;
+    `noisegate evaluate` reads either. Every protocol has an id with all its settings, so that two figures can be
+    compared: the same id on the same shards is the same noise.
+    """
+    from ..errors import ConfigError
+    from ..noise.label_shards import noise_labels
+    from ..noise.protocols import check_options, find_protocol
+    from ..noise.shards import noise_captions
+    from ..workers import default_workers
+
+    options: dict[str, Any] = {"classes": classes, "inclusive": inclusive, "class_map": class_map, "features": features}
+    options |= {"temperature": temperature, "posteriors": posteriors, "kind": kind, "factor": factor}
+    check_options(protocol, {**options, "derange": derange})
     output = Output(as_json)
+    if find_protocol(protocol).noises == "captions":
+        if rate is None:
+            raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4")
+        if label_field is not None:
+            raise ConfigError(f"label_field={label_field!r}: {protocol} noise does not read labels; leave it out")
+        report = noise_captions(shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange)
+        _print_captions(report, output)
+        output.result({**vars(report), "rate": report.rate})
+        return
+    made = noise_labels(
+        shards,
+        out,
+        protocol=protocol,
+        rate=rate,
+        seed=seed,
+        label_field=label_field,
+        workers=default_workers() if protocol == "instance-dependent" and features is None else 0,
+        **options,
+    )
+    _print_labels(made, output)
+    output.result({**vars(made), "rate": made.rate})
+
+
+def _print_captions(report: "NoiseReport", output: Output) -> None:
     output.table(
         "Noise",
         [
@@ -51,5 +180,25 @@ def noise(
             *([("without caption", f"{report.untouched:,}")] if report.untouched else []),
         ],
     )
+    _print_places(report.out, output)
+
+
+def _print_labels(report: "LabelNoiseReport", output: Output) -> None:
+    moves = sorted((move for move in report.transitions if move[0] != move[1]), key=lambda move: -move[2])
+    shown = ", ".join(f"{true} to {given}: {count:,}" for true, given, count in moves[:6])
+    output.table(
+        "Noise",
+        [
+            ("protocol", report.protocol),
+            ("samples", f"{report.samples:,}"),
+            ("classes", f"{report.classes:,}"),
+            ("noisy", f"{report.noisy:,} ({percent(report.rate)} of those with a label)"),
+            ("most frequent", f"{shown}{', …' if len(moves) > 6 else ''}" or "–"),
+            *([("left alone", f"{report.untouched:,} (no label, or no features)")] if report.untouched else []),
+        ],
+    )
+    _print_places(report.out, output)
+
+
+def _print_places(out: str, output: Output) -> None:
     output.say(f"Shards: [cyan]{out}[/]/*.tar  Truth: [cyan]{out}[/]/noise.parquet")
-    output.result({**vars(report), "rate": report.rate})

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ..table import write_atomically
 from .captions import shuffle_captions, shuffle_images
 from .protocols import PROTOCOLS, protocol_id
 
-__all__ = ["TRUTH_FILE", "NoiseReport", "noise_captions", "rewrite_shards"]
+__all__ = ["TRUTH_FILE", "NoiseReport", "json_record", "noise_captions", "rewrite_shards"]
 
 TRUTH_FILE = "noise.parquet"
 
@@ -74,7 +74,7 @@ def noise_captions(
     noisy &= np.array([captions[i] != captions[j] for i, j in enumerate(source)], dtype=bool)
 
     def change(row: int, raw: RawSample) -> dict[str, bytes]:
-        record = _record(raw)
+        record = json_record(raw)
         wrong = bool(noisy[row])
         caption = captions[int(source[row])]
         record |= {"noisy": wrong, "noise_protocol": identity}
@@ -96,8 +96,13 @@ def rewrite_shards(
     change: Callable[[int, RawSample], dict[str, bytes]],
     noisy: NDArray[np.bool_],
     protocol: str,
+    columns: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Write each shard anew with the parts that `change(global row, sample)` returns, and `noise.parquet` beside them."""
+    """Write each shard anew with the parts that `change(global row, sample)` returns, and `noise.parquet` beside them.
+
+    `columns` (one value for each sample) and `metadata` go into `noise.parquet` too.
+    """
     out.mkdir(parents=True, exist_ok=True)
     row, written = 0, []
     truth: dict[str, list[Any]] = {"shard": [], "key": [], "noisy": []}
@@ -118,7 +123,8 @@ def rewrite_shards(
                 row += 1
         write_atomically(target, packed.getbuffer())
         written.append(str(target))
-    table = pa.table(truth).replace_schema_metadata({"noisegate.noise_protocol": protocol})
+    table = pa.table({**truth, **(columns or {})})
+    table = table.replace_schema_metadata({"noisegate.noise_protocol": protocol, **(metadata or {})})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_atomically(out / TRUTH_FILE, sink.getvalue())
@@ -148,7 +154,8 @@ def _captions(shards: Sequence[Shard]) -> tuple[list[str | None], NDArray[np.int
     return captions, np.array(images, np.int64)
 
 
-def _record(raw: RawSample) -> dict[str, Any]:
+def json_record(raw: RawSample) -> dict[str, Any]:
+    """The sample's json as an object, empty where there is none."""
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
     except ValueError:
