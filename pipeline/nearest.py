@@ -99,11 +99,16 @@ class NearestIndex:
 
     def cosines(self, queries: Float32) -> Float32:
         """(Q, U) cosines with every stored row of an exact index."""
+        product: Float32 = queries @ self.stored().T
+        return np.clip(product, -1, 1, out=product)
+
+    def stored(self) -> Float32:
+        """(U, d) the rows of an exact index, as they lie in its memory."""
         import faiss
 
-        stored = faiss.rev_swig_ptr(self.index.get_xb(), self.index.ntotal * self.index.d)
-        product: Float32 = queries @ stored.reshape(self.index.ntotal, self.index.d).T
-        return np.clip(product, -1, 1, out=product)
+        count, width = self.index.ntotal, self.index.d
+        rows: Float32 = faiss.rev_swig_ptr(self.index.get_xb(), count * width).reshape(count, width)
+        return rows
 
 
 def _gpus(device: str) -> list[int]:

@@ -117,7 +117,10 @@ def find_neighbours(
 
     done = total - len(bank.members)
     for start in range(0, len(bank.first), QUERIES):
-        queries, _ = unit_rows(rows.take(bank.first[start : start + QUERIES]))
+        if index.kind == "flat":
+            queries = index.stored()[start : start + QUERIES]
+        else:
+            queries, _ = unit_rows(rows.take(bank.first[start : start + QUERIES]))
         listed, similarity = _candidates(index, bank, queries, others)
         # Every row that shares a searched row gets its list, less itself.
         mine = bank.members[bank.starts[start] : bank.starts[min(start + QUERIES, len(bank.first))]]
