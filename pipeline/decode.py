@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from .errors import ConfigError
 
@@ -17,8 +18,18 @@ __all__ = ["DECODER", "BadSample", "Limits", "decode_image", "decode_label", "de
 
 DECODER = "pillow: first frame, exif-transposed, rgb"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
+_UPRIGHT = {  # EXIF orientation to the turn that undoes it
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
-Image.MAX_IMAGE_PIXELS = None  # Limits.max_pixels decides, before anything is decoded
+# Pillow warns of harmless oddities in EXIF and palettes, once per sample; what matters is an exception
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class Limits:
     max_pixels: int = 90_000_000
     max_image_bytes: int = 64_000_000
     max_text_chars: int = 20_000
+    max_aspect: int = 200  # long over short side: fitting the short side of a line would fill the memory
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -51,23 +63,42 @@ def decode_image(data: bytes, limits: Limits) -> Image.Image:
     """
     if len(data) > limits.max_image_bytes:
         raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
+    if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its own limit, so this one must not be lower
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of harmless EXIF and palette oddities, once per sample
-            image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-            width, height = image.size
-            if width * height > limits.max_pixels:
-                raise BadSample(
-                    "too_large", f"image of {width:,} x {height:,} pixels; the limit is {limits.max_pixels:,}"
-                )
-            image.load()
-            image = ImageOps.exif_transpose(image)
-            return _rgb(image)
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(*image.size, limits)
+        image.load()
+        turn = _UPRIGHT.get(_orientation(image))
+        return _rgb(image if turn is None else image.transpose(turn))
     except BadSample:
         raise
+    except Image.DecompressionBombError as error:
+        raise BadSample("too_large", f"image over the limit of {limits.max_pixels:,} pixels") from error
+    except UnidentifiedImageError as error:  # its own text holds an address in memory, another one in each run
+        reason = "not a readable JPEG, PNG, WebP or GIF" if data else "0 bytes"
+        raise BadSample("bad_image", reason) from error
     except Exception as error:  # Pillow's plugins raise whatever their parsers meet in broken files
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
         raise BadSample("bad_image", f"{type(error).__name__}: {reason}"[:300]) from error
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise BadSample("too_large", f"image of {width:,} x {height:,} pixels; the limit is {limits.max_pixels:,}")
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise BadSample(
+            "too_large",
+            f"image of {width:,} x {height:,} pixels; one side is over {limits.max_aspect:,} times the other",
+        )
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # EXIF that cannot be read says nothing about a picture that can
+        return 1
+    return value if isinstance(value, int) else 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -75,7 +106,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I"):  # 16-bit grey, as I;16 or widened to I
         grey = np.asarray(image).astype(np.int64)
-        return Image.fromarray((np.clip(grey, 0, 65535) >> 8).astype(np.uint8), mode="L").convert("RGB")
+        return Image.fromarray((np.clip(grey, 0, 65535) >> 8).astype(np.uint8)).convert("RGB")
     return image.convert("RGB")
 
 
@@ -92,7 +123,7 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
             raise BadSample("bad_text", f"caption is not UTF-8: {error.reason} at byte {error.start}") from error
     elif "json" in parts:
         names = [field] if field else ["caption", "text"]
-        record = _json(parts)
+        record = _json(parts, "bad_text")
         found = next((record[name] for name in names if record.get(name) is not None), None)
         if found is not None and not isinstance(found, str):
             raise BadSample("bad_text", f"the caption in json is a {type(found).__name__}, not a string")
@@ -102,7 +133,7 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
         raise BadSample("no_text", wanted)
     if len(text) > limits.max_text_chars:
         raise BadSample("too_large", f"caption of {len(text):,} characters; the limit is {limits.max_text_chars:,}")
-    if not text.strip():
+    if not text.replace("\0", "").strip():
         raise BadSample("no_text", "the caption is empty")
     try:
         text.encode("utf-8")
@@ -118,29 +149,29 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
     """
     value: Any = None
     if field is None and "cls" in parts:
-        value = parts["cls"].decode("utf-8", "replace").strip()
+        value = parts["cls"].decode("utf-8-sig", "replace").strip()
     elif "json" in parts:
-        record = _json(parts)
+        record = _json(parts, "bad_label")
         names = [field] if field else ["label", "cls"]
         value = next((record[name] for name in names if record.get(name) is not None), None)
     if value is None or value == "":
         raise BadSample("no_label", f"no json field {field!r}" if field else "no part cls and no label or cls in json")
     try:
-        label = int(value)
-    except (TypeError, ValueError) as error:
-        raise BadSample("bad_label", f"the label {str(value)[:40]!r} is not a whole number") from error
-    if (isinstance(value, float) and value != label) or not 0 <= label < 2**31:
-        raise BadSample("bad_label", f"the label {value!r} is not a class number (0, 1, 2, …)")
+        label = -1 if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):  # the last: infinity
+        label = -1
+    if not 0 <= label < 2**31 or (isinstance(value, float) and value != label):
+        raise BadSample("bad_label", f"the label {str(value)[:40]!r} is not a class number (0, 1, 2, …)")
     return label
 
 
-def _json(parts: dict[str, bytes]) -> dict[str, Any]:
+def _json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
     try:
         record = json.loads(parts["json"])
     except (ValueError, RecursionError) as error:  # ValueError covers bad JSON and bad UTF-8
-        raise BadSample("bad_text", f"json cannot be read: {' '.join(str(error).split())}"[:300]) from error
+        raise BadSample(status, f"json cannot be read: {' '.join(str(error).split())}"[:300]) from error
     if not isinstance(record, dict):
-        raise BadSample("bad_text", f"json holds a {type(record).__name__}, not an object")
+        raise BadSample(status, f"json holds a {type(record).__name__}, not an object")
     return record
 
 
