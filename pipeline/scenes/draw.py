@@ -75,7 +75,7 @@ def _main_centres(scene: Scene, radius: float, rng: np.random.Generator) -> list
         return [(x, y)]
     step = (2.55 if count == 3 else 2.3) * radius  # in threes, rows are closer than neighbours
     reach = step / 2 / math.sin(math.pi / count)  # radius of the circle on which neighbours are `step` apart
-    turn = {2: math.pi / 2 * _stacked(scene, rng), 3: math.pi / 2, 4: math.pi / 4}[count] + rng.uniform(-0.15, 0.15)
+    turn = {2: math.pi / 2 * _stacked(scene, rng), 3: math.pi / 2, 4: math.pi / 4}[count] + rng.uniform(-0.08, 0.08)
     angles = turn + 2 * math.pi * np.arange(count) / count
     return list(
         zip(_inside(x + reach * np.cos(angles), radius), _inside(y - reach * np.sin(angles), radius), strict=True)
@@ -147,7 +147,7 @@ def _cross_outline() -> NDArray[np.float64]:
 # Corners (K, 2) of the shapes that are polygons, for radius 1, y pointing down.
 _OUTLINES = {
     "square": np.array([(-0.84, -0.84), (0.84, -0.84), (0.84, 0.84), (-0.84, 0.84)]),
-    "triangle": np.array([(0.0, -1.0), (1.0, 0.8), (-1.0, 0.8)]),
+    "triangle": np.array([(0.0, -1.0), (0.92, 0.76), (-0.92, 0.76)]),
     "star": _star_outline(),
     "cross": _cross_outline(),
 }
