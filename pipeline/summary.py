@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from .beta import Beta
 from .calibration import PairCalibration
@@ -101,7 +100,7 @@ def summarise(
     scored = zero = 0
     total = 0.0
     for stem in stems:
-        table = pq.read_table(run.table(stem), columns=["status", "osa_weight", "flags"])
+        table = run.read(stem, ["status", "osa_weight", "flags"])
         statuses.update({e["values"]: e["counts"] for e in pc.value_counts(table["status"].cast("string")).to_pylist()})
         words = pc.list_flatten(table["flags"]).cast("string")
         flags.update({e["values"]: e["counts"] for e in pc.value_counts(words).to_pylist()})

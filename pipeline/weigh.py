@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
@@ -84,7 +83,7 @@ def _draw(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[
     """
     draws, places, rows = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
     for place, stem in enumerate(stems):
-        table = pq.read_table(run.table(stem), columns=["status", "similarity"])
+        table = run.read(stem, ["status", "similarity"])
         usable = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["similarity"])).to_numpy()
         found = np.flatnonzero(usable)
         rng = np.random.default_rng([seed, zlib.crc32(stem.encode())])
@@ -103,7 +102,7 @@ def _similarities(
 ) -> NDArray[np.float32]:
     given = [np.zeros(0, np.float32)]
     for place in np.unique(places):
-        similarity = pq.read_table(run.table(stems[int(place)]), columns=["similarity"])["similarity"].to_numpy()
+        similarity = run.read(stems[int(place)], ["similarity"])["similarity"].to_numpy()
         given.append(similarity[rows[places == place]])
     return np.concatenate(given)
 
@@ -113,7 +112,7 @@ def score_tables(run: RunFolder, stems: Sequence[str], scoring: PairScoring) -> 
     wanted = scoring.metadata()
     for stem in stems:
         if _text(_recorded(run, stem)) != _text(wanted):
-            metadata, table = read_metadata(run.table(stem)), pq.read_table(run.table(stem))
+            metadata, table = read_metadata(run.table(stem)), run.read(stem)
             scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), scoring.beta, scoring.calibration)
             run.write_table(stem, with_columns(table, pair_columns(table, scores), metadata | wanted))
 

@@ -1,7 +1,6 @@
 """The weight table: its contract, how it is written, and what is said when it is not one."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +105,13 @@ def test_read_table_reads_what_is_asked_for(tmp_path: Path, columns: list[str]) 
 
 
 def test_read_table_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="no _run.json.*noisegate annotate SHARDS"):
+    with pytest.raises(TableError, match=r"no _run\.json.*noisegate annotate SHARDS"):
         read_table(tmp_path)
-    with pytest.raises(TableError, match="no _run.json"):
+    with pytest.raises(TableError, match=r"no _run\.json"):
         read_table(tmp_path / "missing")
     file = tmp_path / "file.parquet"
     file.write_text("x")
-    with pytest.raises(TableError, match="no _run.json"):
+    with pytest.raises(TableError, match=r"no _run\.json"):
         read_table(file)
     run = run_with(tmp_path, {})
     with pytest.raises(TableError, match="holds no weight tables"):
@@ -159,12 +158,12 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     write_atomically(path, b"one")
     write_atomically(path, b"two")
     assert path.read_bytes() == b"two"
-    assert os.listdir(path.parent) == ["x.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["x.json"]
     folder = tmp_path / "taken"
     folder.mkdir()
     with pytest.raises(OSError, match="taken"):
         write_atomically(folder, b"three")
-    assert sorted(os.listdir(tmp_path)) == ["new", "taken"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "taken"]
 
 
 def test_the_run_file_is_json_that_others_can_read(tmp_path: Path) -> None:
