@@ -57,8 +57,8 @@ class Preprocess:
             target = (self.size, long) if width <= height else (long, self.size)
             image = _centre(image.resize(target, kind) if target != image.size else image, self.size, self.fill)
         else:
-            ratio = self.size / max(width, height)
-            target = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+            ratio = max(width, height) / self.size
+            target = (max(1, round(width / ratio)), max(1, round(height / ratio)))
             image = _centre(image.resize(target, kind), self.size, self.fill)
         return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
