@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.scenes import write_scenes
+from tests.fakes import pairs, write_tar
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,3 +23,11 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
     write_scenes(folder, 120, 3, seed=5, size=32)
     return folder
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Three shards of six good samples each."""
+    for i in range(3):
+        write_tar(tmp_path / "shards" / f"x-{i:02d}.tar", pairs(6, 10 * i))
+    return tmp_path / "shards"

@@ -128,12 +128,3 @@ def pairs(count: int, start: int = 0) -> list[Member]:
         colour = names[i % len(names)]
         members += [(f"{i:05d}.png", picture(_PALETTE[colour])), (f"{i:05d}.txt", f"number {i} is {colour}".encode())]
     return members
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below a run's folder by name, but for the lock."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "_lock"
-    }

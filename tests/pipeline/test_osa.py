@@ -1,5 +1,6 @@
 """OSA's weight against the paper's numbers, on every kind of input."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.osa import osa_weight, reference_weight
 
 PEAK = 4 / 27
-KINDS = {
+KINDS: dict[str, Callable[[float], Any]] = {
     "float": float,
     "float64": lambda s: np.array([s]),
     "float32": lambda s: np.array([s], np.float32),
@@ -61,7 +62,7 @@ def test_what_goes_in_comes_out() -> None:
     assert type(osa_weight(np.float32(0.3), 0.2)) is np.float32
     for dtype in (np.float32, np.float64):
         out = osa_weight(np.full((2, 3), 0.3, dtype), 0.2)
-        assert (out.shape, out.dtype) == ((2, 3), dtype)
+        assert (out.shape, out.dtype) == ((2, 3), np.dtype(dtype))
     tensor = osa_weight(torch.full((2, 3), 0.3), 0.2)
     assert (tuple(tensor.shape), tensor.dtype) == ((2, 3), torch.float32)
     assert osa_weight(np.zeros((0, 4), np.float32), 0.2).shape == (0, 4)
@@ -112,6 +113,6 @@ def test_not_a_number_weighs_nothing(kind: str) -> None:
 @given(st.floats(0.01, 0.99))
 def test_the_gradient_is_that_of_the_equation(x: float) -> None:
     similarity = torch.tensor([x + 0.2, 0.1, float("nan")], dtype=torch.float64, requires_grad=True)
-    osa_weight(similarity, 0.2).sum().backward()
+    torch.autograd.backward(osa_weight(similarity, 0.2).sum())
     assert similarity.grad is not None
     assert similarity.grad.tolist() == pytest.approx([2 * x - 3 * x * x, 0, 0])
