@@ -1,6 +1,6 @@
-"""The first readable pairs of some shards as cosines, for a look at a model before a long job."""
+"""The first readable pairs of some shards, for a look at a model before a long job."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,34 +8,62 @@ from numpy.typing import NDArray
 from .beta import PairSample, sample_pairs
 from .errors import ConfigError
 from .estimators.base import Estimator
-from .scorer import encode
+from .scorer import Encoded, encode
 from .shards import Shard
 from .stream import Chunk, ShardFailed, stream
 from .workers import Decoded, DecodeOptions, DecodePool, default_workers
 
-__all__ = ["first_pairs"]
+__all__ = ["embed_pairs", "first_pairs", "read_pairs"]
 
 
 def first_pairs(
     shards: Sequence[Shard], estimator: Estimator, count: int, workers: int | None = None, seed: int = 0
 ) -> PairSample:
     """Cosines of the first `count` good pairs and of mismatched ones made from them; raises ConfigError when none is good."""
+    encoded = embed_pairs(estimator, read_pairs(shards, estimator, count, workers))
+    return sample_pairs(encoded.images, encoded.texts, np.random.default_rng(seed))
+
+
+def read_pairs(
+    shards: Sequence[Shard],
+    estimator: Estimator,
+    count: int,
+    workers: int | None = None,
+    note: Callable[[str], None] | None = None,
+) -> list[Decoded]:
+    """The first `count` samples that have a picture and a caption, pixels as the estimator wants them.
+
+    `note` hears of shards that cannot be read. Raises ConfigError when no pair is found.
+    """
     samples: list[Decoded] = []
     problem = "no sample has both a picture and a caption"
     workers = default_workers() if workers is None else workers
-    with DecodePool(workers, estimator.preprocess, DecodeOptions()) as pool:
-        for item in stream(shards, pool, 2 * max(1, workers) + 2):
+    with (
+        DecodePool(workers, estimator.preprocess, DecodeOptions()) as pool,
+        closing(stream(shards, pool, 2 * max(1, workers) + 2)) as items,
+    ):
+        for item in items:
             if isinstance(item, Chunk):
                 samples += [sample for sample in item.samples if sample.status == "ok"]
             elif isinstance(item, ShardFailed):
                 problem = item.error
+                if note is not None:
+                    note(problem)
             if len(samples) >= count:
                 break
-    samples = samples[:count]
     if not samples:
-        raise ConfigError(f"no pair can be read from {shards[0].url} and the {len(shards) - 1} others: {problem}")
+        others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
+        raise ConfigError(f"no pair can be read from {shards[0].url}{others}: {problem}")
+    return samples[:count]
+
+
+def embed_pairs(estimator: Estimator, samples: Sequence[Decoded]) -> Encoded:
+    """Unit embeddings of the pairs; a sample whose embedding is not finite gets the status `invalid` and zeros."""
     known: dict[str, NDArray[np.float32]] = {}
     size = estimator.batch_size
     parts = [encode(estimator, samples[i : i + size], known) for i in range(0, len(samples), size)]
-    images, texts = np.concatenate([p.images for p in parts]), np.concatenate([p.texts for p in parts])
-    return sample_pairs(images, texts, np.random.default_rng(seed))
+    return Encoded(
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.texts for part in parts]),
+        np.concatenate([part.similarity for part in parts]),
+    )

@@ -4,11 +4,13 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from .errors import ShardError
-from .shards import Shard
 from .tar_members import TarMembers
+
+if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
+    from .shards import Shard
 
 __all__ = ["RawSample", "ShardReader"]
 
@@ -69,7 +71,7 @@ class ShardReader:
     at all, or when reading itself fails.
     """
 
-    def __init__(self, shard: Shard, all_parts: bool = False) -> None:
+    def __init__(self, shard: "Shard", all_parts: bool = False) -> None:
         self.shard = shard
         self._all_parts = all_parts
         self.sha256 = ""

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
 from .errors import ConfigError
-from .read import RawSample
+from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
@@ -58,31 +59,31 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
 
     With both tasks a sample is `ok` as long as it has a picture and a caption or a label; what is missing is a flag.
     """
-    sample = Decoded(raw.key.encode("utf-8", "replace").decode(), raw.index)
+    sample = Decoded(raw.key, raw.index)
     problems: dict[str, BadSample] = {}
     image = raw.image
     try:
         if image is None:
             names = ", ".join(raw.names[:8])
-            raise BadSample(
-                "broken" if raw.broken else "no_image", raw.broken or f"no part jpg, jpeg, png or webp among {names}"
-            )
+            raise _lost(raw, IMAGE_PARTS) or BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
         sample.image_sha256 = hashlib.sha256(image).digest()
-        sample.pixels = preprocess(decode_image(image, options.limits))
+        sample.pixels = _pixels(image, preprocess, options.limits)
     except BadSample as error:
         problems["image"] = error
+    source = "json" if options.text_field or "txt" not in raw.names else "txt"
     try:
         sample.text = decode_text(raw.parts, options.text_field, options.limits)
-        data = raw.parts["txt"] if options.text_field is None and "txt" in raw.parts else sample.text.encode()
+        data = raw.parts["txt"] if source == "txt" else sample.text.encode()
         sample.text_sha256 = hashlib.sha256(data).digest()
     except BadSample as error:
-        if "txt" in raw.parts and options.text_field is None:
+        if source == "txt" and "txt" in raw.parts:
             sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest()
-        problems["text"] = BadSample("broken", raw.broken) if raw.broken and error.status == "no_text" else error
+        problems["text"] = (error.status == "no_text" and _lost(raw, (source,))) or error
     try:
         sample.label = decode_label(raw.parts, options.label_field)
     except BadSample as error:
-        problems["label"] = error
+        source = "json" if options.label_field or "cls" not in raw.names else "cls"
+        problems["label"] = (error.status == "no_label" and _lost(raw, (source,))) or error
     needed = [problems[p] for t, p in (("pairs", "text"), ("labels", "label")) if t in options.tasks and p in problems]
     flags = ["duplicate_key"] if raw.duplicate else []
     if "image" in problems:
@@ -94,6 +95,27 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
         sample.status, sample.error = needed[0].status, str(needed[0])
     sample.flags = tuple(flags)
     return sample
+
+
+def _lost(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
+    """Why none of these parts is there, where that is the shard's fault and not the sample's."""
+    for part in parts:
+        if part in raw.parts:
+            return None
+        if part in raw.oversized:
+            return BadSample(
+                "too_large", f"part {part} of {raw.oversized[part]:,} bytes; at most {MAX_PART_BYTES:,} are read"
+            )
+    return BadSample("broken", raw.broken) if raw.broken else None
+
+
+def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
+    image = decode_image(data, limits)
+    try:
+        return preprocess(image)
+    except (MemoryError, ArithmeticError, ValueError, OSError) as error:
+        reason = f"{image.width} x {image.height} pixels cannot be resized: {type(error).__name__}: {error}"
+        raise BadSample("bad_image", reason[:300]) from error
 
 
 def default_workers() -> int:
@@ -119,7 +141,7 @@ def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOpt
 class DecodePool:
     """Decodes chunks of samples. `workers=0` decodes in this process.
 
-    `submit` returns at once; `collect` waits for that chunk. When a worker dies, the chunk is tried again, then sample by
+    `submit` returns at once; `collect` waits for that chunk. When a worker dies, its chunk is tried again, then sample by
     sample in a process of its own, and the sample that kills it becomes a row with the status `bad_image`.
     """
 
@@ -158,16 +180,20 @@ class DecodePool:
             return self.submit(chunk).result()
         except BrokenProcessPool:
             self._replace()
-        return [self._alone(raw) for raw in chunk]
+        return self._one_by_one(chunk)
 
-    def _alone(self, raw: RawSample) -> Decoded:
-        with self._new(1) as executor:
-            try:
-                return executor.submit(_decode, [raw], self._preprocess, self._options).result()[0]
-            except BrokenProcessPool:
-                reason = "the decoder crashed on this image"
-        image = raw.image or b""
-        return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=hashlib.sha256(image).digest())
+    def _one_by_one(self, chunk: list[RawSample]) -> list[Decoded]:
+        """Each sample alone in a process, so that it is clear which one kills it."""
+        found: list[Decoded] = []
+        while len(found) < len(chunk):
+            with self._new(1) as executor:
+                for raw in chunk[len(found) :]:
+                    try:
+                        found += executor.submit(_decode, [raw], self._preprocess, self._options).result()
+                    except BrokenProcessPool:
+                        found.append(_crashed(raw))
+                        break
+        return found
 
     def _replace(self) -> None:
         with self._lock:
@@ -188,6 +214,13 @@ class DecodePool:
                 "`if __name__ == '__main__':`, or use workers=0"
             ) from error
         return executor
+
+
+def _crashed(raw: RawSample) -> Decoded:
+    digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
+    flags = ("duplicate_key",) if raw.duplicate else ()
+    reason = "the decoder crashed on this image"
+    return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=digest, flags=flags)
 
 
 def _done(value: list[Decoded]) -> "Future[list[Decoded]]":

@@ -221,7 +221,7 @@ class TestDamage:
             samples, reader = read(path)
             assert samples == [] and reader.damage == damage
         path.write_bytes(bytes(50_000))  # room that was set aside and never filled
-        with pytest.raises(ShardError, match="not a tar.*50,000 zero bytes and nothing else"):
+        with pytest.raises(ShardError, match=r"not a tar.*50,000 zero bytes and nothing else"):
             read(path)
 
     @pytest.mark.parametrize(

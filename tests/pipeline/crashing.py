@@ -1,0 +1,21 @@
+"""Preprocessing that kills its own process on certain pictures; decode workers import it, so it imports little."""
+
+import os
+import signal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+EXITS, KILLED, TOO_LITTLE_MEMORY = 201, 202, 203  # reds of the pictures in question
+
+
+def preprocess(image: Image.Image) -> NDArray[np.uint8]:
+    red = image.getpixel((0, 0))[0]  # type: ignore[index]
+    if red == EXITS:
+        os._exit(3)
+    if red == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if red == TOO_LITTLE_MEMORY:
+        raise MemoryError
+    return np.asarray(image)
