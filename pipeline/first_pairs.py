@@ -1,6 +1,7 @@
 """The first readable pairs of some shards, for a look at a model before a long job."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
