@@ -1,10 +1,8 @@
 """The batch job: read, decode, encode, score, write. Killed at any moment and started again, it gives the same tables."""
 
-import errno
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +12,11 @@ from .beta import Beta, beta_of_random_inputs, check_mode
 from .beta_cache import cached_beta
 from .embeddings import embeddings_match, write_embeddings
 from .encode_shard import EncodedShard
-from .errors import ConfigError, MismatchError, NoisegateError
+from .errors import ConfigError, MismatchError
 from .estimators import load_estimator
 from .estimators.base import Estimator, Identity
 from .lock import folder_lock
+from .out_folder import writing_to
 from .progress import Progress, Silent
 from .read import RawSample
 from .resume import Resume, check_settings, clear, failed_rows
@@ -52,8 +51,6 @@ def annotate(
     More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
     Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
     """
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
-        raise ConfigError(f"out {out} is a URL; tables are written to a local folder, such as --out tables")
     if seed < 0:
         raise ConfigError(f"seed {seed} is negative; use 0 or more")
     job = _Job(
@@ -68,29 +65,10 @@ def annotate(
         progress=progress or Silent(),
     )
     try:
-        with _disk_errors(job.run.path), folder_lock(job.run.path):
+        with writing_to(out), folder_lock(job.run.path):
             return job.go(estimator, overwrite)
     finally:
         job.progress.stop()
-
-
-@contextmanager
-def _disk_errors(out: Path) -> Iterator[None]:
-    """What the disk refuses, as a message that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoisegateError(
-                f"no space left for {out}; free some and run the same command again (without --overwrite): it goes on"
-            ) from error
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
-        place = Path(error.filename) if refused and isinstance(error.filename, str) else None
-        if place is None or not (place.is_relative_to(out) or out.is_relative_to(place)):
-            raise
-        raise ConfigError(
-            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out tables"
-        ) from error
 
 
 @dataclass

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..decode import BadSample, Limits, decode_text
 from ..errors import ConfigError
+from ..out_folder import writing_to
 from ..read import RawSample, ShardReader
 from ..shards import Shard, find_shards
 from ..table import write_atomically
@@ -62,6 +63,8 @@ def noise_captions(
         names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
         raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
     found = find_shards(shards)
     captions, images = _captions(found)
     usable = np.flatnonzero([caption is not None for caption in captions])
@@ -79,12 +82,12 @@ def noise_captions(
         caption = captions[int(source[row])]
         record |= {"noisy": wrong, "noise_protocol": identity}
         parts = dict(raw.parts)
-        if caption is not None and source[row] != row:
+        if caption is not None and caption != captions[row]:
             record["original_caption"] = captions[row]
             record |= {name: caption for name in ("caption", "text") if name in record}
             if "txt" in parts or not {"caption", "text"} & set(record):
                 parts["txt"] = caption.encode()
-        return parts | {"json": json.dumps(record, ensure_ascii=False).encode()}
+        return parts | {"json": json.dumps(record).encode()}
 
     written = rewrite_shards(found, Path(out), change, noisy, identity)
     return NoiseReport(str(out), identity, written, len(captions), int(noisy.sum()), len(captions) - len(usable))
@@ -103,32 +106,31 @@ def rewrite_shards(
 
     `columns` (one value for each sample) and `metadata` go into `noise.parquet` too.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    row, written = 0, []
-    truth: dict[str, list[Any]] = {"shard": [], "key": [], "noisy": []}
-    for shard in shards:
-        target = out / f"{shard.stem}.tar"
+    targets = {shard: out / f"{shard.stem}.tar" for shard in shards}
+    for shard, target in targets.items():
         if shard.is_local and target.resolve() == Path(shard.url).resolve():
             raise ConfigError(f"out {out} is where the shards are; use another folder, so that the originals stay")
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for raw in ShardReader(shard, all_parts=True):
-                for part, data in change(row, raw).items():
-                    member = tarfile.TarInfo(f"{raw.key}.{part}")  # times and owners stay 0: same input, same bytes
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
-                truth["shard"].append(shard.stem)
-                truth["key"].append(raw.key)
-                truth["noisy"].append(bool(noisy[row]))
-                row += 1
-        write_atomically(target, packed.getbuffer())
-        written.append(str(target))
-    table = pa.table({**truth, **(columns or {})})
-    table = table.replace_schema_metadata({"noisegate.noise_protocol": protocol, **(metadata or {})})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    write_atomically(out / TRUTH_FILE, sink.getvalue())
-    return written
+    row = 0
+    truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}
+    with writing_to(out):
+        for shard, target in targets.items():
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for raw in ShardReader(shard, all_parts=True):
+                    for part, data in change(row, raw).items():
+                        member = tarfile.TarInfo(f"{raw.key}.{part}")  # times and owners stay 0: same input, same bytes
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+                    for name, value in zip(truth, (shard.stem, raw.index, raw.key, bool(noisy[row])), strict=True):
+                        truth[name].append(value)
+                    row += 1
+            write_atomically(target, packed.getbuffer())
+        table = pa.table({**truth, **(columns or {})})
+        table = table.replace_schema_metadata({"noisegate.noise_protocol": protocol, **(metadata or {})})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        write_atomically(out / TRUTH_FILE, sink.getvalue())
+    return [str(target) for target in targets.values()]
 
 
 def read_samples(shards: Sequence[Shard]) -> Iterator[RawSample]:
@@ -158,6 +160,6 @@ def json_record(raw: RawSample) -> dict[str, Any]:
     """The sample's json as an object, empty where there is none."""
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         record = {}  # a broken json is replaced by one that holds the mask
     return record if isinstance(record, dict) else {}

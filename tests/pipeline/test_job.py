@@ -210,7 +210,7 @@ def test_no_shards_is_a_mistake(tmp_path: Path) -> None:
 def test_a_url_is_no_place_for_tables(shards: Path, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for place in (out, Path(out)):
-        with pytest.raises(ConfigError, match=r"is a URL; tables are written to a local folder, such as --out tables"):
+        with pytest.raises(ConfigError, match=r"is a URL; files are written to a local folder, such as --out results"):
             score(shards, place)  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
@@ -219,7 +219,7 @@ def test_a_file_is_no_place_for_tables(shards: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for place in (file, file / "below"):
-        with pytest.raises(ConfigError, match=r"out .*file.* cannot be written: .*such as --out tables"):
+        with pytest.raises(ConfigError, match=r"out .*file.* cannot be written: .*such as --out results"):
             score(shards, place)
     assert file.read_text() == "mine"
 

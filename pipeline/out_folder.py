@@ -1,0 +1,36 @@
+"""The folder that a command writes into: what it may be, and what the disk refuses as a message that says what to do."""
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import ConfigError, NoisegateError
+
+__all__ = ["writing_to"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
+
+
+@contextmanager
+def writing_to(out: str | Path) -> Iterator[Path]:
+    """Make the folder and yield it; raises ConfigError for a URL, a file, or a place that may not be written."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
+        raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results")
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as error:
+        if error.errno in _FULL:
+            raise NoisegateError(
+                f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)"
+            ) from error
+        place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
+        if place is None or not (place.is_relative_to(folder) or folder.is_relative_to(place)):
+            raise
+        raise ConfigError(
+            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
+        ) from error
