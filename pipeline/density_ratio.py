@@ -47,7 +47,7 @@ def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
         clean = (1 - rate) * f1 / (rate * f0 + (1 - rate) * f1)
         weight = g * clean
         before, rate = rate, float(1 - weight.sum() / total)
-        if abs(rate - before) < 1e-6 or weight.sum() < 1:
+        if abs(rate - before) < 3e-6 or weight.sum() < 1:
             break
     rate = min(max(rate, 0.0), 1.0)
     ratio = rate + (1 - rate) * _normal(centres, mean, sd) / f0

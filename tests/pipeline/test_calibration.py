@@ -160,7 +160,7 @@ def test_too_few_values_name_what_works() -> None:
         calibrate_pairs([0.1, 0.2, 0.3, np.nan], [0.1, 0.2])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.floats(-1, 1), min_size=20, max_size=60),
     st.lists(st.floats(-1, 1), min_size=20, max_size=60),

@@ -1,0 +1,243 @@
+"""Out-of-fold linear probe: what a multinomial logistic regression on the embeddings says of rows it has not seen.
+
+All folds are solved together, so that one pass over the embeddings serves every fold, for one L2 strength after the
+other from strong to weak, each started from the one before. The solver is L-BFGS in coordinates in which Böhning's
+bound on the Hessian, ½ Cov(x) + λ I (Böhning 1992, "Multinomial logistic regression algorithm"), is the identity: a
+handful of steps per strength, and a full step from the start never overshoots.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+
+__all__ = ["STRENGTHS", "probe_probabilities"]
+
+STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+ROUGH, FINE = 1e-3, 1e-4  # a step that gains less (nats per row) ends the search for λ, and the fit at the chosen λ
+MEMORY = 6  # L-BFGS pairs
+STEPS = 40
+
+
+def probe_probabilities(
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    classes: int,
+    folds: int = 5,
+    seed: int = 0,
+    device: str = "cpu",
+    strengths: tuple[float, ...] = STRENGTHS,
+) -> NDArray[np.float32]:
+    """P(given label | embedding) from probes that were not trained on the row: (N, d), (N,) -> (N, classes) float32.
+
+    Minimises mean cross-entropy + λ/2 |W|² on unit-length, centred rows scaled to mean square 1 per dimension, over
+    stratified folds; λ is the value in `strengths` (strong to weak) with the least held-out loss, and the search ends
+    where that loss rises. Rows whose label is outside 0..classes-1 are predicted, as the mean over the folds, but not
+    trained on; a row with nan, inf or no length gets nan. With a single class that class has probability 1.
+
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat([0, 1], 50)
+    >>> embeddings = rng.normal(size=(100, 8)) + 3 * np.eye(8)[labels]
+    >>> probability = probe_probabilities(embeddings, labels, classes=2)
+    >>> probability.shape, bool((probability.argmax(axis=1) == labels).mean() > 0.9)
+    ((100, 2), True)
+    """
+    rows = np.asarray(embeddings)
+    given = np.asarray(labels)
+    if rows.ndim != 2 or given.shape != (len(rows),):
+        raise ConfigError(f"probe: embeddings {rows.shape} and labels {given.shape} do not fit; give (N, d) and (N,)")
+    if folds < 2:
+        raise ConfigError(f"probe: folds is {folds}, at least 2 are needed; 5 works")
+    if not strengths or min(strengths) <= 0:
+        raise ConfigError(f"probe: strengths is {strengths}, all must be above 0; {STRENGTHS} works")
+    x, valid = _prepared(rows, torch.device(device))
+    probability = np.full((len(rows), classes), np.nan, dtype=np.float32)
+    known = (given >= 0) & (given < classes)
+    y = np.where(known, given, -1)[valid].astype(np.int64)
+    present = np.unique(y[y >= 0])
+    if len(present) == 0:
+        probability[valid] = 1 / classes
+    elif len(present) == 1:
+        probability[valid] = np.eye(classes, dtype=np.float32)[present[0]]
+    else:
+        fold = _stratified_folds(y, folds, np.random.default_rng(seed))
+        narrow = _solve(x, torch.from_numpy(np.searchsorted(present, y)), torch.from_numpy(fold), folds, strengths)
+        wide = np.zeros((len(y), classes), dtype=np.float32)
+        wide[:, present] = narrow
+        probability[valid] = wide
+    return probability
+
+
+def _prepared(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Valid rows at unit length, centred and scaled, float32 on the device; and which rows are valid."""
+    x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    valid = torch.isfinite(length[:, 0]) & (length[:, 0] > 1e-12)
+    x = x[valid] / length[valid]
+    if len(x):
+        x -= x.mean(dim=0)
+        x *= 1 / x.square().mean().sqrt().clamp_min(1e-12)
+    return x, valid.cpu().numpy()
+
+
+def _stratified_folds(y: NDArray[np.int64], folds: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """A fold for every labelled row, each class spread evenly; -1 for rows without a label."""
+    fold = np.full(len(y), -1, dtype=np.int64)
+    first = 0
+    for label in np.unique(y[y >= 0]):
+        members = rng.permutation(np.flatnonzero(y == label))
+        fold[members] = (first + np.arange(len(members))) % folds
+        first += len(members)  # the next class goes on where this one ended, so that all folds are of one size
+    return fold
+
+
+class _Problem(NamedTuple):
+    """What does not change between steps; F folds, C classes, n rows, d dimensions."""
+
+    x: Tensor  # (n, d)
+    y: Tensor  # (n,); for rows without a label anything, because they weigh nothing
+    weight: Tensor  # (n, F): 1 / size of the training part where the fold trains on the row, else 0
+    held_out: Tensor  # (n, F) bool
+    basis: Tensor  # (d, d): eigenvectors of the covariance
+    spectrum: Tensor  # (d,)
+
+    def first(self, folds: int) -> _Problem:
+        return self._replace(weight=self.weight[:, :folds], held_out=self.held_out[:, :folds])
+
+
+class _Probes(NamedTuple):
+    """One probe per fold, with its cross-entropy and that one's gradient."""
+
+    weights: Tensor  # (F, C, d + 1), the bias last
+    loss: Tensor  # (F,)
+    gradient: Tensor  # (F, C, d + 1)
+    held_out: float  # mean cross-entropy of the rows at the fold that holds them out
+
+
+def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[float, ...]) -> NDArray[np.float32]:
+    """λ from the first two folds, then all folds at that λ from where these two ended."""
+    y, fold = y.to(x.device), fold.to(x.device)
+    held_out = fold[:, None] == torch.arange(folds, device=x.device)
+    trains = ((fold >= 0)[:, None] & ~held_out).float()
+    counts = torch.bincount(y[fold >= 0], minlength=int(y.max()) + 1)
+    some = x[:: max(1, len(x) // (4 * x.shape[1]))]  # the coordinates need not be exact
+    spectrum, basis = torch.linalg.eigh(some.T @ some / len(some))
+    problem = _Problem(x, y, trains / trains.sum(dim=0).clamp_min(1), held_out, basis, spectrum.clamp_min(0))
+    search = problem.first(2)
+    weights = x.new_zeros(2, len(counts), x.shape[1] + 1)
+    weights[:, :, -1] = torch.log(counts / counts.sum())
+    probes = best = _evaluate(search, weights)
+    chosen = strengths[0]
+    for strength in strengths:
+        probes = _minimise(search, probes, strength, ROUGH)
+        if probes.held_out >= best.held_out:
+            break
+        best, chosen = probes, strength
+    start = best.weights.mean(dim=0, keepdim=True).repeat(folds, 1, 1)
+    return _predict(problem, _minimise(problem, _evaluate(problem, start), chosen, FINE).weights)
+
+
+def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: float) -> _Probes:
+    """Batched L-BFGS; each fold has its own step length and memory."""
+    scale = torch.rsqrt(0.5 * problem.spectrum + strength)
+
+    def whitened(gradient: Tensor) -> Tensor:
+        return torch.cat([(gradient[:, :, :-1] @ problem.basis) * scale, gradient[:, :, -1:]], dim=2)
+
+    def unwhitened(step: Tensor) -> Tensor:
+        return torch.cat([(step[:, :, :-1] * scale) @ problem.basis.T, step[:, :, -1:]], dim=2)
+
+    def penalised(probes: _Probes) -> tuple[Tensor, Tensor]:
+        pull = strength * probes.weights
+        pull[:, :, -1] = 0
+        return probes.loss + 0.5 * _dot(pull, probes.weights), whitened(probes.gradient + pull)
+
+    now = start
+    loss, gradient = penalised(now)
+    changes: list[tuple[Tensor, Tensor, Tensor]] = []
+    for _ in range(STEPS):
+        direction = -_two_loop(gradient, changes)
+        slope = _dot(direction, gradient)
+        length = torch.ones_like(slope)
+        for _ in range(8):
+            step = length[:, None, None] * direction
+            moved = _evaluate(problem, now.weights + unwhitened(step))
+            moved_loss, moved_gradient = penalised(moved)
+            worse = moved_loss > loss + 1e-4 * length * slope + 1e-6
+            if not worse.any():
+                break
+            length = torch.where(worse, length / 4, length)
+        gained = (loss - moved_loss).max()
+        turn = moved_gradient - gradient
+        curvature = _dot(step, turn)
+        changes = [*changes, (step, turn, torch.where(curvature > 1e-12, 1 / curvature, 0))][-MEMORY:]
+        now, loss, gradient = moved, moved_loss, moved_gradient
+        if gained < tolerance:
+            break
+    return now
+
+
+def _evaluate(problem: _Problem, weights: Tensor) -> _Probes:
+    folds, classes, _ = weights.shape
+    flat = weights.view(folds * classes, -1)
+    slopes, bias = flat[:, :-1].contiguous(), flat[:, -1]
+    loss, held_out, gradient = weights.new_zeros(folds), weights.new_zeros(()), torch.zeros_like(flat)
+    rows = _rows(problem.x)
+    for part in range(0, len(problem.x), rows):
+        x, y = problem.x[part : part + rows], problem.y[part : part + rows]
+        weight, outside = problem.weight[part : part + rows], problem.held_out[part : part + rows]
+        log_p = torch.log_softmax(torch.addmm(bias, x, slopes.T).view(-1, folds, classes), dim=2)
+        index = y[:, None, None].expand(-1, folds, 1)
+        entropy = -log_p.gather(2, index)[:, :, 0]
+        loss += (entropy * weight).sum(dim=0)
+        held_out += (entropy * outside).sum()
+        residual = log_p.exp_()
+        residual.scatter_add_(2, index, residual.new_full((1, 1, 1), -1.0).expand_as(index))
+        residual = (residual * weight[:, :, None]).view(-1, folds * classes)
+        gradient[:, :-1] += residual.T @ x
+        gradient[:, -1] += residual.sum(dim=0)
+    return _Probes(weights, loss, gradient.view_as(weights), float(held_out / problem.held_out.sum().clamp_min(1)))
+
+
+def _two_loop(gradient: Tensor, changes: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The inverse Hessian's action, estimated from the latest steps (F, C, d + 1) and changes of the gradient."""
+    direction, shares = gradient, []
+    for step, turn, inverse in reversed(changes):
+        share = inverse * _dot(step, direction)
+        direction = direction - share[:, None, None] * turn
+        shares.append(share)
+    if changes:
+        step, turn, inverse = changes[-1]
+        size = torch.where(inverse > 0, 1 / (inverse * _dot(turn, turn)).clamp_min(1e-12), 1)
+        direction = direction * size[:, None, None]
+    for (step, turn, inverse), share in zip(changes, reversed(shares), strict=True):
+        direction = direction + (share - inverse * _dot(turn, direction))[:, None, None] * step
+    return direction
+
+
+def _predict(problem: _Problem, weights: Tensor) -> NDArray[np.float32]:
+    """(n, C): each row by the fold that held it out, rows without a label by the mean over the folds."""
+    parts = []
+    folds, classes, _ = weights.shape
+    share = torch.where(problem.held_out.any(dim=1, keepdim=True), problem.held_out.float(), 1 / folds)
+    flat = weights.view(folds * classes, -1)
+    rows = _rows(problem.x)
+    for part in range(0, len(problem.x), rows):
+        logits = torch.addmm(flat[:, -1], problem.x[part : part + rows], flat[:, :-1].T).view(-1, folds, classes)
+        parts.append((torch.softmax(logits, dim=2) * share[part : part + rows, :, None]).sum(dim=1))
+    return np.asarray(torch.cat(parts).cpu().numpy(), dtype=np.float32)
+
+
+def _rows(x: Tensor) -> int:
+    """Rows per matrix product: on a CPU few enough that the second product finds them in the cache."""
+    return 512 if x.device.type == "cpu" else 65536
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=(1, 2))
