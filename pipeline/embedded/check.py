@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from pipeline.estimators.torchvision_import import allow_torchvision
 from pipeline.scenes import ATTRIBUTES, caption, class_names, draw, hard_negative, random_scene, scene_class, scene_rng
 
-UNSEEN_SEED = 2**31  # training never draws from this seed
+UNSEEN_SEED = 2**31
 _BATCH = 250
 
 

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.scenes import ATTRIBUTES, caption, draw, hard_negative, random_scene, scene_class, scene_rng
+from pipeline.scenes import ATTRIBUTES, caption, draw, hard_negative, random_scene, scene_class
 
 TEXT_LENGTH = 18  # tokens of the longest caption, start and end included
 WORDINGS = 3
@@ -37,7 +37,7 @@ class Pool:
 def draw_pool(seed: int, count: int, encode: Encode, processes: int = 2) -> Pool:
     """Draw scenes 0..count-1 of `seed`; `encode` gives a word's token ids and is picklable."""
     starts = range(0, count, _CHUNK)
-    work = partial(_chunk, seed=seed, count=count, encode=encode)
+    work = partial(draw_part, seed=seed, count=count, encode=encode)
     with ProcessPoolExecutor(processes, get_context("spawn")) as executor:
         parts = list(executor.map(work, starts))
     return Pool(
@@ -48,11 +48,12 @@ def draw_pool(seed: int, count: int, encode: Encode, processes: int = 2) -> Pool
     )
 
 
-def _chunk(start: int, seed: int, count: int, encode: Encode) -> Pool:
+def draw_part(start: int, seed: int, count: int, encode: Encode) -> Pool:
+    """Draw up to 500 scenes of `seed` from `start` on, none beyond `count`."""
     words: dict[str, list[int]] = {}
     images, captions, changed, labels = [], [], [], []
     for index in range(start, min(start + _CHUNK, count)):
-        rng = scene_rng(seed, index)
+        rng = np.random.default_rng([seed, index])  # not `scene_rng`: scenes that people write stay unseen
         scene = random_scene(rng)
         images.append(np.asarray(draw(scene)))
         captions.append([caption(scene, rng) for _ in range(WORDINGS)])

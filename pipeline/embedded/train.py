@@ -29,7 +29,6 @@ from pipeline.scenes import ATTRIBUTES, class_names
 
 FOLDER = Path(__file__).parent
 CONTEXT = 32
-TRAINING_SEED = 910_000_001  # one that nobody types, so that scenes people write were not trained on
 MEAN, STD = (0.4, 0.38, 0.36), (0.32, 0.31, 0.32)
 PROMPTS = ("{}", "a {}", "a photo of a {}", "a picture of a {}", "a drawing of a {}", "an image of a {}")
 EMBEDDING = 96
@@ -110,6 +109,7 @@ def loss_of(
 
 
 def train(arguments: argparse.Namespace) -> None:
+    """Draw the scenes, train, and leave a measured checkpoint in `arguments.out` every `save_every` steps."""
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
     rng = np.random.default_rng(arguments.seed)
@@ -135,7 +135,8 @@ def train(arguments: argparse.Namespace) -> None:
         optimiser, arguments.rate, total_steps=arguments.steps, pct_start=0.06, cycle_momentum=False
     )
     stream = batches(pool, arguments.batch, arguments.negatives, rng)
-    for step in range(1, arguments.steps + 1):
+    last = min(arguments.steps, arguments.stop_after)
+    for step in range(1, last + 1):
         named = prompts[int(rng.integers(len(prompts)))]
         loss = loss_of(model, cut, next(stream), named, arguments.hard_weight)
         optimiser.zero_grad()
@@ -147,7 +148,7 @@ def train(arguments: argparse.Namespace) -> None:
             model.logit_scale.clamp_(max=math.log(50))
         if step % 50 == 0:
             print(f"step {step} loss {loss.item():.3f} {time.monotonic() - began:.0f} s", flush=True)
-        if step % arguments.save_every == 0 or step == arguments.steps:
+        if step % arguments.save_every == 0 or step == last:
             save(model, used, arguments.out)
             print(json.dumps({"step": step, **measure(arguments.out, 1000)}), flush=True)
 
@@ -177,14 +178,15 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="measure the model in --out on unseen scenes, print JSON")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of configuration and weights")
     parser.add_argument("--scenes", type=int, default=48_000)
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=2800, help="length of the learning-rate schedule")
+    parser.add_argument("--stop-after", type=int, default=1000, help="steps to run of it")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--negatives", type=int, default=2, help="changed captions per pair, at most 6")
     parser.add_argument("--hard-weight", type=float, default=2.0, help="weight of the logistic loss")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=1, help="more only helps on idle cores")
-    parser.add_argument("--seed", type=int, default=TRAINING_SEED, help="of scenes, batches and weights")
+    parser.add_argument("--seed", type=int, default=0, help="of scenes, batches and weights")
     arguments = parser.parse_args()
     if arguments.check:
         print(json.dumps(measure(arguments.out, 4000), indent=2))

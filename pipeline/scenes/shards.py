@@ -16,10 +16,15 @@ from pipeline.scenes.caption import caption
 from pipeline.scenes.draw import draw
 from pipeline.scenes.scene import changed_attributes, class_names, hard_negative, random_scene, scene_class
 
+_WRITTEN = 1  # sets these streams apart from those of training, which are seeded with (seed, index) alone
+
 
 def scene_rng(seed: int, index: int) -> np.random.Generator:
-    """Give the generator of scene `index`: it depends on nothing else, so any part of a set can be made alone."""
-    return np.random.default_rng([seed, index])
+    """Give the generator of scene `index`: it depends on nothing else, so any part of a set can be made alone.
+
+    No seed gives scenes that the embedded estimator was trained on; those have generators of their own.
+    """
+    return np.random.default_rng([seed, index, _WRITTEN])
 
 
 def write_scenes(
