@@ -1,8 +1,31 @@
 """Estimators by name: open_clip models, transformers models, a user's own, and the small embedded one."""
 
+from dataclasses import dataclass
+from typing import Any
+
 from .base import Estimator, Identity, normalise
 
-__all__ = ["Estimator", "Identity", "load_estimator", "normalise"]
+__all__ = ["Estimator", "Identity", "ModelSpec", "load_estimator", "normalise"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """An estimator by name, not loaded yet; a run records it, so that its scores can be checked later."""
+
+    model: str = "embedded"
+    pretrained: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    batch_size: int | None = None
+
+    def __call__(self) -> Estimator:
+        return load_estimator(
+            self.model, self.pretrained, device=self.device, dtype=self.dtype, batch_size=self.batch_size
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, without the device, which scores do not depend on."""
+        return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype}
 
 
 def load_estimator(
@@ -23,7 +46,11 @@ def load_estimator(
 
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64")
+    if pretrained is not None and model.startswith(("python:", "hf:")):
+        raise ConfigError(f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})")
     if model.startswith("python:"):
+        if (device, dtype) != ("auto", "auto"):
+            raise ConfigError(f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})")
         from .custom import CustomEstimator
 
         return CustomEstimator.load(model, batch_size)

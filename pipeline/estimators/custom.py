@@ -23,12 +23,13 @@ class CustomEstimator:
     def __init__(self, inner: Any, name: str, batch_size: int | None = None) -> None:
         missing = [n for n in ("encode_images", "encode_texts", "identity") if not hasattr(inner, n)]
         if missing:
-            raise ConfigError(f"model {name!r}: the object it returned has no {', '.join(missing)}")
+            raise ConfigError(f"model {name!r}: what it made, a {type(inner).__name__}, has no {', '.join(missing)}")
         if not isinstance(inner.identity, str) or not inner.identity:
             raise ConfigError(f"model {name!r}: identity is {inner.identity!r}; give a string that names these weights")
         self._inner, self._name = inner, name
         self.batch_size = batch_size or 64
         self.preprocess = rgb_pixels
+        self._width = self._common_width()
         self.identity = Identity(
             name, inner.identity, "by the estimator itself", DECODER, "its own", (("pillow", version("pillow")),)
         )
@@ -40,14 +41,22 @@ class CustomEstimator:
         if len(parts) != 3 or not all(parts):
             raise ConfigError(f"model {spec!r} must read python:MODULE:FACTORY, such as python:my_models:make_clip")
         try:
-            factory = getattr(importlib.import_module(parts[1]), parts[2])
-        except ImportError as error:
+            module = importlib.import_module(parts[1])
+        except ModuleNotFoundError as error:
             raise ConfigError(
                 f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it on PYTHONPATH?"
             ) from error
-        except AttributeError as error:
-            raise ConfigError(f"model {spec!r}: module {parts[1]!r} has no {parts[2]!r}") from error
-        return cls(factory(), spec, batch_size)
+        except Exception as error:  # the module is the user's: it may raise anything
+            raise ConfigError(f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}") from error
+        factory = getattr(module, parts[2], None)
+        if not callable(factory):
+            what = f"has no {parts[2]!r}" if factory is None else f"has a {parts[2]!r} that cannot be called"
+            raise ConfigError(f"model {spec!r}: module {parts[1]!r} {what}; name a function that makes the estimator")
+        try:
+            inner = factory()
+        except Exception as error:
+            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {_text(error)}") from error
+        return cls(inner, spec, batch_size)
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
         return self.encode_images([Image.fromarray(p) for p in pixels])
@@ -67,13 +76,38 @@ class CustomEstimator:
         parts = []
         for start in range(0, len(items), self.batch_size):
             batch = items[start : start + self.batch_size]
-            rows = np.asarray(getattr(self._inner, name)(batch), dtype=np.float32)
+            rows = _array(getattr(self._inner, name)(batch))
             if rows.ndim != 2 or len(rows) != len(batch):
                 raise ConfigError(
                     f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)"
                 )
             parts.append(rows)
-        return np.concatenate(parts) if parts else np.zeros((0, 0), np.float32)
+        return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
+
+    def _common_width(self) -> int:
+        """The width d of both kinds of embeddings, found on a grey picture and a word: a mistake shows before the work."""
+        widths = []
+        for name, item in (("encode_images", Image.new("RGB", (224, 224), (128, 128, 128))), ("encode_texts", "a")):
+            try:
+                widths.append(int(self._call(name, [item]).shape[1]))
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(f"model {self._name!r}: {name} failed on one item: {_text(error)}") from error
+        if widths[0] != widths[1]:
+            raise ConfigError(
+                f"model {self._name!r}: pictures get {widths[0]} numbers and texts {widths[1]}; both need one space"
+            )
+        return widths[0]
+
+
+def _array(rows: Any) -> NDArray[np.float32]:
+    """Rows as float32, also those of a torch tensor on any device, of any type."""
+    return np.asarray(rows.detach().float().cpu() if hasattr(rows, "detach") else rows, dtype=np.float32)
+
+
+def _text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def rgb_pixels(image: Image.Image) -> Pixels:

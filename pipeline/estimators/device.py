@@ -29,11 +29,13 @@ class Device:
         """`auto` takes the first GPU, in bfloat16 where it is native and float16 elsewhere; a CPU computes in float32."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        kind = device.split(":")[0]
-        if kind not in ("cpu", "cuda", "mps"):
+        kind, _, number = device.partition(":")
+        if kind not in ("cpu", "cuda", "mps") or (":" in device and not (number.isascii() and number.isdigit())):
             raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda, cuda:0 or mps")
         if kind == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device!r}: torch sees no GPU here; use --device cpu")
+        if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
+            raise ConfigError(f"device {device!r}: torch sees {torch.cuda.device_count()} here; use cuda:0")
         if kind == "mps" and not torch.backends.mps.is_available():
             raise ConfigError(f"device {device!r}: torch sees no Apple GPU here; use --device cpu")
         if dtype == "auto":
@@ -46,7 +48,7 @@ class Device:
     @property
     def batch_size(self) -> int:
         """A batch that fills the device without filling its memory, for models up to ViT-L."""
-        return 64 if self.name == "cpu" else 256
+        return 64 if self.name.startswith("cpu") else 256
 
     def place(self, model: Any) -> Any:
         """Move a module here for inference."""

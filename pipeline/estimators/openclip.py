@@ -1,8 +1,11 @@
 """Models of open_clip: a built-in name with a pretrained tag or checkpoint, `hf-hub:`, `local-dir:`, and `embedded`."""
 
-import difflib
+import contextlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,13 @@ from ..errors import ConfigError
 from ..preprocess import Preprocess
 from .base import Identity, Pixels, array_digest, normalise
 from .device import Device
+from .hub import hub_or_cache
+from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 from .torchvision_import import allow_torchvision
 
-__all__ = ["EMBEDDED", "OpenClipEstimator"]
+__all__ = ["OpenClipEstimator", "open_clip_source"]
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+_ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
 _PROBE_TEXTS = ("a", "a red circle", "two small green triangles on the left of a wide blue square, on white paper")
 
 
@@ -35,21 +40,24 @@ class OpenClipEstimator:
         name: str,
         device: Device,
         batch_size: int | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self._device = device
         self._model = device.place(model)
         self._tokenizer = tokenizer
+        self.config = config  # open_clip's, as needed to build the model again
         self.batch_size = batch_size or device.batch_size
         self.preprocess = _preprocess_of(model)
         self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
         self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
         self._padding = int(tokenizer([""])[0, -1])
-        self.trims_texts = False
         self.trims_texts = self._trimming_is_exact()
+        weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
+        architecture = np.frombuffer(json.dumps(config, sort_keys=True).encode(), np.uint8)
         self.identity = Identity(
             model=name,
-            weights=array_digest({k: _array(v) for k, v in model.state_dict().items()}),
-            preprocess=str(self.preprocess),
+            weights=array_digest(weights | {"config": architecture}),
+            preprocess=f"{self.preprocess}; {_tokenizer_name(tokenizer)}",
             decoder=DECODER,
             dtype=device.dtype_name,
             versions=tuple((p, version(p)) for p in ("open_clip_torch", "pillow", "torch")),
@@ -63,29 +71,52 @@ class OpenClipEstimator:
         allow_torchvision()
         import open_clip
 
-        source = f"local-dir:{EMBEDDED}" if name == "embedded" else name
-        has_weights = source.startswith(("local-dir:", "hf-hub:"))
-        _check_name(name, source, pretrained, has_weights)
-        seed = _random_seed(pretrained)
-        if seed is not None:
-            torch.manual_seed(seed)
-        logging.disable(logging.WARNING)  # open_clip reports each step on the root logger
+        source = open_clip_source(name)
+        pretrained = str(Path(pretrained).expanduser()) if pretrained else None
+        check_name(name, source, pretrained)
+        seed = random_seed(pretrained)
+        tag = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+        quick = bool(tag.get("quick_gelu"))  # these weights need it, whatever the built-in configuration says
+        problem = None
         try:
-            model = open_clip.create_model(
-                source, pretrained=None if seed is not None else pretrained, require_pretrained=seed is None
-            )
-            tokenizer = open_clip.get_tokenizer(source)
-        except (RuntimeError, ValueError, OSError, KeyError) as error:
-            reason = " ".join(str(error).split())[:300]
+            with _quiet(), _weights_only(), contextlib.ExitStack() as stack:
+                if needs_hub(source, bool(tag)):
+                    problem = stack.enter_context(hub_or_cache())
+                if seed is not None:
+                    stack.enter_context(torch.random.fork_rng(devices=[]))
+                    torch.manual_seed(seed)
+                model = open_clip.create_model(
+                    source,
+                    pretrained=None if seed is not None else pretrained,
+                    require_pretrained=seed is None,
+                    force_quick_gelu=quick,
+                    pretrained_text=False,
+                )
+                tokenizer = open_clip.get_tokenizer(source)
+                config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
+        except Exception as error:  # a checkpoint of unknown origin and three libraries: anything may be raised
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ConfigError(
-                f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: {reason}. "
-                "Without a network, point --model at local-dir:FOLDER (open_clip_config.json and weights) "
-                "or --pretrained at a checkpoint file."
+                f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: "
+                f"{f'{problem}; ' if problem else ''}{reason}. Without a network, point --model at local-dir:FOLDER "
+                "(open_clip_config.json and weights) or --pretrained at a checkpoint file."
             ) from error
-        finally:
-            logging.disable(logging.NOTSET)
-        label = name if not pretrained else f"{name}/{Path(pretrained).name}"
-        return cls(model.eval(), tokenizer, label, device, batch_size)
+        label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
+        return cls(model.eval(), tokenizer, label, device, batch_size, config)
+
+    @property
+    def module(self) -> Any:
+        """The open_clip model itself, in evaluation mode."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The open_clip tokenizer."""
+        return self._tokenizer
+
+    def embed_batch(self, pixels: Sequence[Pixels], texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embed one batch of pairs, not normalised, so that gradients flow back to the model."""
+        return self._encode_pixel_batch(pixels), self._encode_tokens(self.tokenize(texts))
 
     @torch.inference_mode()
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
@@ -96,23 +127,28 @@ class OpenClipEstimator:
 
     @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return self._in_batches(texts, lambda batch: self._encode_tokens(self.tokenize(batch)))
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # a repeated text is encoded once
+        found = self._in_batches(list(rows), lambda batch: self._encode_tokens(self.tokenize(batch)))
+        return found[[rows[text] for text in texts]] if len(rows) < len(texts) else found
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Uniform noise pictures in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does."""
         size, context = self.preprocess.size, int(self._tokenizer([""]).shape[1])
-        pictures = [rng.random((3, size, size), dtype=np.float32) for _ in range(count)]
-        tokens = list(torch.from_numpy(rng.integers(0, 100, (count, context))))
-        images = self._in_batches(pictures, lambda batch: self._encode_image_tensor(torch.from_numpy(np.stack(batch))))
-        texts = self._in_batches(tokens, lambda batch: self._encode_tokens(torch.stack(batch)))
-        return images, texts
+
+        def pictures(numbers: Sequence[int]) -> torch.Tensor:
+            return torch.from_numpy(rng.random((len(numbers), 3, size, size), dtype=np.float32))
+
+        images = self._in_batches(range(count), lambda numbers: self._encode_image_tensor(pictures(numbers)))
+        tokens = torch.from_numpy(rng.integers(0, 100, (count, context)))
+        return images, self._in_batches(tokens, self._encode_tokens)  # type: ignore[arg-type]
 
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
         """Token ids (N, L): cut to the longest text where that changes nothing, else the model's whole context."""
         tokens = self._tokenizer(list(texts))
-        if not self.trims_texts:
-            return tokens
+        return self._trimmed(tokens) if self.trims_texts else tokens
+
+    def _trimmed(self, tokens: torch.Tensor) -> torch.Tensor:
         used = (tokens != self._padding).any(dim=0).nonzero()
         return tokens[:, : int(used.max()) + 1] if len(used) else tokens[:, :1]
 
@@ -138,39 +174,38 @@ class OpenClipEstimator:
         return features
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        tokens = tokens.to(self._device.name)
         with self._device.autocast():
-            features: torch.Tensor = self._text_forward(tokens)
-        return features
+            return self._text_forward(tokens.to(self._device.name))
 
     def _text_forward(self, tokens: torch.Tensor) -> torch.Tensor:
         model, length = self._model, tokens.shape[1]
-        if not hasattr(model, "positional_embedding") or length == model.positional_embedding.shape[0]:
+        tower = getattr(model, "text", model)  # a plain CLIP holds the parts of its text tower itself
+        positions = getattr(tower, "positional_embedding", None)
+        if positions is None or length == len(positions) or getattr(tower, "cls_emb", None) is not None:
             return model.encode_text(tokens)  # type: ignore[no-any-return]
-        # open_clip's plain CLIP adds its whole table of positions; a shorter text takes the first rows of it and of the mask
+        # open_clip's own towers take their whole table of positions and mask; a shorter text needs the first rows of both
         from open_clip.transformer import text_global_pool
 
-        kind = model.transformer.get_cast_dtype()
-        x = model.token_embedding(tokens).to(kind) + model.positional_embedding[:length].to(kind)
-        mask = model.attn_mask[:length, :length] if model.attn_mask is not None else None
-        x = model.ln_final(model.transformer(x, attn_mask=mask))
-        x = text_global_pool(x, tokens, model.text_pool_type, eos_token_id=getattr(model, "text_eos_id", None))
-        if model.text_projection is None:
+        kind = tower.transformer.get_cast_dtype()
+        x = tower.token_embedding(tokens).to(kind) + positions[:length].to(kind)
+        mask = tower.attn_mask[:length, :length] if tower.attn_mask is not None else None
+        x = tower.ln_final(tower.transformer(x, attn_mask=mask))
+        pool, end = (model.text_pool_type, model.text_eos_id) if tower is model else (tower.pool_type, tower.eos_id)
+        x = text_global_pool(x, tokens, pool, eos_token_id=end)
+        projection = tower.text_projection
+        if projection is None:
             return x  # type: ignore[no-any-return]
-        projection = model.text_projection
         return projection(x) if isinstance(projection, torch.nn.Linear) else x @ projection  # type: ignore[no-any-return]
 
     @torch.inference_mode()
     def _trimming_is_exact(self) -> bool:
         """Whether cut texts embed as whole ones do: true of causal and masked towers, not of those that read padding."""
-        whole = self._encode_tokens(self._tokenizer(list(_PROBE_TEXTS))).float().cpu().numpy()
-        self.trims_texts = True
-        try:
-            cut = self._encode_tokens(self.tokenize(_PROBE_TEXTS)).float().cpu().numpy()
-        except (RuntimeError, AssertionError, IndexError):  # a tower that only takes its full context
+        tokens = self._tokenizer(list(_PROBE_TEXTS)).to(self._device.name)
+        try:  # without autocast: in half precision a small dependence on the padding would drown
+            whole, cut = (self._text_forward(t).float().cpu().numpy() for t in (tokens, self._trimmed(tokens)))
+        except (RuntimeError, AssertionError, IndexError, AttributeError):  # a tower that only takes its full context
             return False
-        tolerance = 1e-5 if self._device.dtype_name == "float32" else 2e-2
-        return bool(np.abs(normalise(whole) - normalise(cut)).max() <= tolerance)
+        return bool(np.abs(normalise(whole) - normalise(cut)).max() <= 1e-5)
 
 
 def _preprocess_of(model: Any) -> Preprocess:
@@ -196,41 +231,39 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _random_seed(pretrained: str | None) -> int | None:
-    if pretrained is None or not pretrained.startswith("random:"):
-        return None
-    seed = pretrained.removeprefix("random:")
-    if not seed.isdigit():
-        raise ConfigError(f"pretrained {pretrained!r}: the seed must be a number, such as random:0")
-    return int(seed)
+def _tokenizer_name(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
+    """How long texts may be, and what the tokenizer makes of some."""
+    tokens = tokenizer([*_PROBE_TEXTS, *_ODD_TEXTS])
+    return f"{tokens.shape[1]} tokens of tokenizer {array_digest({'tokens': tokens.numpy()})[:16]}"
 
 
-def _check_name(name: str, source: str, pretrained: str | None, has_weights: bool) -> None:
-    """Refuse what open_clip would only stumble over later, and say what would work."""
-    import open_clip
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Loading without the steps that open_clip reports on the root logger; what matters of them is an exception here."""
+    root, silent = logging.getLogger(), logging.NullHandler()
 
-    if has_weights:
-        if pretrained is not None:
-            raise ConfigError(f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})")
-        folder = Path(source.removeprefix("local-dir:"))
-        if source.startswith("local-dir:") and not (folder / "open_clip_config.json").is_file():
-            raise ConfigError(
-                f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip"
-            )
-        return
-    if name not in open_clip.list_models():
-        close = difflib.get_close_matches(name, open_clip.list_models(), 3, 0.4)
-        raise ConfigError(
-            f"model {name!r} is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32'} "
-            "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
-        )
-    tags = open_clip.list_pretrained_tags_by_model(name)
-    if pretrained is None:
-        raise ConfigError(
-            f"model {name!r} needs pretrained weights; use one of {', '.join(tags[:6]) or 'its checkpoints'}, or a file"
-        )
-    if _random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
-        close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
-        raise ConfigError(
-            f"pretrained {pretrained!r} is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}"
-        )
+    def others(record: logging.LogRecord) -> bool:
+        return "open_clip" not in record.pathname
+
+    root.addFilter(others)
+    root.addHandler(silent)  # without any handler, logging.info would set up one that stays
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(silent)
+        root.removeFilter(others)
+
+
+@contextlib.contextmanager
+def _weights_only() -> Iterator[None]:
+    """No code of a pickle is run: open_clip asks for that, but not in its second attempt at a file that fails."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})

@@ -1,0 +1,94 @@
+"""Names of open_clip models: what they stand for, and what to say about those that cannot work."""
+
+import difflib
+from pathlib import Path
+
+from ..errors import ConfigError
+
+__all__ = ["EMBEDDED", "check_name", "needs_hub", "open_clip_source", "random_seed", "short_name"]
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+_WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a folder
+
+
+def open_clip_source(name: str) -> str:
+    """The name as open_clip knows it."""
+    if name == "embedded":
+        return f"local-dir:{EMBEDDED}"
+    if name.startswith("local-dir:"):
+        return f"local-dir:{Path(name.removeprefix('local-dir:')).expanduser()}"
+    return name
+
+
+def short_name(name: str) -> str:
+    """The name for the identity: of a folder its last part, wherever it lies.
+
+    >>> short_name("local-dir:/models/small"), short_name("hf-hub:org/name")
+    ('local-dir:small', 'hf-hub:org/name')
+    """
+    if not name.startswith("local-dir:"):
+        return name
+    return f"local-dir:{Path(name.removeprefix('local-dir:')).expanduser().resolve().name}"
+
+
+def random_seed(pretrained: str | None) -> int | None:
+    """The seed of `random:SEED`, which stands for untrained weights; None for anything else."""
+    if pretrained is None or not pretrained.startswith("random:"):
+        return None
+    seed = pretrained.removeprefix("random:")
+    if not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
+        raise ConfigError(f"pretrained {pretrained!r}: the seed must be a number, such as random:0")
+    return int(seed)
+
+
+def needs_hub(source: str, is_tag: bool) -> bool:
+    """Whether weights or tokenizer may have to be fetched."""
+    import open_clip
+
+    if source.startswith("local-dir:"):
+        return False
+    text = (open_clip.get_model_config(source) or {}).get("text_cfg", {}) if not source.startswith("hf-hub:") else {}
+    return is_tag or source.startswith("hf-hub:") or bool({"hf_tokenizer_name", "hf_model_name"} & set(text))
+
+
+def check_name(name: str, source: str, pretrained: str | None) -> None:
+    """Refuse what open_clip would only stumble over later, and say what would work."""
+    import open_clip
+
+    if source.startswith(("local-dir:", "hf-hub:")):
+        if pretrained is not None:
+            raise ConfigError(f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})")
+        if source.startswith("local-dir:"):
+            _check_folder(name, Path(source.removeprefix("local-dir:")))
+        elif "/" not in source:
+            raise ConfigError(
+                f"model {name!r} names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP"
+            )
+        return
+    if name not in open_clip.list_models():
+        close = difflib.get_close_matches(name, open_clip.list_models(), 3, 0.4)
+        raise ConfigError(
+            f"model {name!r} is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} "
+            "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
+        )
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if pretrained is None:
+        raise ConfigError(
+            f"model {name!r} needs pretrained weights; use one of {', '.join(tags[:6]) or 'its checkpoints'}, or a file"
+        )
+    if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
+        close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
+        raise ConfigError(
+            f"pretrained {pretrained!r} is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}"
+        )
+
+
+def _check_folder(name: str, folder: Path) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"model {name!r}: there is no folder {folder}; give one saved by open_clip")
+    if not (folder / "open_clip_config.json").is_file():
+        raise ConfigError(f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip")
+    if not any(path.suffix in _WEIGHTS for path in folder.iterdir()):
+        raise ConfigError(
+            f"model {name!r}: {folder} holds no weights; put open_clip_model.safetensors beside its config"
+        )
