@@ -93,7 +93,9 @@ def write_parts(
             raise ConfigError(f"texts: {part.texts} has {len(texts)} rows, {part.images} has {len(images)}")
         given = None if labels is None else labels[start : start + len(images)]
         if given is not None and len(given) != len(images):
-            raise ConfigError(f"labels: {len(labels) if labels is not None else 0} for more rows of images; give one for each row")
+            raise ConfigError(
+                f"labels: {len(labels) if labels is not None else 0} for more rows of images; give one for each row"
+            )
         start += len(images)
         for array in (images, texts):
             digest.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
@@ -102,7 +104,9 @@ def write_parts(
     if labels is not None and start != len(labels):
         raise ConfigError(f"labels: {len(labels):,} for {start:,} rows of images; give one for each row")
     if len(set(shapes)) > 1:
-        raise ConfigError(f"images and texts have several widths, {sorted(set(shapes))}; all files must come from one model")
+        raise ConfigError(
+            f"images and texts have several widths, {sorted(set(shapes))}; all files must come from one model"
+        )
     return Identity("arrays", digest.hexdigest(), "before noisegate", "none", "float16", (("numpy", np.__version__),))
 
 
@@ -116,22 +120,29 @@ def _write_part(
     reading: dict[str, Any],
 ) -> None:
     unit_images, unit_texts = normalise(images), normalise(texts) if texts.shape[1] else texts
-    invalid = ~unit_images.any(axis=1)
-    errors = np.where(invalid, "the image embedding is zero or not finite", None)
-    if texts.shape[1]:
-        bad_text = ~unit_texts.any(axis=1) & ~invalid
-        errors[bad_text] = "the text embedding is zero or not finite"
-        invalid |= bad_text
+    bad_image = np.asarray(~unit_images.any(axis=1))
+    bad_text = np.asarray(~unit_texts.any(axis=1)) if texts.shape[1] else np.zeros(len(images), bool)
+    invalid = bad_image | bad_text
+    errors = [
+        f"the {'image' if first else 'text'} embedding is zero or not finite" if first or second else None
+        for first, second in zip(bad_image, bad_text, strict=True)
+    ]
     similarity = np.full(len(images), np.nan, np.float32)
     if joint:
         similarity = np.clip(np.einsum("nd,nd->n", unit_images, unit_texts, dtype=np.float64), -1, 1).astype(np.float32)
         similarity[invalid] = np.nan
-    shard = {"name": part.images.name, "sha256": "", "size": part.images.stat().st_size, "rows": len(images), "damage": None}
+    shard = {
+        "name": part.images.name,
+        "sha256": "",
+        "size": part.images.stat().st_size,
+        "rows": len(images),
+        "damage": None,
+    }
     columns = {
         "key": _keys(part, len(images)),
         "index": np.arange(len(images)),
         "status": np.where(invalid, "invalid", "ok").tolist(),
-        "error": errors.tolist(),
+        "error": errors,
         "similarity": similarity,
         "label": None if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
         "flags": [[] for _ in range(len(images))],

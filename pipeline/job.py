@@ -1,30 +1,33 @@
 """The batch job: read, decode, encode, score, write. Killed at any moment and started again, it gives the same tables."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .beta import Beta, beta_of_random_inputs, check_mode
+from .anchors import embed_anchors
+from .beta import Beta, beta_of_random_inputs
 from .beta_cache import cached_beta
+from .classes import ClassSet
 from .embeddings import embeddings_match, write_embeddings
 from .encode_shard import EncodedShard
-from .errors import ConfigError, MismatchError
-from .estimators import load_estimator
+from .errors import MismatchError
+from .estimators import ModelSpec
 from .estimators.base import Estimator, Identity
 from .lock import folder_lock
 from .out_folder import writing_to
 from .progress import Progress, Silent
 from .read import RawSample
 from .resume import Resume, check_settings, clear, failed_rows
+from .scoring import RunScores, ScoreSettings, anchors_file, score_run
 from .shards import Shard, find_shards
 from .stream import Chunk, ShardEnd, ShardFailed, stream
 from .summary import Summary, summarise
 from .table import VERSION, RunFolder, read_metadata, table_from
-from .weigh import PairScoring, learn_pair_scoring, recorded_pair_scoring, score_tables
+from .weigh import recorded_pair_scoring
 from .workers import DecodeOptions, DecodePool, default_workers
 
 __all__ = ["annotate"]
@@ -34,9 +37,12 @@ def annotate(
     shards: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
-    estimator: Estimator | Callable[[], Estimator] = load_estimator,
+    estimator: Estimator | Callable[[], Estimator] | None = None,
     beta: str = "auto",
     options: DecodeOptions | None = None,
+    classes: ClassSet | None = None,
+    k: int | None = None,
+    neighbourhood: bool = False,
     workers: int | None = None,
     keep_embeddings: bool = True,
     overwrite: bool = False,
@@ -48,40 +54,42 @@ def annotate(
 
     `estimator` is an estimator or a function that loads one (default: the embedded one). A run that was stopped goes on
     where it was; finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
+    `classes` give labels their text anchors, `k` and `neighbourhood` are as in `ScoreSettings`.
     More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
     Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
     """
-    if seed < 0:
-        raise ConfigError(f"seed {seed} is negative; use 0 or more")
+    options = options or DecodeOptions()
     job = _Job(
+        settings=ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
         run=RunFolder(Path(out)),
         shards=find_shards(shards),
-        mode=check_mode(beta),
-        options=options or DecodeOptions(),
+        options=options,
+        classes=classes,
         workers=default_workers() if workers is None else workers,
         keep_embeddings=keep_embeddings,
         retry_failed=retry_failed,
-        seed=seed,
         progress=progress or Silent(),
     )
     try:
         with writing_to(out), folder_lock(job.run.path):
-            return job.go(estimator, overwrite)
+            return job.go(estimator or ModelSpec(), overwrite)
     finally:
         job.progress.stop()
 
 
 @dataclass
 class _Job:
+    settings: ScoreSettings
     run: RunFolder
     shards: list[Shard]
-    mode: str
     options: DecodeOptions
+    classes: ClassSet | None
     workers: int
     keep_embeddings: bool
     retry_failed: bool
-    seed: int
     progress: Progress
+    model_spec: Mapping[str, Any] | None = None
+    random_inputs: Beta | None = None
     failed: dict[str, str] = field(default_factory=dict)
     times: dict[str, float | None] = field(default_factory=dict)
     encoded: int = 0
@@ -89,6 +97,8 @@ class _Job:
     def go(self, estimator: Estimator | Callable[[], Estimator], overwrite: bool) -> Summary:
         began = time.monotonic()
         model: Estimator = estimator() if callable(estimator) else estimator
+        if isinstance(estimator, ModelSpec):
+            self.model_spec = estimator.to_dict()
         if overwrite:
             clear(self.run)  # not before the model is there: a slip in its name must not cost the tables
         todo = self._plan(model.identity)
@@ -96,16 +106,15 @@ class _Job:
         self._encode_shards(model, todo)
         seconds = time.monotonic() - encoding
         stems = sorted(self.run.stems())
-        scoring = self._learn(model, stems)
-        score_tables(self.run, stems, scoring)
-        self._write_run(model.identity, scoring.beta, finished=True)
+        scores = self._score(model, stems)
+        self._write_run(model.identity, scores.pairs.beta if scores.pairs else None, finished=True)
         if not self.keep_embeddings and not self.failed:  # a shard that is still to come needs them all for β
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
         return summarise(
             self.run,
             stems,
-            scoring,
+            scores,
             failed_shards=self.failed,
             encoded=self.encoded,
             encode_seconds=seconds,
@@ -201,14 +210,24 @@ class _Job:
             self.progress.note(f"{end.shard.url}: {end.damage}; its {count:,} samples are kept")
         self.progress.shard(end.shard.stem, count, sum(sample.status != "ok" for sample in part.samples))
 
-    def _learn(self, model: Estimator, stems: Sequence[str]) -> PairScoring:
-        if not all(self.run.embeddings(stem).exists() for stem in stems):
-            return recorded_pair_scoring(self.run, stems, self.seed)  # dropped after scoring: the tables know
+    def _score(self, model: Estimator, stems: Sequence[str]) -> RunScores:
+        if not all(self.run.embeddings(stem).exists() for stem in stems):  # dropped after scoring: the tables know
+            pairs = (
+                recorded_pair_scoring(self.run, stems, self.settings.seed) if "pairs" in self.settings.tasks else None
+            )
+            return RunScores(pairs, None, None, None)
 
         def of_model() -> Beta:
-            return cached_beta(model.identity, self.seed, lambda: beta_of_random_inputs(model, seed=self.seed))
+            seed = self.settings.seed
+            self.random_inputs = cached_beta(model.identity, seed, lambda: beta_of_random_inputs(model, seed=seed))
+            return self.random_inputs
 
-        return learn_pair_scoring(self.run, stems, self.mode, of_model, self.seed)
+        anchors = embed_anchors(model, self.classes) if self.classes else None
+        if anchors:
+            anchors.save(anchors_file(self.run))
+        return score_run(
+            self.run, stems, self.settings, random_inputs=of_model, anchors=anchors, note=self.progress.note
+        )
 
     def _reading(self) -> dict[str, Any]:
         return asdict(self.options) | {"tasks": list(self.options.tasks)}
@@ -216,8 +235,7 @@ class _Job:
     def _settings(self, identity: Identity) -> dict[str, Any]:
         return {
             "scorer": identity.to_dict(),
-            "beta_setting": self.mode,
-            "seed": self.seed,
+            "scoring": self.settings.to_dict() | {"classes": self.classes.digest if self.classes else None},
             "reading": self._reading(),
         }
 
@@ -236,7 +254,9 @@ class _Job:
                 **self._settings(identity),
                 "table_version": VERSION,
                 "noisegate": version("noisegate"),
+                "model": self.model_spec,
                 "beta": beta.to_dict() if beta else None,
+                "random_inputs": self.random_inputs.to_dict() if self.random_inputs else None,
                 "shards": shards,
                 "unreadable": self.failed,
                 "finished": finished,

@@ -39,7 +39,7 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     reading = {name: value for name, value in run["reading"].items() if name != "limits"}
-    return {"beta": run["beta_setting"], "seed": run["seed"], **reading, **run["reading"]["limits"]}
+    return {**run["scoring"], **reading, **run["reading"]["limits"]}
 
 
 @dataclass

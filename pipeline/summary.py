@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from .beta import Beta
 from .calibration import PairCalibration
+from .scoring import RunScores
 from .table import RunFolder, read_metadata
-from .weigh import PairScoring
 
 __all__ = ["Summary", "hours_for", "summarise"]
 
@@ -29,8 +29,11 @@ class Summary:
     shards: int
     damaged_shards: Mapping[str, str]
     failed_shards: Mapping[str, str]
-    beta: Beta
+    beta: Beta | None
     calibration: PairCalibration | None
+    labels: Mapping[str, Any] | None
+    neighbourhood: Mapping[str, Any] | None
+    kept: int
     scored: int
     zero_weight: int
     mean_weight: float | None
@@ -42,9 +45,11 @@ class Summary:
     @property
     def warnings(self) -> list[str]:
         """What a reader should know before using the weights."""
-        if not self.scored:
-            return ["no pair could be scored: look at the column error of a table"]
-        found = []
+        if self.samples and not self.statuses.get("ok"):
+            return ["no sample could be scored: look at the column error of a table"]
+        found: list[str] = []
+        if self.beta is None or not self.scored:
+            return found
         if self.zero_weight == self.scored:
             found.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
@@ -60,8 +65,8 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        expected = self.calibration.expected(self.beta.value) if self.calibration else None
-        plain = {**asdict(self), "beta": self.beta.to_dict(), "zero_share": self.zero_share, "warnings": self.warnings}
+        expected = self.calibration.expected(self.beta.value) if self.calibration and self.beta else None
+        plain = {**asdict(self), "zero_share": self.zero_share, "warnings": self.warnings}
         plain["calibration"] = None
         if self.calibration and expected:
             plain["calibration"] = {
@@ -86,30 +91,34 @@ def hours_for(pairs: float, per_second: float) -> float:
 def summarise(
     run: RunFolder,
     stems: Sequence[str],
-    scoring: PairScoring,
+    scores: RunScores,
     *,
-    failed_shards: Mapping[str, str],
-    encoded: int,
-    encode_seconds: float,
     seconds: float,
+    failed_shards: Mapping[str, str] | None = None,
+    encoded: int = 0,
+    encode_seconds: float = 0.0,
 ) -> Summary:
     """Count over the tables, one shard at a time."""
     statuses: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     damaged: dict[str, str] = {}
-    scored = zero = 0
+    scored = zero = kept = 0
     total = 0.0
     for stem in stems:
-        table = run.read(stem, ["status", "osa_weight", "flags"])
+        table = run.read(stem, ["status", "osa_weight", "clean", "flags"])
         statuses.update({e["values"]: e["counts"] for e in pc.value_counts(table["status"].cast("string")).to_pylist()})
-        words = pc.list_flatten(table["flags"]).cast("string")
+        words = pc.replace_substring_regex(
+            pc.list_flatten(table["flags"]).cast("string"), "^duplicate_of:.*", "duplicate"
+        )
         flags.update({e["values"]: e["counts"] for e in pc.value_counts(words).to_pylist()})
         weight = table["osa_weight"].drop_null().to_numpy()
         scored, zero, total = scored + len(weight), zero + int((weight == 0).sum()), total + float(weight.sum())
+        kept += pc.sum(table["clean"]).as_py() or 0
         damage = read_metadata(run.table(stem))["shard"]["damage"]
         if damage:
             damaged[stem] = damage
-    given = scoring.sample.given
+    given = scores.pairs.sample.given if scores.pairs else np.zeros(0)
+    facts = read_metadata(run.table(stems[0])) if stems else {}
     quantiles: list[float] = np.quantile(given, QUANTILES).tolist() if len(given) else []
     return Summary(
         out=str(run.path),
@@ -118,9 +127,12 @@ def summarise(
         flags=dict(flags.most_common()),
         shards=len(stems),
         damaged_shards=damaged,
-        failed_shards=dict(failed_shards),
-        beta=scoring.beta,
-        calibration=scoring.calibration,
+        failed_shards=dict(failed_shards or {}),
+        beta=scores.pairs.beta if scores.pairs else None,
+        calibration=scores.pairs.calibration if scores.pairs else None,
+        labels=facts.get("labels"),
+        neighbourhood=facts.get("neighbourhood"),
+        kept=kept,
         scored=scored,
         zero_weight=zero,
         mean_weight=total / scored if scored else None,

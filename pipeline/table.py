@@ -42,6 +42,10 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "refined_confidence": (pa.float32(), "probability of refined_label"),
     "flags": (pa.list_(_WORD), "notes such as duplicate_key, no_neighbours, indegree0"),
 }
+READ_COLUMNS = (
+    "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
+)  # fmt: skip
+SCORE_COLUMNS = {name: kind for name, (kind, _) in COLUMNS.items() if name not in READ_COLUMNS}
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
 
 

@@ -1,7 +1,4 @@
-"""Second half of a run: β and calibration from a sample of all shards, then every table gets its scores.
-
-Needs no model: tables and kept embeddings are enough, so other settings cost seconds, not GPU hours.
-"""
+"""Pair scores of a whole run: β and calibration from a sample of all its shards."""
 
 import json
 import zlib
@@ -18,10 +15,10 @@ from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
 from .calibration import PairCalibration
 from .embeddings import read_embeddings
 from .errors import MismatchError
-from .scorer import score_pairs
+from .scorer import PairScores
 from .table import RunFolder, read_metadata, table_from
 
-__all__ = ["PairScoring", "sample_run", "score_tables"]
+__all__ = ["PairScoring", "learn_pair_scoring", "recorded_pair_scoring", "sample_run"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +28,6 @@ class PairScoring:
     beta: Beta
     calibration: PairCalibration | None
     sample: PairSample
-
-    def metadata(self) -> dict[str, Any]:
-        """What each table records about its scores."""
-        calibration = self.calibration.to_dict() if self.calibration else None
-        return {"beta": self.beta.to_dict(), "calibration": calibration}
 
 
 def learn_pair_scoring(
@@ -107,16 +99,6 @@ def _similarities(
     return np.concatenate(given)
 
 
-def score_tables(run: RunFolder, stems: Sequence[str], scoring: PairScoring) -> None:
-    """Write the pair scores into every table that does not have exactly these already."""
-    wanted = scoring.metadata()
-    for stem in stems:
-        if _text(_recorded(run, stem)) != _text(wanted):
-            metadata, table = read_metadata(run.table(stem)), run.read(stem)
-            scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), scoring.beta, scoring.calibration)
-            run.write_table(stem, with_columns(table, pair_columns(table, scores), metadata | wanted))
-
-
 def _recorded(run: RunFolder, stem: str) -> dict[str, Any]:
     metadata = read_metadata(run.table(stem))
     return {name: metadata.get(name) for name in ("beta", "calibration")}
@@ -127,7 +109,7 @@ def _text(values: dict[str, Any]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def pair_columns(table: pa.Table, scores: Any) -> dict[str, NDArray[Any]]:
+def pair_columns(table: pa.Table, scores: PairScores) -> dict[str, Any]:
     """The columns of `scores`, null where the sample failed."""
     ok = pc.equal(table["status"], "ok").to_numpy()
     weight = np.where(ok, scores.osa_weight, np.nan)

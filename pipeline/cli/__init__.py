@@ -6,9 +6,11 @@ import sys
 import typer
 
 from ..errors import NoisegateError
-from . import annotate, calibrate, demo, evaluate, noise, scenes
+from . import adapt, annotate, calibrate, demo, evaluate, noise, rescore, scenes
 
 __all__ = ["app", "main"]
+
+STOPPED = "run the same command again, without --overwrite, and it goes on"
 
 app = typer.Typer(
     name="noisegate",
@@ -33,7 +35,7 @@ Your own data, with a real CLIP:
 [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 """,
 )
-for module in (annotate, calibrate, noise, evaluate, scenes, demo):
+for module in (annotate, rescore, calibrate, adapt, noise, evaluate, scenes, demo):
     module.register(app)
 
 
@@ -56,7 +58,11 @@ def main() -> None:
     except NoisegateError as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
-        _fail("stopped; run the same command again to go on", 130)
+        _fail(STOPPED, 130)
+    except SystemExit as end:
+        if end.code != 130:
+            raise
+        _fail(STOPPED, 130)  # typer's own code for Ctrl-C, which it leaves without a word
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
@@ -66,9 +72,6 @@ def _fail(message: str, code: int) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    word = "stopped" if code == 130 else "error"
-    text = Text(f"{word}: ", style="yellow" if code == 130 else "bold red")
-    Console(stderr=True, soft_wrap=True).print(
-        text + Text(message.removeprefix("stopped; ") if code == 130 else message)
-    )
+    word, style = ("stopped", "yellow") if code == 130 else ("error", "bold red")
+    Console(stderr=True, soft_wrap=True).print(Text(f"{word}: ", style=style) + Text(message))
     sys.exit(code)

@@ -1,7 +1,8 @@
 """`noisegate annotate`: shards in, weight tables out."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +34,28 @@ def annotate(
         ),
     ] = "auto",
     task: Annotated[str, typer.Option("--task", help="pairs, labels or pairs,labels.")] = "pairs",
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes",
+            help="Class names for the text anchors of labels: cifar10, cifar100, animal10n, a file with one name per line "
+            "in id order, or JSON of name: [sentences].",
+            show_default=False,
+            rich_help_panel="Labels",
+        ),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k", help="Neighbours (default: by the data's size).", show_default=False, rich_help_panel="Labels"
+        ),
+    ] = None,
+    neighbourhood: Annotated[
+        bool,
+        typer.Option(
+            "--neighbourhood", help="Also compare each pair with its neighbours' partners, and find duplicates."
+        ),
+    ] = False,
     text_field: Annotated[
         str | None,
         typer.Option(
@@ -88,8 +111,9 @@ def annotate(
     Stop it whenever you like and run the same command again: it goes on, and the tables come out the same to the byte.
     Exit code 0: done, failed samples are rows with a status. 1: a shard could not be read at all. 2: a setting is wrong.
     """
+    from ..classes import load_classes
     from ..decode import Limits
-    from ..estimators import load_estimator
+    from ..estimators import ModelSpec
     from ..job import annotate as run
     from ..progress import progress_for
     from ..workers import DecodeOptions
@@ -103,9 +127,12 @@ def annotate(
     summary = run(
         shards,
         out,
-        estimator=lambda: load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size),
+        estimator=ModelSpec(model, pretrained, device, dtype, batch_size),
         beta=beta,
         options=options,
+        classes=load_classes(classes) if classes else None,
+        k=k,
+        neighbourhood=neighbourhood,
         workers=workers,
         keep_embeddings=not drop_embeddings,
         overwrite=overwrite,
@@ -128,21 +155,26 @@ def print_summary(summary: "Summary", output: Output) -> None:
     rows = [("samples", f"{summary.samples:,}"), ("shards", f"{summary.shards:,}")]
     rows += [(f"  {status}", f"{count:,}") for status, count in summary.statuses.items()]
     rows += [(f"  flag {flag}", f"{count:,}") for flag, count in summary.flags.items()]
-    rows += [("β", str(beta)), ("  why", beta.reason or "–")]
-    rows += [("weight 0", percent(summary.zero_share)), ("mean weight", number(summary.mean_weight, 5))]
+    if beta:
+        rows += [("β", str(beta)), ("  why", beta.reason or "–")]
+        rows += [("weight 0", percent(summary.zero_share)), ("mean weight", number(summary.mean_weight, 5))]
     if summary.similarity_quantiles:
         shown = "  ".join(f"{100 * float(q):g} %: {v:.3f}" for q, v in summary.similarity_quantiles.items())
         rows += [("similarity", shown)]
-    if calibration:
-        low, high = calibration.noise_interval
+    if calibration and beta:
         expected = calibration.expected(beta.value)
         rows += [
-            ("noise rate", f"{percent(calibration.noise_rate)} (95 %: {percent(low)} to {percent(high)})"),
-            (
-                "expected of w > 0",
-                f"precision {percent(expected.clean_precision)}, recall {percent(expected.clean_recall)}",
-            ),
+            ("noise rate", _rate(calibration.noise_rate, calibration.noise_interval)),
+            ("  calibration error", f"{percent(calibration.ece)} on held-out pairs"),
+            ("expected of w > 0", _promise(expected.clean_precision, expected.clean_recall)),
         ]
+    if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
+        facts = summary.neighbourhood["calibration"]
+        rows += [("noise rate by neighbourhoods", _rate(facts["noise_rate"], facts["noise_interval"]))]
+    if summary.labels:
+        rows += _label_rows(summary.labels)
+    if summary.labels or summary.neighbourhood:
+        rows += [("kept as clean", f"{summary.kept:,}")]
     rate = "nothing left to encode"
     if summary.pairs_per_second:
         hours = hours_for(1e6, summary.pairs_per_second)
@@ -156,3 +188,23 @@ def print_summary(summary: "Summary", output: Output) -> None:
     for problem in summary.failed_shards.values():
         output.say(f"[red]not read[/]: {problem}")
     output.say(f"Tables: [cyan]{summary.out}[/]/*.parquet")
+
+
+def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was learned about the labels."""
+    expected = facts["expected"]
+    sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["weights"].items())
+    return [
+        ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
+        ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
+        ("  sources", sources),
+        ("expected of clean", _promise(expected["clean_precision"], expected["clean_recall"])),
+    ]
+
+
+def _rate(rate: float, interval: Sequence[float]) -> str:
+    return f"{percent(rate)} (95 %: {percent(interval[0])} to {percent(interval[1])})"
+
+
+def _promise(precision: float, recall: float) -> str:
+    return f"precision {percent(precision)}, recall {percent(recall)}"

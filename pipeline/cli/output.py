@@ -42,6 +42,10 @@ class Output:
         """A line of text; rich markup is honoured."""
         self.console.print(text, soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """What goes on, for whoever watches; never in the way of the results."""
+        print(text, file=sys.stderr, flush=True)
+
     def result(self, values: Mapping[str, Any]) -> None:
         """The JSON object, when one was asked for."""
         if self.as_json:

@@ -1,0 +1,63 @@
+"""Rewrite the generated parts of README.md: the demo's own figures, and the table's columns from its schema.
+
+python benchmarks/readme.py
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pipeline.table import COLUMNS
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def columns() -> str:
+    """The columns as a Markdown table."""
+    rows = [f"| {name} | {kind} | {meaning} |" for name, (kind, meaning) in COLUMNS.items()]
+    return "\n".join(
+        [
+            "| column | type | meaning |",
+            "| --- | --- | --- |",
+            *(row.replace("dictionary<values=string, indices=int32, ordered=0>", "string") for row in rows),
+        ]
+    )
+
+
+def demo() -> str:
+    """The demo's figures as a Markdown table."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pipeline.cli", "demo", "--out", folder, "--json"]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    summary, judged = found["summary"], found["evaluation"]
+    best, rank = judged["best"], judged["noise_rank"]
+    noise = summary["calibration"]
+    low, high = noise["noise_interval"]
+    rows = [
+        ("AUROC of the similarity", f"{judged['clean_auroc']:.4f}", ""),
+        ("clean pairs kept (OSA Acc)", f"{judged['osa_acc']:.1%}", f"{best['clean_recall']:.1%}"),
+        ("noisy pairs rejected (OSA Recall)", f"{judged['osa_recall']:.1%}", f"{best['noise_recall']:.1%}"),
+        ("Mean Noise Rank", f"{rank['value']:,.1f}", f"{rank['optimum']:,.1f}"),
+        (
+            "noise rate, estimated without the truth",
+            f"{noise['noise_rate']:.1%} ({low:.1%} to {high:.1%})",
+            f"{judged['noisy'] / judged['samples']:.1%}",
+        ),
+    ]
+    table = "\n".join(f"| {name} | {value} | {other} |" for name, value, other in rows)
+    return f"| | β `auto` = {judged['beta']:.3f} | best possible, or the truth |\n| --- | --- | --- |\n{table}"
+
+
+def main() -> None:
+    text = README.read_text(encoding="utf-8")
+    for name, content in (("columns", columns()), ("demo", demo())):
+        block = f"<!-- {name}: made by benchmarks/readme.py -->\n{content}\n<!-- end -->"
+        text = re.sub(rf"<!-- {name}.*?-->(.*?<!-- end -->)?", lambda _, b=block: b, text, count=1, flags=re.DOTALL)
+    README.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m pipeline.cli`, the same as `noisegate`."""
+
+from . import main
+
+main()

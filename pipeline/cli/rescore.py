@@ -1,0 +1,158 @@
+"""`noisegate rescore` and `noisegate score-embeddings`: scores without a model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .annotate import print_summary
+from .options import Seed
+from .output import JsonOption, Output
+
+if TYPE_CHECKING:
+    from ..anchors import Anchors
+
+__all__ = ["register"]
+
+Vectors = Annotated[Path | None, typer.Option("--anchors", help="Text anchors, .npy (A, d).", show_default=False)]
+VectorLabels = Annotated[
+    Path | None, typer.Option("--anchor-labels", help="Their classes, .npy (A,).", show_default=False)
+]
+K = Annotated[
+    int | None, typer.Option("--k", help="Neighbours (default: by the size of the data).", show_default=False)
+]
+Neighbourhood = Annotated[
+    bool | None,
+    typer.Option(
+        "--neighbourhood/--no-neighbourhood", help="Compare pairs with their neighbours' partners.", show_default=False
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("rescore", no_args_is_help=True)(rescore)
+    app.command("score-embeddings", no_args_is_help=True)(score_embeddings)
+
+
+def rescore(
+    folder: Annotated[Path, typer.Argument(help="A finished run with its embeddings.", show_default=False)],
+    beta: Annotated[str | None, typer.Option("--beta", "-b", help="As in annotate.", show_default=False)] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="pairs, labels or pairs,labels.", show_default=False)
+    ] = None,
+    k: K = None,
+    neighbourhood: Neighbourhood = None,
+    anchors: Vectors = None,
+    anchor_labels: VectorLabels = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of everything random.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute every score of a run from its kept embeddings, without the model. What is not given stays as it was.
+
+    [cyan]noisegate rescore tables --beta fixed:0.22[/]
+
+    [cyan]noisegate rescore tables --task pairs,labels --k 100[/]
+    """
+    from ..rescore import rescore as run
+    from ..scoring import ScoreSettings
+
+    def settings(recorded: Mapping[str, Any]) -> ScoreSettings:
+        return ScoreSettings(
+            beta=beta or recorded["beta"],
+            tasks=_tasks(task) if task else tuple(recorded["tasks"]),
+            k=k if k is not None else recorded["k"],
+            neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
+            seed=recorded["seed"] if seed is None else seed,
+            joint=recorded["joint"],
+        )
+
+    output = Output(as_json)
+    summary = run(folder, settings, anchors=_anchors(anchors, anchor_labels), note=output.note)
+    print_summary(summary, output)
+    output.result(summary.to_dict())
+
+
+def score_embeddings(
+    images: Annotated[
+        Path, typer.Option("--images", help=".npy (N, d), a folder of them, or clip-retrieval's output folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables.")],
+    texts: Annotated[
+        Path | None, typer.Option("--texts", help=".npy (N, d'), or a folder of them.", show_default=False)
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Given classes, .npy (N,).", show_default=False)
+    ] = None,
+    metadata: Annotated[
+        Path | None, typer.Option("--metadata", help="Parquet with the keys.", show_default=False)
+    ] = None,
+    anchors: Vectors = None,
+    anchor_labels: VectorLabels = None,
+    beta: Annotated[str, typer.Option("--beta", "-b", help="auto (here: intersection), fixed:VALUE, …")] = "auto",
+    separate: Annotated[
+        bool, typer.Option("--separate-spaces", help="Images and texts come from two unrelated encoders of one width.")
+    ] = False,
+    k: K = None,
+    neighbourhood: Neighbourhood = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")] = False,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Weight tables from embeddings of any model, any modality, any language.
+
+    [cyan]noisegate score-embeddings --images img.npy --texts txt.npy --out tables[/]
+
+    [cyan]noisegate score-embeddings --images img.npy --labels y.npy --anchors a.npy --anchor-labels c.npy --out tables[/]
+
+    [cyan]noisegate score-embeddings --images clip-retrieval-output --out tables[/]
+
+    Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
+    """
+    import numpy as np
+
+    from ..errors import ConfigError
+    from ..rescore import score_embeddings as run
+    from ..scoring import ScoreSettings
+
+    given = None
+    if labels is not None:
+        try:
+            given = np.load(labels, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"labels: {labels} is not a readable .npy array: {error}") from error
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise ConfigError(f"labels: {labels} holds {given.dtype} of shape {given.shape}; want whole numbers (N,)")
+        given = given.astype(np.int64)
+    output = Output(as_json)
+    summary = run(
+        out,
+        images,
+        texts=texts,
+        labels=given,
+        metadata=metadata,
+        anchors=_anchors(anchors, anchor_labels),
+        joint=not separate,
+        settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed),
+        overwrite=overwrite,
+        note=output.note,
+    )
+    print_summary(summary, output)
+    output.result(summary.to_dict())
+
+
+def _tasks(text: str) -> tuple[str, ...]:
+    from ..workers import DecodeOptions
+
+    return DecodeOptions(tasks=tuple(t.strip() for t in text.split(",") if t.strip())).tasks
+
+
+def _anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
+    from ..errors import ConfigError
+    from ..rescore import AnchorFiles, read_anchors
+
+    if vectors is None and labels is None:
+        return None
+    if vectors is None or labels is None:
+        raise ConfigError("--anchors and --anchor-labels belong together; give both")
+    return read_anchors(AnchorFiles(vectors, labels))

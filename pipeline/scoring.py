@@ -1,0 +1,287 @@
+"""Second half of a run, all of it: pairs, labels and neighbourhoods, from tables and kept embeddings to scores.
+
+Used by `annotate` when every shard is encoded, by `rescore` with other settings, and by `score-embeddings`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from .anchors import Anchors
+from .beta import Beta, check_mode
+from .embeddings import read_embeddings
+from .errors import ConfigError
+from .neighbours import Neighbours, find_neighbours, near_duplicates
+from .scorer import score_pairs
+from .table import SCORE_COLUMNS, RunFolder, read_metadata
+from .weigh import PairScoring, learn_pair_scoring, pair_columns, with_columns
+
+if TYPE_CHECKING:
+    from .label_scoring import LabelScores
+    from .neighbourhood_scoring import NeighbourhoodScores
+
+__all__ = ["RunScores", "ScoreSettings", "score_run"]
+
+DUPLICATE_COSINE = 0.985
+LEARNED_FLAGS = ("no_neighbours", "indegree0", "unpicked")
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What to compute. `k` None chooses by the size of the data; `neighbourhood` costs a neighbour search of both sides.
+
+    Without `joint` images and texts are of unrelated encoders, so that their cosine means nothing.
+    """
+
+    beta: str = "auto"
+    tasks: tuple[str, ...] = ("pairs",)
+    k: int | None = None
+    neighbourhood: bool = False
+    seed: int = 0
+    joint: bool = True
+
+    def __post_init__(self) -> None:
+        check_mode(self.beta)
+        if self.k is not None and self.k < 1:
+            raise ConfigError(f"k {self.k} is no number of neighbours; use 50, or leave it out")
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed} is negative; use 0 or more")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"tasks": list(self.tasks)}
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """Everything that was learned from a run, for its tables and its summary."""
+
+    pairs: PairScoring | None
+    labels: "LabelScores | None"
+    neighbourhood: "NeighbourhoodScores | None"
+    duplicate_of: NDArray[np.int64] | None
+
+    def metadata(self) -> dict[str, Any]:
+        """What each table records about its scores."""
+        return {
+            "beta": self.pairs.beta.to_dict() if self.pairs else None,
+            "calibration": self.pairs.calibration.to_dict() if self.pairs and self.pairs.calibration else None,
+            "labels": self.labels.facts() if self.labels else None,
+            "neighbourhood": self.neighbourhood.facts() if self.neighbourhood else None,
+            "scores": self._digest(),
+        }
+
+    def _digest(self) -> str:
+        """Of all columns that depend on the whole run, so that a table knows whether it has exactly these."""
+        digest = hashlib.sha256()
+        columns = self.labels.columns | self.labels.flags if self.labels else {}
+        if self.neighbourhood:
+            columns = columns | {"neighbourhood": self.neighbourhood.agreement}
+        if self.duplicate_of is not None:
+            columns = columns | {"duplicate_of": self.duplicate_of}
+        for name in sorted(columns):
+            digest.update(name.encode() + np.ascontiguousarray(columns[name]).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def score_run(
+    run: RunFolder,
+    stems: Sequence[str],
+    settings: ScoreSettings,
+    *,
+    random_inputs: Callable[[], Beta] | None = None,
+    anchors: Anchors | None = None,
+    device: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
+) -> RunScores:
+    """Learn all scores of an encoded run and write them into its tables."""
+    pairs = None
+    if "pairs" in settings.tasks and settings.joint:
+        pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
+    scores = RunScores(pairs, None, None, None)
+    if stems and ("labels" in settings.tasks or settings.neighbourhood):
+        scores = _score_with_neighbours(run, stems, settings, pairs, anchors, device, note)
+    _write(run, stems, scores)
+    return scores
+
+
+def _score_with_neighbours(
+    run: RunFolder,
+    stems: Sequence[str],
+    settings: ScoreSettings,
+    pairs: PairScoring | None,
+    anchors: Anchors | None,
+    device: str,
+    note: Callable[[str], None],
+) -> RunScores:
+    """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
+    from .label_scoring import count_classes, neighbours_wanted, score_labels
+    from .neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
+
+    images = [_rows(run, stem, "image") for stem in stems]
+    labels = neighbourhood = None
+    given = np.concatenate([_labels(run, stem) for stem in stems])
+    k = settings.k or NEIGHBOURS
+    if "labels" in settings.tasks:
+        k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
+    graph = image_graph(run, stems, images, k, device, note)
+    if "labels" in settings.tasks:
+        note("labels: neighbours, anchors and an out-of-fold probe")
+        labels = score_labels(images, given, graph, anchors, duplicate_cosine=DUPLICATE_COSINE, seed=settings.seed)
+    if settings.neighbourhood:
+        texts = [_rows(run, stem, "text") for stem in stems]
+        cosines = None if pairs is None else np.concatenate([_similarity(run, stem) for stem in stems])
+        neighbourhood = score_neighbourhood(images, texts, graph, settings.seed, cosines)
+    return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
+
+
+def image_graph(
+    run: RunFolder,
+    stems: Sequence[str],
+    images: Sequence[NDArray[np.float32]],
+    k: int,
+    device: str,
+    note: Callable[[str], None],
+) -> Neighbours:
+    """The neighbour graph of the run's pictures, kept in `neighbours.safetensors` and reused while nothing changed."""
+    path = run.path / "neighbours.safetensors"
+    shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
+    digest = hashlib.sha256(json.dumps([shards, k], sort_keys=True).encode())
+    for block in images:
+        digest.update(block.tobytes())
+    made_from = digest.hexdigest()
+    if _made_from(path) == made_from:
+        note("neighbours: the graph is there already")
+        return Neighbours.load(path)
+    note(f"neighbours: searching {sum(len(block) for block in images):,} rows, k = {k}")
+    graph = find_neighbours(images, k, device=device)
+    if graph.recall is not None:
+        note(f"neighbours: inverted file, recall {graph.recall:.3f} on a sample")
+    graph.save(path, {"made_from": made_from})
+    return graph
+
+
+def _made_from(path: Path) -> str | None:
+    """What the graph in a file was made from; None where there is no whole one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).get("made_from")
+    except (OSError, SafetensorError):
+        return None
+
+
+def _similarity(run: RunFolder, stem: str) -> NDArray[np.float32]:
+    cosines: NDArray[np.float32] = run.read(stem, ["similarity"])["similarity"].to_numpy().astype(np.float32)
+    return cosines
+
+
+def _rows(run: RunFolder, stem: str, part: str) -> NDArray[np.float32]:
+    """Embeddings with failed samples as rows of zeros, which no search finds."""
+    rows = read_embeddings(run.embeddings(stem), part)
+    ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
+    return np.where(ok[:, None], rows, np.float32(0))
+
+
+def _labels(run: RunFolder, stem: str) -> NDArray[np.int64]:
+    table = run.read(stem, ["status", "label"])
+    ok = pc.equal(table["status"], "ok").to_numpy()
+    given = pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy()
+    return np.where(ok, given, -1)
+
+
+def len_of(run: RunFolder, stem: str) -> int:
+    return int(pq.read_metadata(run.table(stem)).num_rows)
+
+
+def _write(run: RunFolder, stems: Sequence[str], scores: RunScores) -> None:
+    """Put the scores into every table that does not have exactly these already."""
+    wanted = scores.metadata()
+    keys = _KeyFinder(run, stems)
+    start = 0
+    for stem in stems:
+        metadata = read_metadata(run.table(stem))
+        rows = slice(start, start + metadata["shard"]["rows"])
+        start = rows.stop
+        recorded = {name: metadata.get(name) for name in wanted}
+        if json.dumps(recorded, sort_keys=True) == json.dumps(wanted, sort_keys=True):
+            continue
+        table = run.read(stem)
+        run.write_table(stem, with_columns(table, _columns(table, scores, rows, keys), metadata | wanted))
+
+
+def _columns(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> dict[str, Any]:
+    """All score columns of one table; what the settings do not ask for becomes null."""
+    columns: dict[str, Any] = {name: pa.nulls(len(table), kind) for name, kind in SCORE_COLUMNS.items()}
+    ok = pc.equal(table["status"], "ok").to_numpy()
+    if scores.pairs:
+        found = score_pairs(
+            table["similarity"].to_numpy().astype(np.float32), scores.pairs.beta, scores.pairs.calibration
+        )
+        columns |= pair_columns(table, found)
+    if scores.neighbourhood:
+        columns |= scores.neighbourhood.table_columns(rows, ok)
+    if scores.labels:
+        columns |= _label_columns(columns, scores.labels, rows, both=scores.pairs is not None)
+    columns["flags"] = _flags(table, scores, rows, keys)
+    return columns
+
+
+def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice, both: bool) -> dict[str, Any]:
+    """Label columns; in a run of both tasks a sample is clean when pair and label are, and as likely as the worse of them."""
+    known = np.isfinite(labels.columns["label_quality"][rows])
+    found: dict[str, Any] = {}
+    for name, values in labels.columns.items():
+        part = values[rows]
+        found[name] = part if part.dtype.kind == "f" else pa.array(part, mask=~known)
+    if both:
+        pair_clean = pc.fill_null(before["clean"], True).to_numpy(zero_copy_only=False)
+        pair_probability = np.asarray(before["clean_probability"], np.float64)
+        found["clean"] = pa.array(labels.columns["clean"][rows] & pair_clean, mask=~known)
+        found["clean_probability"] = np.fmin(found["clean_probability"], pair_probability)
+    return found
+
+
+def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> list[list[str]]:
+    """What reading noted, then what scoring found; flags of an earlier scoring go."""
+    kept = [
+        [f for f in flags or [] if f not in LEARNED_FLAGS and not f.startswith("duplicate_of:")]
+        for flags in table["flags"].to_pylist()
+    ]
+    for name, mask in (scores.labels.flags if scores.labels else {}).items():
+        for i in np.flatnonzero(mask[rows]):
+            kept[i].append(name)
+    if scores.duplicate_of is not None:
+        for i in np.flatnonzero(scores.duplicate_of[rows] >= 0):
+            kept[i].append(f"duplicate_of:{keys(int(scores.duplicate_of[rows][i]))}")
+    return kept
+
+
+class _KeyFinder:
+    """The key of a global row number, reading the tables it lies in once."""
+
+    def __init__(self, run: RunFolder, stems: Sequence[str]) -> None:
+        self._run, self._stems = run, list(stems)
+        self._ends = np.cumsum([len_of(run, stem) for stem in stems])
+        self._keys: dict[int, list[str]] = {}
+
+    def __call__(self, row: int) -> str:
+        place = int(np.searchsorted(self._ends, row, side="right"))
+        if place not in self._keys:
+            self._keys[place] = self._run.read(self._stems[place], ["key"])["key"].to_pylist()
+        return self._keys[place][row - (int(self._ends[place - 1]) if place else 0)]
+
+
+def anchors_file(run: RunFolder) -> Path:
+    """Where a run keeps its text anchors."""
+    return run.path / "anchors.safetensors"
