@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards
-from .output import JsonOption, Output, number, percent
+from .output import JsonOption, Output, escape, number, percent
 
 if TYPE_CHECKING:
     from ..summary import Summary
@@ -184,10 +184,10 @@ def print_summary(summary: "Summary", output: Output) -> None:
     for warning in summary.warnings:
         output.say(f"[yellow]note[/]: {warning}")
     for name, problem in summary.damaged_shards.items():
-        output.say(f"[yellow]damaged[/]: {name}: {problem}")
+        output.say(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
     for problem in summary.failed_shards.values():
-        output.say(f"[red]not read[/]: {problem}")
-    output.say(f"Tables: [cyan]{summary.out}[/]/*.parquet")
+        output.say(f"[red]not read[/]: {escape(problem)}")
+    output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
 
 
 def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

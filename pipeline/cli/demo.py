@@ -7,7 +7,7 @@ import typer
 
 from .annotate import print_summary
 from .evaluate import print_evaluation
-from .output import JsonOption, Output
+from .output import JsonOption, Output, escape
 
 __all__ = ["register"]
 
@@ -37,11 +37,11 @@ def demo(
     output = Output(as_json)
     name = f"{count}-{round(100 * rate)}"
     clean, noisy, tables = out / f"clean-{count}", out / f"noisy-{name}", out / f"tables-{name}"
-    output.say(f"[bold]1[/] {count:,} drawn scenes with true captions: [cyan]{clean}[/]")
+    output.say(f"[bold]1[/] {count:,} drawn scenes with true captions: [cyan]{escape(str(clean))}[/]")
     write_scenes(clean, count, min(4, count), seed=1)
     report = noise_captions(sorted(clean.glob("*.tar")), noisy, rate=rate, seed=1)
-    output.say(f"[bold]2[/] {report.noisy:,} captions now on the wrong picture: [cyan]{noisy}[/]")
-    output.say(f"[bold]3[/] every pair scored by the embedded model: [cyan]{tables}[/]\n")
+    output.say(f"[bold]2[/] {report.noisy:,} captions now on the wrong picture: [cyan]{escape(str(noisy))}[/]")
+    output.say(f"[bold]3[/] every pair scored by the embedded model: [cyan]{escape(str(tables))}[/]\n")
     shards = sorted(noisy.glob("*.tar"))
     estimator = load_estimator()
     try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import Seed, Shards
-from .output import JsonOption, Output, percent
+from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
     from ..noise.label_shards import LabelNoiseReport
@@ -201,4 +201,4 @@ def _print_labels(report: "LabelNoiseReport", output: Output) -> None:
 
 
 def _print_places(out: str, output: Output) -> None:
-    output.say(f"Shards: [cyan]{out}[/]/*.tar  Truth: [cyan]{out}[/]/noise.parquet")
+    output.say(f"Shards: [cyan]{escape(str(out))}[/]/*.tar  Truth: [cyan]{escape(str(out))}[/]/noise.parquet")

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["JsonOption", "Output", "number", "percent"]
+__all__ = ["JsonOption", "Output", "escape", "number", "percent"]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, all else on standard error.")
@@ -28,18 +30,18 @@ class Output:
         """A two- or more-column table; numbers are expected as text and stand to the right."""
         headed = any(columns)
         table = Table(
-            title=title, title_justify="left", title_style="bold", show_header=headed, box=None, pad_edge=False
+            title=Text(title), title_justify="left", title_style="bold", show_header=headed, box=None, pad_edge=False
         )
         for i, name in enumerate(columns):
             right = i > 0 and len(columns) > 2
             table.add_column(name, justify="right" if right else "left", overflow="fold", style="" if i else "cyan")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # names in it may hold brackets, which are no markup
         self.console.print(table)
         self.console.print()
 
     def say(self, text: str) -> None:
-        """A line of text; rich markup is honoured."""
+        """A line of text; rich markup is honoured, so names from outside go through `escape`."""
         self.console.print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .options import Seed
-from .output import JsonOption, Output
+from .output import JsonOption, Output, escape
 
 __all__ = ["register"]
 
@@ -36,5 +36,5 @@ def scenes(
 
     paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
     output = Output(as_json)
-    output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{out}[/]/*.tar")
+    output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{escape(str(out))}[/]/*.tar")
     output.result({"out": str(out), "count": count, "shards": [str(path) for path in paths]})
