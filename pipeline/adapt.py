@@ -7,7 +7,8 @@ the model as an open_clip folder, and measure β again, because the cone of embe
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from .estimators.openclip_save import save_local_dir
 from .first_pairs import embed_pairs, read_pairs
 from .info_nce import numbered, pair_losses
 from .mixtures import Split, gmm_split
+from .out_folder import writing_to
 from .shards import Shard, find_shards
 from .table import write_atomically
 from .tuning import Tuning, tune
@@ -86,25 +88,22 @@ def adapt(
     _check(out, pairs, keep, seed)
     found = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
-    data, split = _read(estimator, found, pairs, workers, seed, note)
-    kept = np.flatnonzero(split.clean_probability > keep)
-    if len(kept) < FEWEST:
-        raise ConfigError(
-            f"keep={keep}: only {len(kept):,} of {len(data.samples):,} pairs are clean by that, and {FEWEST} are needed; "
-            "read more pairs, or keep more, for example with keep=0.5"
-        )
-    training, held_out = hold_out(kept, data.pictures, seed)
-    note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
-    before, beta = _loss(estimator, data.at(held_out), seed), beta_of_random_inputs(estimator, seed=seed)
-    learnt = data.at(training)
-    tune(estimator, learnt.samples, learnt.pictures, learnt.captions, tuning, np.random.default_rng([seed, 2]), note)
-
-    partial = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-    try:
-        save_local_dir(estimator, partial)
-        adapted = _load(f"local-dir:{partial}", None, device, tuning.batch_size)
-        _require_equal(estimator, adapted, data.at(held_out[:16]), model)
+    with _appearing(out) as folder:
+        data, split = _read(estimator, found, pairs, workers, seed, note)
+        kept = np.flatnonzero(split.clean_probability > keep)
+        if len(kept) < FEWEST:
+            raise ConfigError(
+                f"keep={keep}: only {len(kept):,} of {len(data.samples):,} pairs are clean by that, and {FEWEST} are "
+                "needed; read more pairs, or keep more, for example with keep=0.5"
+            )
+        note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
+        learnt, held_out = (data.at(rows) for rows in hold_out(kept, data.pictures, seed))
+        loss_before, beta_before = _loss(estimator, held_out, seed), beta_of_random_inputs(estimator, seed=seed)
+        rng = np.random.default_rng([seed, 2])
+        tune(estimator, learnt.samples, learnt.pictures, learnt.captions, tuning, rng, note)
+        save_local_dir(estimator, folder)
+        adapted = _load(f"local-dir:{folder}", None, device, tuning.batch_size)
+        _require_equal(estimator, adapted, held_out, model)
         done = Adaptation(
             out=str(out),
             source=estimator.identity,
@@ -112,20 +111,32 @@ def adapt(
             settings={"keep": keep, "pairs": pairs, "seed": seed, **asdict(tuning)},
             pairs=len(data.samples),
             kept=len(kept),
-            held_out=len(held_out),
+            held_out=len(held_out.samples),
             split=_described(split),
-            loss_before=before,
-            loss_after=_loss(adapted, data.at(held_out), seed),
-            beta_before=beta,
+            loss_before=loss_before,
+            loss_after=_loss(adapted, held_out, seed),
+            beta_before=beta_before,
             beta_after=beta_of_random_inputs(adapted, seed=seed),
         )
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
         record["shards"] = [shard.url for shard in found]
-        write_atomically(partial / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
     return done
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when all went well and is gone when not."""
+    target = out.absolute()
+    partial = target.with_name(f".{target.name}.partial")
+    with writing_to(target.parent):
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
+        partial.mkdir()
+        try:
+            yield partial
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +245,8 @@ def hold_out(kept: Ids, pictures: Ids, seed: int) -> tuple[Ids, Ids]:
 
 def _require_equal(one: OpenClipEstimator, other: OpenClipEstimator, data: _Pairs, model: str) -> None:
     """The saved model must be the tuned one: a configuration that open_clip completes elsewhere could get lost."""
-    ours, theirs = embed_pairs(one, data.samples), embed_pairs(other, data.samples)
+    few = data.samples[:16]
+    ours, theirs = embed_pairs(one, few), embed_pairs(other, few)
     apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())
     if not apart <= 1e-4:
         raise NoisegateError(

@@ -1,6 +1,7 @@
 """What instance-dependent label noise looks at: rows of an array, a run's embeddings, or thumbnails of the pictures."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,12 @@ def thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
     Without the centring all rows would point the same way, and each class would have one target.
     """
     pixels: list[NDArray[np.uint8] | None] = []
-    options = DecodeOptions(tasks=("labels",))
-    with DecodePool(workers, Preprocess(size=SIDE, resize="squash", interpolation="bilinear"), options) as pool:
-        for item in stream(shards, pool, 2 * max(1, workers) + 2):
+    small = Preprocess(size=SIDE, resize="squash", interpolation="bilinear")
+    with (
+        DecodePool(workers, small, DecodeOptions(tasks=("labels",))) as pool,
+        closing(stream(shards, pool, 2 * max(1, workers) + 2)) as items,
+    ):
+        for item in items:
             if isinstance(item, Chunk):
                 pixels += [sample.pixels for sample in item.samples]
             elif isinstance(item, ShardFailed):

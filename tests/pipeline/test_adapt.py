@@ -274,6 +274,8 @@ def test_a_folder_in_use_is_left_alone(scenes: Path, tiny: str, tmp_path: Path) 
     with pytest.raises(ConfigError, match="something is there already"):
         adapt(scenes, tmp_path / "out", model=tiny, workers=0)
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine"]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        adapt(scenes, tmp_path / "out" / "mine" / "model", model=tiny, workers=0)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -126,9 +126,9 @@ def test_mask_labels_and_counts_say_what_really_changed(protocol: str, clean: Pa
     assert list(before) == list(after)
     table = pq.read_table(tmp_path / "noisy" / "noise.parquet")
     rows = {row["key"]: row for row in table.to_pylist()}
-    assert table.column_names == ["shard", "key", "noisy", "clean_label", "label"]
+    assert table.column_names == ["shard", "index", "key", "noisy", "clean_label", "label"]
     moves: Counter[tuple[int, int]] = Counter()
-    for key, old in before.items():
+    for i, (key, old) in enumerate(before.items()):
         new, row = after[key], rows[key]
         true, given = int(old["cls"]), int(new["cls"])
         record = json.loads(new["json"])
@@ -139,7 +139,7 @@ def test_mask_labels_and_counts_say_what_really_changed(protocol: str, clean: Pa
             "noise_protocol": report.protocol,
         }
         assert (row["clean_label"], row["label"], row["noisy"]) == (true, given, true != given)
-        assert row["shard"] == ("a" if int(key[1:]) < 120 else "b")
+        assert (row["shard"], row["index"]) == (("a", i) if i < 120 else ("b", i - 120))
         assert new["txt"] == old["txt"]
         moves[true, given] += 1
     assert {(i, j): count for i, j, count in report.transitions} == moves
