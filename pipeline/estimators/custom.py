@@ -96,7 +96,8 @@ class CustomEstimator:
                 raise ConfigError(f"model {self._name!r}: {name} failed on one item: {_text(error)}") from error
         if widths[0] != widths[1]:
             raise ConfigError(
-                f"model {self._name!r}: pictures get {widths[0]} numbers and texts {widths[1]}; both need one space"
+                f"model {self._name!r} gives pictures {widths[0]} numbers and texts {widths[1]}; "
+                "a pair needs a model with one space for both"
             )
         return widths[0]
 

@@ -101,7 +101,7 @@ def test_noise_depends_on_the_generator_alone() -> None:
         ("python:toy_models:gone", "what it made, a object, has no encode_images, encode_texts, identity"),
         ("python:toy_models:nameless", "identity is ''; give a string"),
         ("python:toy_models:numbered", "identity is 7; give a string"),
-        ("python:toy_models:wide", "pictures get 3 numbers and texts 5; both need one space"),
+        ("python:toy_models:wide", "gives pictures 3 numbers and texts 5; a pair needs a model with one space"),
         ("python:toy_models:flat", r"encode_images gave shape \(1,\) for 1 items; want \(1, d\)"),
         ("python:toy_models:ragged", "encode_images failed on one item: ValueError"),
         ("python:toy_models:words", "encode_texts failed on one item: ValueError"),

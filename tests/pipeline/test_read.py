@@ -48,7 +48,7 @@ def by_webdataset(path: Path) -> list[tuple[str, dict[str, bytes]]]:
     with path.open("rb") as file:
         found = webdataset.tariterators.tar_file_expander([{"url": str(path), "stream": file}])
         samples = list(webdataset.tariterators.group_by_keys(found))
-    return [(s["__key__"], {k: v for k, v in s.items() if not k.startswith("__")}) for s in samples]
+    return [(s["__key__"], {k: v for k, v in s.items() if k not in ("__key__", "__url__")}) for s in samples]
 
 
 class TestGrouping:
