@@ -1,31 +1,33 @@
 """A run against the truth, where it is known: how well do its scores find the noise?"""
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from .errors import ConfigError, MismatchError, TableError
+from .errors import TableError
 from .metrics import (
     BestCut,
     MeanNoiseRank,
     SelectionMetrics,
     best_cut,
+    clean_auroc,
     mean_noise_rank,
     osa_acc,
     osa_recall,
+    relabel_accuracy,
     selection_metrics,
 )
-from .read import RawSample, ShardReader
-from .shards import Shard
-from .table import RunFolder, read_metadata, read_table
+from .table import RunFolder, read_table
+from .truth import read_truth
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "LabelEvaluation", "evaluate", "evaluate_labels"]
+
+LABEL_SCORES = ("label_quality", "probe_consistency", "knn_consistency", "anchor_consistency", "consistency")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
     beta = (run.read_run() or {})["beta"]
     if beta is None:
         raise TableError(f"{folder} was scored without pairs, so it has no β to judge")
-    noisy = truth_from_file(table, Path(truth)) if truth else truth_from_shards(run)
+    noisy = read_truth(run, table, Path(truth) if truth else None).noisy
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
     if not scored.any():
@@ -79,57 +81,61 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
     )
 
 
-def truth_from_file(table: pa.Table, path: Path) -> NDArray[np.bool_]:
-    """The mask (N,) for the rows of `table`, joined by shard and index, shard and key, or key: whatever the file has."""
-    try:
-        truth = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(f"truth {path} is not a readable Parquet file: {error}") from error
-    names = set(truth.column_names)
-    by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
-    if by is None or "noisy" not in names:
-        raise ConfigError(f"truth {path} has the columns {', '.join(sorted(names))}; it needs key and noisy")
-    if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _zero_one(truth["noisy"])):
-        raise ConfigError(f"truth {path}: the column noisy must be true or false (or 1 and 0) for every sample")
-    keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
-    found = dict(zip(keys, truth["noisy"].to_pylist(), strict=True))
-    if len(found) < len(keys):
-        remedy = "a column shard" if by == ["key"] else "a column index, the sample's position in its shard"
-        raise ConfigError(f"truth {path} names {len(keys) - len(found):,} samples twice; add {remedy}")
-    wanted = list(zip(*(table[name].to_pylist() for name in by), strict=True))
-    lost = [key for key in wanted if key not in found]
-    if lost:
-        such = "/".join(map(str, lost[0]))
-        raise ConfigError(f"truth {path} lacks {len(lost):,} of {len(wanted):,} samples, such as {such}")
-    return np.array([bool(found[key]) for key in wanted], dtype=bool)
+@dataclass(frozen=True)
+class LabelEvaluation:
+    """Label scores against known noise: AUROC of each score, both rules, and the share of right labels.
+
+    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. Accuracies are of the
+    given and of the refined labels, None where the right ones are not known.
+    """
+
+    samples: int
+    noisy: int
+    unscored: int
+    aurocs: Mapping[str, float]
+    fused: SelectionMetrics
+    tango: SelectionMetrics
+    given_accuracy: float | None
+    refined_accuracy: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"labels": asdict(self), "clean_auroc": self.fused.clean_auroc}
 
 
-def _zero_one(column: pa.ChunkedArray) -> bool:
-    return pa.types.is_integer(column.type) and set(column.unique().to_pylist()) <= {0, 1}
+def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> LabelEvaluation:
+    """Judge the label scores of a run; the truth is as in `evaluate`, with `clean_label` for the accuracies."""
+    run = RunFolder(Path(folder))
+    names = ["key", "index", "label", "clean", "clean_tango", "refined_label", *LABEL_SCORES]
+    table = read_table(folder, names)
+    known = read_truth(run, table, Path(truth) if truth else None)
+    quality = _floats(table, "label_quality")
+    scored = ~np.isnan(quality)
+    if not scored.any():
+        raise TableError(f"{folder}: no label has a score; score labels with --task labels")
+    noisy = known.noisy[scored]
+    scores = {name: _floats(table, name)[scored] for name in LABEL_SCORES}
+    given, refined = (
+        table[name].cast(pa.int64()).fill_null(-1).to_numpy()[scored] for name in ("label", "refined_label")
+    )
+    right = None if known.clean_label is None else known.clean_label[scored]
+    return LabelEvaluation(
+        samples=int(scored.sum()),
+        noisy=int(noisy.sum()),
+        unscored=int((~scored).sum()),
+        aurocs={name: clean_auroc(values, noisy) for name, values in scores.items() if not np.isnan(values).all()},
+        fused=selection_metrics(scores["label_quality"], _mask(table, "clean")[scored], noisy),
+        tango=selection_metrics(scores["consistency"], _mask(table, "clean_tango")[scored], noisy),
+        given_accuracy=None if right is None else relabel_accuracy(given, right),
+        refined_accuracy=None if right is None else relabel_accuracy(refined, right),
+    )
 
 
-def truth_from_shards(run: RunFolder) -> NDArray[np.bool_]:
-    """The mask (N,) from the field `noisy` of every sample's json, shard by shard."""
-    mask: list[bool] = []
-    urls = {entry["table"]: entry["url"] for entry in (run.read_run() or {})["shards"]}
-    for stem in run.stems():
-        reader = ShardReader(Shard(urls[stem]))
-        for raw in reader:
-            noisy = _noisy(raw)
-            if noisy is None:
-                raise ConfigError(
-                    f"sample {raw.key} of {urls[stem]} has no json field noisy: the truth is not known here. Make noise "
-                    "with `noisegate noise`, or give --truth FILE.parquet with key and noisy"
-                )
-            mask.append(noisy)
-        if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
-            raise MismatchError(f"{urls[stem]} has changed since it was scored; run the same annotate command again")
-    return np.array(mask, dtype=bool)
+def _floats(table: pa.Table, name: str) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
 
 
-def _noisy(raw: RawSample) -> bool | None:
-    try:
-        value = json.loads(raw.parts["json"])["noisy"]
-    except (KeyError, ValueError, TypeError):
-        return None
-    return value if isinstance(value, bool) else None
+def _mask(table: pa.Table, name: str) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = table[name].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    return mask

@@ -124,7 +124,6 @@ def _score_with_neighbours(
     note: Callable[[str], None],
 ) -> RunScores:
     """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
-    from .label_scoring import count_classes, neighbours_wanted, score_labels
     from .neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
 
     images = [_rows(run, stem, "image") for stem in stems]
@@ -132,6 +131,8 @@ def _score_with_neighbours(
     given = np.concatenate([_labels(run, stem) for stem in stems])
     k = settings.k or NEIGHBOURS
     if "labels" in settings.tasks:
+        from .label_scoring import count_classes, neighbours_wanted, score_labels
+
         k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
     graph = image_graph(run, stems, images, k, device, note)
     if "labels" in settings.tasks:

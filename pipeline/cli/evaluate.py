@@ -8,9 +8,9 @@ import typer
 from .output import JsonOption, Output, number, percent
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation
+    from ..evaluation import Evaluation, LabelEvaluation
 
-__all__ = ["print_evaluation", "register"]
+__all__ = ["print_evaluation", "print_label_evaluation", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +23,10 @@ def evaluate(
         Path | None,
         typer.Option("--truth", help="Parquet with key and noisy (default: the json field noisy).", show_default=False),
     ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option("--what", help="pairs or labels (default: labels where the run scored them).", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Judge the scores of a run by the truth, where it is known.
@@ -32,11 +36,19 @@ def evaluate(
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
     from ..evaluation import evaluate as judge
+    from ..evaluation import evaluate_labels
+    from ..table import RunFolder
 
-    found = judge(folder, truth)
     output = Output(as_json)
-    print_evaluation(found, output)
-    output.result(found.to_dict())
+    tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
+    wanted = what or ("labels" if "labels" in tasks else "pairs")
+    if wanted == "labels":
+        labels = evaluate_labels(folder, truth)
+        print_label_evaluation(labels, output)
+        return output.result(labels.to_dict())
+    pairs = judge(folder, truth)
+    print_evaluation(pairs, output)
+    return output.result(pairs.to_dict())
 
 
 def print_evaluation(found: "Evaluation", output: Output) -> None:
@@ -58,6 +70,27 @@ def print_evaluation(found: "Evaluation", output: Output) -> None:
     )
     if found.unscored:
         output.say(f"{found.unscored:,} samples have no score and are left out.")
+
+
+def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
+    """AUROC of every label score, the two rules side by side, and what repairing gains."""
+    output.table(
+        f"{found.samples:,} labels, {found.noisy:,} of them wrong ({percent(found.noisy / found.samples)})",
+        [(name, number(value)) for name, value in found.aurocs.items()],
+        ("score", "AUROC"),
+    )
+    rows = []
+    for name, m in (("clean (fused)", found.fused), ("clean_tango", found.tango)):
+        rows.append(
+            (name, percent(m.clean_precision), percent(m.clean_recall), percent(m.clean_f1), percent(m.noise_recall))
+        )
+    output.table("Rules", rows, ("kept by", "clean precision", "clean recall", "clean F1", "noise found"))
+    if found.given_accuracy is not None and found.refined_accuracy is not None:
+        output.say(
+            f"Right labels: {percent(found.given_accuracy)} as given, {percent(found.refined_accuracy)} as refined."
+        )
+    if found.unscored:
+        output.say(f"{found.unscored:,} samples have no label score and are left out.")
 
 
 def _three(*shares: float) -> str:
