@@ -85,7 +85,7 @@ class TarMembers:
             if kind in _NO_DATA or (kind == b"\0" and name.endswith(b"/")):
                 continue
             name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
-            size = int(records[b"size"]) if records.get(b"size", b"").isdigit() else size
+            size = _digits(records.get(b"size", b"")) or size
             sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records)
             if kind == b"S":
                 self._skip_sparse_map(block)
@@ -210,12 +210,18 @@ def _pax(data: bytes) -> dict[bytes, bytes]:
     records = {}
     while data:
         digits, _, _ = data.partition(b" ")
-        if not digits.isdigit() or not len(digits) < int(digits) <= len(data):
+        length = _digits(digits)
+        if not len(digits) < length <= len(data):
             break
-        key, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
+        key, _, value = data[len(digits) + 1 : length - 1].partition(b"=")
         records[key] = value
-        data = data[int(digits) :]
+        data = data[length:]
     return records
+
+
+def _digits(text: bytes) -> int:
+    """A decimal number; 0 for anything else, also for more digits than any size has."""
+    return int(text) if text.isdigit() and len(text) < 20 else 0
 
 
 def _plain(read: Callable[[int], bytes]) -> Iterator[bytes]:

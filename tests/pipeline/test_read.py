@@ -303,6 +303,27 @@ class TestOddMembers:
         samples, reader = read(tmp_path / "x.tar")
         assert [s.key for s in samples] == [r"caf\xe9", "1"] and reader.damage is None
 
+    @pytest.mark.parametrize(
+        "records",
+        [
+            b"9" * 5000 + b" path=x\n",
+            b"12 size=-5\n",
+            b"5011 size=" + b"9" * 5000 + b"\n",
+            b"7 path\n",
+            b"garbage",
+            b"",
+            b"3 \n",
+        ],
+    )
+    def test_nonsense_in_a_pax_header(self, tmp_path: Path, records: bytes) -> None:
+        header = tarfile.TarInfo("pax")
+        header.type, header.size = tarfile.XHDTYPE, len(records)
+        padded = records.ljust(-(-len(records) // 512) * 512, b"\0")
+        (tmp_path / "x.tar").write_bytes(header.tobuf() + padded + tar_bytes([("0.txt", b"a"), ("1.txt", b"b")]))
+        samples, reader = read(tmp_path / "x.tar")
+        assert [(s.key, s.parts) for s in samples] == [("0", {"txt": b"a"}), ("1", {"txt": b"b"})]
+        assert reader.damage is None
+
     def test_members_equal_tarfile_whatever_the_pieces(self) -> None:
         noise = random.Random(2)
         names = ["d/" * 30 + f"{'n' * 150}{i}.jpg" for i in range(3)] + ["a.txt", "ö" * 200 + ".json"]
