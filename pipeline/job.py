@@ -256,7 +256,9 @@ class _Job:
                 "noisegate": version("noisegate"),
                 "model": self.model_spec,
                 "beta": beta.to_dict() if beta else None,
-                "random_inputs": self.random_inputs.to_dict() if self.random_inputs else None,
+                "random_inputs": self.random_inputs.to_dict()
+                if self.random_inputs
+                else (before or {}).get("random_inputs"),
                 "shards": shards,
                 "unreadable": self.failed,
                 "finished": finished,

@@ -39,7 +39,7 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
     reading = {name: value for name, value in run["reading"].items() if name != "limits"}
-    return {**run["scoring"], **reading, **run["reading"]["limits"]}
+    return {**run["scoring"], **reading, **run["reading"].get("limits", {})}
 
 
 @dataclass
@@ -148,6 +148,9 @@ def clear(run: RunFolder) -> None:
         for path in (run.table(stem), run.embeddings(stem)):
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.tmp").unlink(missing_ok=True)
+    if stems:
+        for name in ("neighbours.safetensors", "anchors.safetensors"):
+            (run.path / name).unlink(missing_ok=True)
     run.run_file.unlink(missing_ok=True)
 
 

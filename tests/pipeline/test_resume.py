@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from pipeline.decode import Limits
 from pipeline.errors import ConfigError, LockedError, MismatchError, TableError
 from pipeline.lock import folder_lock
 from pipeline.progress import Silent
+from pipeline.rescore import score_embeddings
 from pipeline.workers import DecodeOptions
 from tests.fakes import OtherModel, estimator, pairs, write_tar
 from tests.jobs import BETA, Notes, files_of, said, score, stamps
@@ -196,6 +198,7 @@ def test_other_settings_are_refused_by_name_and_cost_nothing(
 def test_overwrite_starts_again_and_leaves_other_files_alone(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     score(shards, out)
+    (out / "neighbours.safetensors").write_bytes(b"of the run")
     notes, table, numbers = out / "notes.txt", out / "noise.parquet", out / "embeddings" / "mine.safetensors"
     notes.write_text("mine")
     pq.write_table(pa.table({"key": ["a"]}).replace_schema_metadata({"noisegate.noise_protocol": "p(x)"}), table)
@@ -206,6 +209,7 @@ def test_overwrite_starts_again_and_leaves_other_files_alone(shards: Path, tmp_p
     assert (summary.samples, summary.beta.value) == (12, 0.5)
     assert {path: path.read_bytes() for path in mine} == mine
     assert not (out / "x-02.parquet").exists()
+    assert not (out / "neighbours.safetensors").exists()
     assert not (out / "embeddings" / "x-02.safetensors").exists()
 
 
@@ -249,6 +253,15 @@ def test_tables_without_their_run_file_must_fit_the_settings(shards: Path, tmp_p
         score(shards, tmp_path / "out", options=DecodeOptions(text_field="alt"))
     with pytest.raises(MismatchError, match="another scorer"):
         score(shards, tmp_path / "out", estimator=estimator(kind=OtherModel))
+
+
+def test_a_folder_made_from_arrays_is_refused(shards: Path, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((2, 30, 8)).astype(np.float32)
+    for name, array in zip(("images", "texts"), rows, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    score_embeddings(tmp_path / "out", tmp_path / "images.npy", texts=tmp_path / "texts.npy")
+    with pytest.raises(MismatchError, match="model: arrays there, python:tests"):
+        score(shards, tmp_path / "out")
 
 
 def test_another_job_in_the_same_folder_is_refused(shards: Path, tmp_path: Path) -> None:
