@@ -14,6 +14,7 @@ from pipeline.errors import ConfigError
 from tests.pipeline.tars import encoded, picture
 
 LIMITS = Limits()
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:RuntimeWarning")  # as outside of pytest
 
 
 def pixels(data: bytes, limits: Limits = LIMITS) -> list[Any]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ShardError
-from pipeline.read import MAX_PART_BYTES, RawSample, ShardReader
+from pipeline.read import RawSample, ShardReader
 from pipeline.shards import Shard
 from pipeline.tar_members import TarMembers
 from tests.pipeline.tars import pairs, picture, tar_bytes, write_tar
@@ -262,18 +262,13 @@ class _Failing(Shard):
 
 
 class TestOddMembers:
-    def test_part_too_large_to_read(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.tar"
-        header = tarfile.TarInfo("0.jpg")
-        header.size = MAX_PART_BYTES + 1
-        with path.open("wb") as file:
-            file.write(header.tobuf())
-            file.seek(512 + -(-header.size // 512) * 512)  # a hole: takes no room on the disk
-            file.write(tar_bytes([("0.txt", b"hi"), ("1.txt", b"ho")]))
+    def test_part_too_large_to_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pipeline.read.MAX_PART_BYTES", 1000)
+        path = write_tar(tmp_path / "x.tar", [("0.jpg", bytes(1001)), ("0.txt", b"hi"), ("1.jpg", bytes(1000))])
         samples, reader = read(path)
         assert [(s.key, s.parts, s.oversized) for s in samples] == [
-            ("0", {"txt": b"hi"}, {"jpg": MAX_PART_BYTES + 1}),
-            ("1", {"txt": b"ho"}, {}),
+            ("0", {"txt": b"hi"}, {"jpg": 1001}),
+            ("1", {"jpg": bytes(1000)}, {}),
         ]
         assert reader.damage is None
 
