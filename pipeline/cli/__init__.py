@@ -39,15 +39,20 @@ for module in (annotate, rescore, calibrate, adapt, noise, evaluate, scenes, dem
     module.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"noisegate {version('noisegate')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True),
-) -> None:
-    if version:
-        from importlib.metadata import version as of
-
-        typer.echo(f"noisegate {of('noisegate')}")
-        raise typer.Exit
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None: ...
 
 
 def main() -> None:

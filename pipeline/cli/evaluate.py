@@ -61,10 +61,14 @@ def print_evaluation(found: "Evaluation", output: Output) -> None:
             ("OSA Acc: clean pairs with w > 0", percent(found.osa_acc), f"best cut {percent(best.clean_recall)}"),
             ("OSA Recall: noisy pairs with w = 0", percent(found.osa_recall), f"best cut {percent(best.noise_recall)}"),
             ("  balanced accuracy", percent(s.balanced_accuracy), f"best cut {percent(best.balanced_accuracy)}"),
-            ("  cut", f"β {found.beta:.4f}", f"best cut {best.threshold:.4f}"),
+            ("  cut", f"β {found.beta:.4f}", f"best cut {number(best.threshold)}"),
             ("clean precision / recall / F1", _three(s.clean_precision, s.clean_recall, s.clean_f1), ""),
             ("noise precision / recall / F1", _three(s.noise_precision, s.noise_recall, s.noise_f1), ""),
-            ("Mean Noise Rank", f"{rank.value:,.1f}", f"optimum {rank.optimum:,.1f}, blind {rank.random:,.1f}"),
+            (
+                "Mean Noise Rank",
+                number(rank.value, 1),
+                f"optimum {number(rank.optimum, 1)}, blind {number(rank.random, 1)}",
+            ),
         ],
         ("", "", ""),
     )

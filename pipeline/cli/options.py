@@ -38,4 +38,4 @@ BatchSize = Annotated[
         rich_help_panel="Model",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]

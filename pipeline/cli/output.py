@@ -71,4 +71,4 @@ def percent(share: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"

@@ -32,9 +32,11 @@ def scenes(
 
     This is the data that the embedded model understands: a trial needs no download.
     """
+    from ..out_folder import writing_to
     from ..scenes import write_scenes
 
-    paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
+    with writing_to(out):
+        paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
     output = Output(as_json)
     output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{escape(str(out))}[/]/*.tar")
     output.result({"out": str(out), "count": count, "shards": [str(path) for path in paths]})

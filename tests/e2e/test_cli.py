@@ -1,0 +1,184 @@
+"""The command as a user meets it: help that teaches, one JSON object when asked for, one message when it goes wrong."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import pipeline
+from pipeline.cli import app
+from tests.commands import FAKE, called, noisegate
+from tests.fakes import pairs, write_tar
+
+COMMANDS = sorted(command.name or "" for command in app.registered_commands)
+QUICK = (*FAKE, "--beta", "fixed:0.4", "--workers", "0")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which shards with noise have been made and scored by the real command."""
+    folder = tmp_path_factory.mktemp("cli")
+    write_tar(folder / "clean" / "x-0.tar", pairs(20))
+    write_tar(folder / "clean" / "x-1.tar", pairs(20, 20))
+    for arguments in (
+        ("noise", "clean/*.tar", "--rate", "0.4", "--seed", "7", "--out", "noisy"),
+        ("annotate", "noisy/*.tar", "--out", "tables", *QUICK),
+    ):
+        done = noisegate(*arguments, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_of_the_main_job_are_there() -> None:
+    assert {"annotate", "calibrate", "demo", "evaluate", "noise", "scenes"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_an_example_that_the_command_would_take(name: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert shown.exit_code == 0
+    examples = re.findall(rf"noisegate {name}\b(.*)", shown.stdout.split("Arguments")[0].split("Options")[0])
+    assert [line for line in examples if "Usage" not in line and "[OPTIONS]" not in line]
+    used = set(re.findall(r"--[a-z-]+", " ".join(examples)))
+    assert used <= set(re.findall(r"--[a-z-]+", shown.stdout.split("Options", 1)[1]))
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
+def test_help_does_not_import_what_is_heavy(flag: str) -> None:
+    program = (
+        f"import sys; sys.argv = ['noisegate', {flag!r}]\n"
+        "from pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'pyarrow', 'sklearn', 'open_clip', 'transformers', 'numpy', 'PIL', 'faiss'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_no_command_is_help_too() -> None:
+    shown = CliRunner().invoke(app, [])
+    assert "noisegate annotate" in shown.stdout
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
+
+
+def test_json_is_one_object_and_nothing_else(work: Path) -> None:
+    for arguments, keys in (
+        (("annotate", "noisy/*.tar", "--out", "tables", *QUICK), {"samples", "statuses", "beta", "zero_share"}),
+        (("evaluate", "tables"), {"samples", "noisy", "osa_acc", "osa_recall", "clean_auroc", "best"}),
+        (("noise", "clean/*.tar", "--rate", "0.4", "--out", "noisy2"), {"samples", "noisy", "rate", "protocol"}),
+        (("scenes", "scenes", "--count", "4", "--shards", "2", "--size", "32"), {"count", "shards"}),
+        (("calibrate", *FAKE), {"scorer", "auto", "modes"}),
+        (("calibrate", "noisy/*.tar", *FAKE, "--workers", "0"), {"scorer", "auto", "modes"}),
+    ):
+        done = called(*arguments, "--json", cwd=work)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n") == 1
+        found = json.loads(done.stdout)
+        assert keys <= set(found), arguments
+        assert done.stderr.strip(), "people still see the table"
+
+
+def test_the_real_command_prints_one_object_too(work: Path) -> None:
+    done = noisegate("evaluate", "tables", "--json", cwd=work)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1)
+    assert json.loads(done.stdout)["samples"] == 40
+
+
+def test_json_has_no_nan(work: Path) -> None:
+    """A truth with one kind only leaves figures undefined; they must be null, which every JSON reader takes."""
+    for arguments in (
+        ("noise", "clean/*.tar", "--rate", "0", "--out", "untouched"),
+        ("annotate", "untouched/*.tar", "--out", "tables0", *QUICK),
+    ):
+        assert called(*arguments, cwd=work).returncode == 0
+    done = called("evaluate", "tables0", "--json", cwd=work)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (found["noisy"], found["clean_auroc"], found["osa_recall"]) == (0, None, None)
+    assert "nan" not in called("evaluate", "tables0", cwd=work).stdout
+
+
+def test_people_get_a_table(work: Path) -> None:
+    done = called("annotate", "noisy/*.tar", "--out", "again", *QUICK, cwd=work)
+    assert done.returncode == 0
+    for words in ("samples", "40", "shards", "β", "0.4000", "weight 0", "similarity", "noise rate", "again/*.parquet"):
+        assert words in done.stdout
+    assert "[2/2] x-1: 20 samples, 0 failed" in done.stderr
+    quiet = called("annotate", "noisy/*.tar", "--out", "quiet", *QUICK, "--quiet", cwd=work)
+    assert quiet.stderr == ""
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("annotate", "none/*.tar", "--out", "o", *QUICK), "none/"),
+        (("annotate", "clean/*.tar", "--out", "o", "--model", "python:tests.fakes:Missing"), "has no 'Missing'"),
+        (("annotate", "clean/*.tar", "--out", "o", "--model", "python:nowhere:f"), "cannot be imported"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--beta", "high"), "beta 'high' is unknown; use auto"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--task", "both"), "task 'both' is unknown; use pairs"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--max-pixels", "0"), "max_pixels=0"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--workers", "-1"), "workers -1"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--seed", "-1"), "seed"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--batch-size", "0"), "batch_size 0"),
+        (("annotate", "clean/*.tar", "--out", "s3://bucket/x", *QUICK), "is a URL"),
+        (("annotate", "clean/*.tar", "--out", "clean/x-0.tar", *QUICK), "cannot be written"),
+        (
+            ("annotate", "noisy/*.tar", "--out", "tables", *FAKE, "--beta", "fixed:0.5"),
+            "beta: fixed:0.4 there, fixed:0.5",
+        ),
+        (("evaluate", "nowhere"), "no run"),
+        (("evaluate", "tables", "--truth", "nothing.parquet"), "not a readable Parquet file"),
+        (("noise", "clean/*.tar", "--rate", "2", "--out", "o"), "rate=2.0: a noise rate lies between 0 and 1"),
+        (("noise", "clean/*.tar", "--rate", "0.4", "--out", "clean"), "is where the shards are"),
+        (("noise", "clean/*.tar", "--rate", "0.4", "--protocol", "magic", "--out", "o"), "magic"),
+        (("noise", "clean/*.tar", "--rate", "0.4", "--seed", "-1", "--out", "o"), "seed"),
+        (("scenes", "o", "--count", "0"), "count=0"),
+        (("scenes", "clean/x-0.tar", "--count", "2", "--shards", "1"), "clean/x-0.tar"),
+        (("calibrate", "--seed", "-1", *FAKE), "seed"),
+        (("annotate", "clean/*.tar"), "--out"),
+        (("annotate", "--out", "o"), "shards"),
+        (("anotate",), "anotate"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(work: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = called(*arguments, cwd=work)
+    assert done.returncode == 2, done.stderr
+    assert words.lower() in " ".join(done.stderr.lower().split())
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+def test_exported_names() -> None:
+    """The public names; a script of a user's may rely on each."""
+    expected = {"load_estimator", "estimate_beta", "osa_weight", "annotate", "read_table"}
+    assert expected <= set(pipeline.__all__)
+    assert sorted(pipeline.__all__) == list(pipeline.__all__)
+    for name in pipeline.__all__:
+        assert getattr(pipeline, name).__doc__, name
+    assert set(dir(pipeline)) == set(pipeline.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'anotate'"):
+        pipeline.anotate  # noqa: B018
+
+
+def test_importing_the_package_is_light() -> None:
+    names = ", ".join(("load_estimator", "osa_weight"))
+    program = f"from pipeline import {names}; import sys; print({{'torch', 'pyarrow', 'sklearn'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"
