@@ -110,7 +110,7 @@ def memory(folder: Path) -> dict[str, float]:
     """Peak memory of the job's main process on 10 x the shards over 1 x."""
     peaks = {}
     for times in (1, 10):
-        pattern = write_shards(folder / f"m{times}", 4 * times, 500, 96, 96)
+        pattern = write_shards(folder / f"m{times}", 20 * times, 500, 64, 64)
         command = [sys.executable, __file__, "--annotate", pattern, "--out", str(folder / f"mo{times}")]
         peaks[times] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return {"memory_10x_over_1x": peaks[10] / peaks[1], "memory_1x_mb": peaks[1] / 1024}

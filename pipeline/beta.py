@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .calibration import LEAST, PairCalibration, calibrate_pairs, intersection
 from .errors import ConfigError
-from .estimators.base import Estimator, normalise
+from .estimators.base import Estimator, normalise, paired_cosines
 
 __all__ = ["MODES", "Beta", "PairSample", "estimate_beta", "mismatched_pairs"]
 
@@ -190,9 +190,10 @@ def sample_pairs(images: Floats, texts: Floats, rng: np.random.Generator, count:
     valid = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
     chosen = np.sort(rng.choice(valid, min(count, len(valid)), replace=False))
     images, texts = images[chosen], texts[chosen]
-    given = np.clip(np.einsum("nd,nd->n", images, texts), -1, 1)
+    everyone = np.arange(len(chosen))
+    given = paired_cosines(images, texts, everyone, everyone)
     rows, partners = mismatched_pairs(images, texts, rng)
-    return PairSample(given, np.clip(np.einsum("nd,nd->n", images[rows], texts[partners]), -1, 1))
+    return PairSample(given, paired_cosines(images, texts, rows, partners))
 
 
 def mismatched_pairs(

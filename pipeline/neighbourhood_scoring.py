@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from .calibration import LEAST, Intersection, PairCalibration, calibrate_pairs, intersection
+from .estimators.base import paired_cosines
 from .neighbourhood import neighbourhood_agreement
 from .neighbours import Neighbours, find_neighbours
 
@@ -82,7 +83,7 @@ def score_neighbourhood(
     given[~np.isin(np.arange(len(left)), valid)] = np.nan
     if similarity is None:
         return _finish(given, given, wrong, 0.0, alone=True, seed=seed)
-    cosine_wrong = np.einsum("nd,nd->n", left[chosen], right[partner])
+    cosine_wrong = paired_cosines(left, right, chosen, partner)
     centre, spread = float(cosine_wrong.mean()), max(float(cosine_wrong.std()), 1e-9)
     first, second = (similarity - centre) / spread, (cosine_wrong - centre) / spread
     weight = _earned_weight(np.stack([first, given], axis=1), np.stack([second, wrong], axis=1), rng)

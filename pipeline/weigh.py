@@ -15,6 +15,7 @@ from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
 from .calibration import PairCalibration
 from .embeddings import read_embeddings
 from .errors import MismatchError
+from .estimators.base import paired_cosines
 from .scorer import PairScores
 from .table import RunFolder, read_metadata, table_from
 
@@ -63,8 +64,7 @@ def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> P
         return PairSample(given, given)
     left, right = np.concatenate(images), np.concatenate(texts)
     first, second = mismatched_pairs(left, right, np.random.default_rng(seed))
-    mismatched = np.clip(np.einsum("nd,nd->n", left[first], right[second]), -1, 1)
-    return PairSample(given, mismatched)
+    return PairSample(given, paired_cosines(left, right, first, second))
 
 
 def _draw(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

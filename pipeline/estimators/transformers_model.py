@@ -21,6 +21,7 @@ from ..decode import DECODER
 from ..errors import ConfigError
 from .base import Identity, Pixels, array_digest, normalise
 from .device import Device
+from .hub import hub_or_cache
 from .processor_pixels import ProcessorPixels
 from .torchvision_import import allow_torchvision
 
@@ -63,7 +64,7 @@ class TransformersEstimator:
         except ImportError as error:
             raise ConfigError(f"model {spec!r} needs transformers ({error}): pip install 'noisegate[hf]'") from error
         source, name = _source(spec)
-        with _quiet(transformers):
+        with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
             try:
                 model, report = transformers.AutoModel.from_pretrained(source, output_loading_info=True)
                 _check_model(model, report, spec)

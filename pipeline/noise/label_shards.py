@@ -20,7 +20,7 @@ from .features import Source, digested, load_features, load_rows
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor
 from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
-from .shards import json_record, rewrite_shards
+from .shards import json_record, refuse_noisy, rewrite_shards
 
 __all__ = ["LabelNoiseReport", "noise_labels"]
 
@@ -192,11 +192,7 @@ def _read(shards: Sequence[Shard], classes: int | str | Path | None, field: str 
     for shard in shards:
         reader = ShardReader(shard)
         for raw in reader:
-            if b'"noise_protocol"' in raw.parts.get("json", b""):
-                raise ConfigError(
-                    f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; "
-                    "give the clean shards"
-                )
+            refuse_noisy(raw, shard)
             try:
                 labels.append(decode_label(raw.parts, field))
             except BadSample as error:

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..table import write_atomically
 from .captions import shuffle_captions, shuffle_images
 from .protocols import PROTOCOLS, protocol_id
 
-__all__ = ["TRUTH_FILE", "NoiseReport", "json_record", "noise_captions", "rewrite_shards"]
+__all__ = ["TRUTH_FILE", "NoiseReport", "json_record", "noise_captions", "refuse_noisy", "rewrite_shards"]
 
 TRUTH_FILE = "noise.parquet"
 
@@ -133,18 +133,13 @@ def rewrite_shards(
     return [str(target) for target in targets.values()]
 
 
-def read_samples(shards: Sequence[Shard]) -> Iterator[RawSample]:
-    """All samples of all shards in order."""
-    for shard in shards:
-        yield from ShardReader(shard)
-
-
 def _captions(shards: Sequence[Shard]) -> tuple[list[str | None], NDArray[np.int64]]:
     """Captions (None where there is none) and picture ids; samples with the same picture share an id."""
     captions: list[str | None] = []
     ids: dict[bytes, int] = {}
     images: list[int] = []
-    for raw in read_samples(shards):
+    for shard, raw in ((one, raw) for one in shards for raw in ShardReader(one)):
+        refuse_noisy(raw, shard)
         try:
             captions.append(decode_text(raw.parts, None, Limits()))
         except BadSample:
@@ -154,6 +149,14 @@ def _captions(shards: Sequence[Shard]) -> tuple[list[str | None], NDArray[np.int
     if not captions:
         raise ConfigError(f"the {len(shards)} shards hold no samples")
     return captions, np.array(images, np.int64)
+
+
+def refuse_noisy(raw: RawSample, shard: Shard) -> None:
+    """Noise on noise would lose the record of the first."""
+    if b'"noise_protocol"' in raw.parts.get("json", b""):
+        raise ConfigError(
+            f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards"
+        )
 
 
 def json_record(raw: RawSample) -> dict[str, Any]:
