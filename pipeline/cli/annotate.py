@@ -193,7 +193,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
 def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was learned about the labels."""
     expected = facts["expected"]
-    sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["weights"].items())
+    sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
         ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
