@@ -101,7 +101,7 @@ class _Problem(NamedTuple):
     """What does not change between steps; F folds, C classes, n rows, d dimensions."""
 
     x: Tensor  # (n, d)
-    y: Tensor  # (n,); for rows without a label anything, because they weigh nothing
+    y: Tensor  # (n,); 0 for rows without a label, which weigh nothing
     weight: Tensor  # (n, F): 1 / size of the training part where the fold trains on the row, else 0
     held_out: Tensor  # (n, F) bool
     basis: Tensor  # (d, d): eigenvectors of the covariance
@@ -121,25 +121,26 @@ class _Probes(NamedTuple):
 
 
 def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[float, ...]) -> NDArray[np.float32]:
-    """λ from the first two folds, then all folds at that λ from where these two ended."""
+    """λ by the held-out loss of the first two folds, then all folds at that λ."""
     y, fold = y.to(x.device), fold.to(x.device)
     held_out = fold[:, None] == torch.arange(folds, device=x.device)
     trains = ((fold >= 0)[:, None] & ~held_out).float()
-    counts = torch.bincount(y[fold >= 0], minlength=int(y.max()) + 1)
+    one_hot = torch.nn.functional.one_hot(y.clamp_min(0)).float()
+    counts = trains.T @ one_hot
     some = x[:: max(1, len(x) // (4 * x.shape[1]))]  # the coordinates need not be exact
     spectrum, basis = torch.linalg.eigh(some.T @ some / len(some))
     problem = _Problem(x, y, trains / trains.sum(dim=0).clamp_min(1), held_out, basis, spectrum.clamp_min(0))
+    start = x.new_zeros(folds, counts.shape[1], x.shape[1] + 1)
+    start[:, :, -1] = torch.log((counts + 0.5) / (counts + 0.5).sum(dim=1, keepdim=True))
     search = problem.first(2)
-    weights = x.new_zeros(2, len(counts), x.shape[1] + 1)
-    weights[:, :, -1] = torch.log(counts / counts.sum())
-    probes = best = _evaluate(search, weights)
+    probes = best = _evaluate(search, start[:2])
     chosen = strengths[0]
     for strength in strengths:
         probes = _minimise(search, probes, strength, ROUGH)
         if probes.held_out >= best.held_out:
             break
         best, chosen = probes, strength
-    start = best.weights.mean(dim=0, keepdim=True).repeat(folds, 1, 1)
+    # All folds start afresh: the two that were searched with have seen the rows that the others hold out.
     return _predict(problem, _minimise(problem, _evaluate(problem, start), chosen, FINE).weights)
 
 

@@ -77,6 +77,19 @@ def test_predictions_are_out_of_fold() -> None:
     assert abs(probability - 0.5).max() < 0.3  # and the held-out loss asks for a strong penalty
 
 
+def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
+    """Every row could be learned by heart, so that any route from a wrong label to its own prediction would show."""
+    rng = np.random.default_rng(9)
+    truth = rng.integers(0, 5, 120)
+    embeddings = rng.normal(size=(120, 500))
+    embeddings[np.arange(120), truth] += 8
+    wrong = np.arange(0, 120, 6)
+    labels = truth.copy()
+    labels[wrong] = (truth[wrong] + 1) % 5
+    probability = probe_probabilities(embeddings, labels, 5)
+    assert probability[wrong, labels[wrong]].mean() < 0.3
+
+
 def test_rows_without_a_label_are_predicted_and_not_learned_from() -> None:
     embeddings, labels, truth = noisy_blobs(600, 16, 3, 0.0, seed=4)
     hidden = labels.copy()
