@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pipeline import read_table
-from tests.commands import FAKE, noisegate
+from tests.commands import FAKE, called, noisegate
 from tests.fakes import pairs, picture, tar_bytes, write_tar
 
 RED = (222, 36, 36)
@@ -168,13 +168,13 @@ def test_a_shard_that_cannot_be_read_at_all_is_named_and_ends_the_command_with_1
     junk.write_bytes(b"no tar\n" * 300)
     shards = f"{folder / 'e-good.tar'}::{junk.parent}::{tmp_path / 'missing.tar'}"
     settings = (*FAKE, "--beta", "fixed:0.4", "--workers", "0")
-    done = noisegate("annotate", shards, "--out", tmp_path / "out", *settings)
+    done = called("annotate", shards, "--out", tmp_path / "out", *settings, cwd=tmp_path)
     assert done.returncode == 1
     for said in (done.stdout, done.stderr):
         assert "junk[b].tar is not a tar" in said
         assert "missing.tar" in said
     assert "Traceback" not in done.stderr
     assert len(read_table(tmp_path / "out")) == 5
-    again = noisegate("annotate", shards, "--out", tmp_path / "out", *settings, "--json")
+    again = called("annotate", shards, "--out", tmp_path / "out", *settings, "--json", cwd=tmp_path)
     assert again.returncode == 1
     assert set(json.loads(again.stdout)["failed_shards"]) == {str(junk), str(tmp_path / "missing.tar")}

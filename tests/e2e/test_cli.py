@@ -20,7 +20,7 @@ QUICK = (*FAKE, "--beta", "fixed:0.4", "--workers", "0")
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which shards with noise have been made and scored by the real command."""
+    """A folder in which shards with noise have been made and scored."""
     folder = tmp_path_factory.mktemp("cli")
     write_tar(folder / "clean" / "x-0.tar", pairs(20))
     write_tar(folder / "clean" / "x-1.tar", pairs(20, 20))
@@ -28,7 +28,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("noise", "clean/*.tar", "--rate", "0.4", "--seed", "7", "--out", "noisy"),
         ("annotate", "noisy/*.tar", "--out", "tables", *QUICK),
     ):
-        done = noisegate(*arguments, cwd=folder)
+        done = called(*arguments, cwd=folder)
         assert done.returncode == 0, done.stderr
     return folder
 

@@ -38,7 +38,7 @@ def table(out: Path) -> pa.Table:
 
 def test_duckdb(out: Path, table: pa.Table) -> None:
     def ask(query: str) -> list[tuple[Any, ...]]:
-        return duckdb.sql(query.format(t=f"'{out}/*.parquet'")).fetchall()
+        return duckdb.execute(query.format(t=f"'{out}/*.parquet'")).fetchall()
 
     weights = table["osa_weight"].drop_null().to_numpy()
     assert len(weights) == 16

@@ -3,8 +3,10 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +57,7 @@ class Watch:
         self._seen.add((entry.name, stat.st_ino, stat.st_mtime_ns))
 
 
-def _alive(process: "subprocess.Popen[str]") -> bool:
+def _alive(process: "subprocess.Popen[Any]") -> bool:
     """Wait for the end for a millisecond, so that looking does not take the processor from those who work."""
     try:
         process.wait(0.001)
@@ -99,16 +101,38 @@ def test_ten_kills_change_nothing(shards: Path, undisturbed: dict[str, bytes], t
     assert files_of(out) == undisturbed
 
 
-def test_a_kill_leaves_no_worker_and_no_lock_behind(
-    shards: Path, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    arguments = ("annotate", shards, "--out", out, *FAKE, "--workers", "2")
-    watch = Watch(out)
-    assert kill_when(arguments, lambda _: watch.steps() >= 3, 0) == -signal.SIGKILL
-    done = noisegate(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert files_of(out) == undisturbed
+def children_of(pid: int) -> set[int]:
+    """Worker processes, as Linux lists them."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes as Linux lists them")
+def test_a_kill_leaves_no_worker_behind(shards: Path, tmp_path: Path) -> None:
+    out, watch = tmp_path / "out", Watch(tmp_path / "out")
+    workers: set[int] = set()
+
+    def reached(pid: int) -> bool:
+        if watch.steps() < 1:
+            return False
+        workers.update(children_of(pid))
+        return True
+
+    kill_when(("annotate", shards, "--out", out, *FAKE, "--workers", "2"), reached, 0)
+    assert len(workers) >= 2
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as clock:
+        for _ in range(10_000):
+            if not any(map(is_running, workers)):
+                break
+            _alive(clock)  # a millisecond
+        clock.communicate(b"\n")
+    assert not any(map(is_running, workers))
 
 
 def test_ctrl_c_says_how_to_go_on(shards: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:

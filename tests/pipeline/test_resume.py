@@ -206,6 +206,7 @@ def test_overwrite_starts_again_and_leaves_other_files_alone(shards: Path, tmp_p
     mine = {path: path.read_bytes() for path in (notes, table, numbers)}
     (out / "x-00.parquet").write_bytes(b"damaged")
     summary = score(sorted(shards.glob("*.tar"))[:2], out, beta="fixed:0.5", overwrite=True)
+    assert summary.beta is not None
     assert (summary.samples, summary.beta.value) == (12, 0.5)
     assert {path: path.read_bytes() for path in mine} == mine
     assert not (out / "x-02.parquet").exists()
