@@ -54,7 +54,7 @@ def demo(
     print_evaluation(found, output)
     output.say("Next:")
     output.say(
-        f"  [cyan]python -c \"from pipeline import read_table; print(read_table('{tables}').to_pandas())\"[/]   look at it"
+        f"  [cyan]python -c \"from pipeline import read_table; print(read_table('{tables}').slice(0, 2).to_pylist())\"[/]   rows"
     )
     output.say(
         "  [cyan]noisegate annotate 'your/shards/*.tar' --model ViT-B-32 --pretrained openai --out tables[/]   your data"

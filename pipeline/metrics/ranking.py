@@ -141,13 +141,15 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
     """For blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1)
     to all other classes, ascending, after a -inf that keeps it from being empty.
 
-    Rounded to 6 decimals: the products of equal rows may differ in their last bit by where they sit in a block.
+    In float64 and rounded to 6 decimals: equal cosines that were reached by different sums must tie.
     """
-    rows, label = np.asarray(embeddings, dtype=np.float32), np.asarray(labels)
+    rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
         raise ConfigError(f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)")
     rows, label = rows[label >= 0], label[label >= 0]
-    unit, valid = unit_rows(rows)
+    valid = unit_rows(rows)[1]
+    rows = np.where(valid[:, None], rows, 0.0)
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
     for members in (np.flatnonzero(label == c) for c in np.unique(label)):
         if len(members) < 2:
             continue
