@@ -92,6 +92,7 @@ class _Job:
     random_inputs: Beta | None = None
     failed: dict[str, str] = field(default_factory=dict)
     times: dict[str, float | None] = field(default_factory=dict)
+    sizes: dict[str, int | None] = field(default_factory=dict)
     encoded: int = 0
 
     def go(self, estimator: Estimator | Callable[[], Estimator], overwrite: bool) -> Summary:
@@ -142,7 +143,7 @@ class _Job:
             )
         for table in resume.stale:
             table.unlink(missing_ok=True)
-        self.failed, self.times = resume.unreachable, resume.times
+        self.failed, self.times, self.sizes = resume.unreachable, resume.times, resume.sizes
         if todo or any(shard.stem not in listed for shard in self.shards):
             self._write_run(identity, None, finished=False)
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
@@ -166,13 +167,13 @@ class _Job:
                     self.progress.advance(len(item.samples), item.position - part.position)
                     part.add(item)
                     continue
+                self.progress.advance(0, (self.sizes[item.shard.url] or 0) - part.position)
                 if isinstance(item, ShardFailed):
                     self.failed[item.shard.url] = item.error
                     self.progress.note(item.error)
                 else:
                     part.finish()
                     self.encoded += len(part.samples)
-                    self.progress.advance(0, item.size - part.position)
                     if item.shard.url in retry:
                         self._merge(part, item)
                     self._write(part, item, model.identity)
