@@ -101,7 +101,9 @@ class _Job:
         if isinstance(estimator, ModelSpec):
             self.model_spec = estimator.to_dict()
         if overwrite:
-            clear(self.run)  # not before the model is there: a slip in its name must not cost the tables
+            clear(
+                self.run, [shard.stem for shard in self.shards]
+            )  # not before the model is there: a slip in its name must not cost the tables
         todo = self._plan(model.identity)
         encoding = time.monotonic()
         self._encode_shards(model, todo)

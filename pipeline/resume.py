@@ -1,7 +1,7 @@
 """Going on where a run was stopped: was the folder made with these settings, and which shards are left to do?"""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,11 @@ def failed_rows(table: Path) -> set[int]:
     return set(np.flatnonzero(pc.not_equal(statuses, "ok").to_numpy()).tolist())
 
 
-def clear(run: RunFolder) -> None:
-    """Remove what earlier runs left, and nothing else: tables that say they are some, and what `_run.json` lists."""
+def clear(run: RunFolder, wanted: Iterable[str] = ()) -> None:
+    """Remove what earlier runs left, and nothing else: tables that say they are some, and what `_run.json` lists.
+
+    Raises TableError, before anything is removed, when another file is where one of the `wanted` tables must go.
+    """
     try:
         stems = {entry["table"] for entry in (run.read_run() or {"shards": []})["shards"]}
     except TableError:
@@ -144,6 +147,11 @@ def clear(run: RunFolder) -> None:
         except TableError:
             continue
         stems.add(table.stem)
+    for stem in wanted:
+        if stem not in stems and run.table(stem).exists():
+            raise TableError(
+                f"{run.table(stem)} is not a weight table; it is in the way: move it, or choose another --out"
+            )
     for stem in sorted(stems):
         for path in (run.table(stem), run.embeddings(stem)):
             path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from pipeline.lock import folder_lock
 from pipeline.progress import Silent
 from pipeline.rescore import score_embeddings
 from pipeline.workers import DecodeOptions
-from tests.fakes import OtherModel, estimator, pairs, write_tar
+from tests.fakes import OtherModel, estimator, pairs, tar_bytes, write_tar
 from tests.jobs import BETA, Notes, files_of, said, score, stamps
 
 
@@ -168,6 +169,22 @@ def test_a_moved_shard_keeps_its_table_but_another_one_of_that_name_does_not_get
     assert stamps(tmp_path / "out") == before
 
 
+def test_shards_in_a_store_go_on_too(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    urls = [f"memory://test_resume/x-{i}.tar" for i in range(3)]
+    for i, url in enumerate(urls):
+        store.pipe(url, tar_bytes(pairs(4, 10 * i)))
+    assert score(urls, tmp_path / "out").encoded == 12
+    before = stamps(tmp_path / "out")
+    assert score("memory://test_resume/x-{0..2}.tar", tmp_path / "out").encoded == 0
+    assert stamps(tmp_path / "out") == before
+    store.pipe(urls[1], store.cat(urls[1]).replace(b"number 10 is red", b"number 10 is rad"))
+    assert score(urls, tmp_path / "out").encoded == 4
+    store.rm(urls[2])
+    gone = score(urls, tmp_path / "out")
+    assert (set(gone.failed_shards), gone.samples) == ({urls[2]}, 12)
+
+
 # --- refusing -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("setting", "named"),
@@ -237,14 +254,14 @@ def test_a_model_that_cannot_be_loaded_does_not_cost_the_tables(shards: Path, tm
 
 
 def test_a_foreign_file_where_a_table_must_go_is_kept(shards: Path, tmp_path: Path) -> None:
+    score([shards / "x-00.tar"], tmp_path / "out")
     foreign = tmp_path / "out" / "x-01.parquet"
-    foreign.parent.mkdir()
     pq.write_table(pa.table({"mine": [1]}), foreign)
-    before = foreign.read_bytes()
+    before = files_of(tmp_path / "out")
     for settings in ({}, {"overwrite": True}):
         with pytest.raises(TableError, match=r"x-01\.parquet is not a weight table.*move it, or choose another --out"):
             score(shards, tmp_path / "out", **settings)
-    assert foreign.read_bytes() == before
+        assert files_of(tmp_path / "out") == before
 
 
 def test_tables_without_their_run_file_must_fit_the_settings(shards: Path, tmp_path: Path) -> None:
