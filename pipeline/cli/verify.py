@@ -1,0 +1,129 @@
+"""`noisegate verify`: does a table still belong to its data?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import BatchSize, Device, Seed
+from .output import JsonOption, Output, escape, number
+
+if TYPE_CHECKING:
+    from ..progress import Progress
+    from ..verify import Verification
+
+__all__ = ["register"]
+
+SHOWN = 20
+
+
+def register(app: typer.Typer) -> None:
+    app.command("verify", no_args_is_help=True)(verify)
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Random samples to score again.")] = 200,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="How far their scores may move.")] = 1e-4,
+    rescore: Annotated[
+        bool, typer.Option("--rescore/--no-rescore", help="Score some samples again; needs the model.")
+    ] = True,
+    shards: Annotated[
+        int | None, typer.Option("--shards", min=1, help="Check this many random shards (default: all).")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="As in annotate (default: the recorded one).",
+            rich_help_panel="Model",
+            show_default=False,
+        ),
+    ] = None,
+    pretrained: Annotated[
+        str | None, typer.Option("--pretrained", "-p", help="Likewise.", rich_help_panel="Model", show_default=False)
+    ] = None,
+    device: Device = "auto",
+    batch_size: BatchSize = None,
+    seed: Seed = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the shards of a run again, and say in one line whether its tables still belong to them.
+
+    Checks files, digests, keys and their order, pictures, captions and labels, that the scores follow from similarity and
+    β, and that some random samples get the same scores again.
+
+    [cyan]noisegate verify tables[/]
+
+    [cyan]noisegate verify tables --shards 10 --samples 1000[/]
+
+    [cyan]noisegate verify tables --no-rescore[/]
+
+    Exit code 0: all is as recorded. 1: something differs. 2: there is no run, or a setting is wrong.
+    """
+    from ..errors import ConfigError
+    from ..estimators import ModelSpec
+    from ..table import RunFolder
+    from ..verify import verify as check
+    from ..verify_rescore import dtype_of, recorded_model
+
+    if pretrained is not None and model is None:
+        raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out")
+    run = RunFolder(folder).read_run()
+    estimator = None
+    if run is not None and rescore and samples:
+        if model is not None:
+            estimator = ModelSpec(model, pretrained, device, dtype_of(run, model), batch_size)
+        elif run["scorer"]["model"] != "arrays":
+            estimator = recorded_model(run, device, batch_size)
+    found = check(
+        folder,
+        samples=samples,
+        tolerance=tolerance,
+        rescore=rescore,
+        shards=shards,
+        estimator=estimator,
+        seed=seed,
+        progress=_progress(quiet),
+    )
+    output = Output(as_json)
+    print_verification(found, output)
+    output.result(found.to_dict())
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _progress(quiet: bool) -> "Progress":
+    """As in annotate, in other words."""
+    from ..progress import Lines, progress_for
+
+    class Reading(Lines):
+        def start(self, todo: int, size: int, done: int) -> None:
+            self.note(f"{todo} shards to check, {size / 1e6:,.1f} MB to read")
+
+        def shard(self, name: str, samples: int, failed: int) -> None:
+            self.note(f"{name}: {samples:,} samples, {failed:,} problems")
+
+    chosen = progress_for(quiet)
+    return Reading() if isinstance(chosen, Lines) else chosen
+
+
+def print_verification(found: "Verification", output: Output) -> None:
+    """Drift and notes, the first problems, and the verdict as the last line."""
+    drift = found.drift
+    rows = [
+        (name, number(value, 8))
+        for name, value in (("similarity", drift.similarity), ("osa_weight", drift.weight), ("picture", drift.image))
+        if value is not None
+    ]
+    if rows:
+        output.table(f"Largest drift of {drift.samples:,} samples scored again", rows)
+    for note in found.notes:
+        output.say(f"[yellow]note[/]: {escape(note)}")
+    for problem in found.problems[:SHOWN]:
+        output.say(f"[red]differs[/]: {escape(str(problem))}")
+    if found.problem_count > SHOWN:
+        output.say(f"… and {found.problem_count - SHOWN:,} more")
+    output.say(f"[{'green' if found.ok else 'bold red'}]{escape(found.verdict)}[/]")
