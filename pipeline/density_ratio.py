@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
 
 __all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
 
@@ -100,7 +100,7 @@ def _fit_isotonic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     """Rising r by pooling adjacent bins, read between the centres of the pooled blocks."""
     both = g + m
     filled = both > 0
-    share = isotonic_regression(g[filled] / both[filled], sample_weight=both[filled])
+    share = isotonic_regression(g[filled] / both[filled], weights=both[filled]).x
     block = np.concatenate([[0], np.cumsum(np.diff(share) > 0)])
     size = np.bincount(block, both[filled])
     middle = np.bincount(block, both[filled] * centres[filled]) / size
@@ -172,7 +172,7 @@ def choose_normals(centres: Array, counts: Array, most: int = 5) -> Normals:
 
 
 def _rising(values: Array, weight: Array) -> Array:
-    return np.asarray(isotonic_regression(values, sample_weight=weight + 1e-6), dtype=np.float64)
+    return np.asarray(isotonic_regression(values, weights=weight + 1e-6).x, dtype=np.float64)
 
 
 def _normal(x: Array, mean: Any, sd: Any) -> Array:
