@@ -109,7 +109,7 @@ def _score_problems(table: pa.Table, metadata: Mapping[str, Any]) -> Iterator[tu
         yield from _pair_problems(table, metadata, labels, near)
     elif near and near["alone"] and not labels:
         yield from _neighbourhood_problems(table, near)
-    elif labels:
+    elif labels and not near:
         probability = floats(table, "clean_probability")
         yield from _differences(table, "clean", probability >= 0.5, "clean_probability", probability)
 
@@ -217,7 +217,7 @@ def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[s
         with safe_open(embeddings, framework="numpy") as file:
             for start in range(0, len(table), BLOCK):
                 part = slice(start, min(start + BLOCK, len(table)))
-                now, kept = normalise(np.asarray(rows[part], np.float32)), file.get_slice("image")[part]
+                now, kept = normalise(rows[part]), file.get_slice("image")[part]
                 same = now.shape == kept.shape and np.isclose(now, kept.astype(np.float32), rtol=2**-10, atol=1e-6).all(
                     axis=1
                 )
