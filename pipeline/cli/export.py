@@ -1,0 +1,105 @@
+"""`noisegate export`: a run's result in the format of other tools."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import JsonOption, Output, percent
+
+if TYPE_CHECKING:
+    from ..export import Exported
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("export", no_args_is_help=True)(export)
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            help="keys, datacomp (uids, .npy), parquet, csv, jsonl, shards, datasets (Hugging Face) or cleanlab.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File, or folder for shards and datasets.", show_default=False)
+    ],
+    where: Annotated[
+        str | None,
+        typer.Option("--where", help="Keep rows for which this holds, over the table's columns.", show_default=False),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            help="For flat files and datasets: names with commas, caption too (default: key, shard, all scores).",
+            show_default=False,
+        ),
+    ] = None,
+    with_shard: Annotated[bool, typer.Option("--with-shard", help="For keys: write shard/key.")] = False,
+    add_columns: Annotated[
+        str | None,
+        typer.Option(
+            "--add-columns",
+            help="For shards: columns to put into each sample's json, such as osa_weight or w=osa_weight.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Carry the result to other tools: all rows, or those that a rule keeps.
+
+    [cyan]noisegate export tables --as shards --where "clean_probability > 0.9" --out kept[/]
+
+    [cyan]noisegate export tables --as datacomp --where "osa_weight > 0" --out subset.npy[/]
+
+    [cyan]noisegate export tables --as csv --columns shard,key,caption,osa_weight --where "status = 'ok'" --out scores.csv[/]
+
+    [cyan]noisegate export tables --as datasets --where "clean and not flags like 'duplicate_of:%'" --out dataset[/]
+
+    A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
+    and + - * / %. Text stands in quotes; 'word' in flags looks into the flags; what is null never holds.
+    """
+    from ..export import export as run
+    from ..export.shards import added_columns
+
+    output = Output(as_json)
+    done = run(
+        folder,
+        out,
+        kind,
+        where=where,
+        columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
+        with_shard=with_shard,
+        add_columns=added_columns(add_columns) if add_columns else None,
+        overwrite=overwrite,
+    )
+    _print(done, output)
+    output.result(done.to_dict())
+
+
+def _print(done: "Exported", output: Output) -> None:
+    share = percent(done.kept / done.rows) if done.rows else "–"
+    files = f"{len(done.files):,} files" if len(done.files) > 1 else done.files[0]
+    rows = [
+        ("rows in the run", f"{done.rows:,}"),
+        ("kept", f"{done.kept:,} ({share})"),
+        ("written", f"{done.written:,}"),
+        *((f"left out: {why}", f"{count:,}") for why, count in done.left_out.items()),
+        ("files", f"{files}, {done.bytes / 1e6:,.1f} MB"),
+    ]
+    output.table(f"Exported as {done.kind} to {done.out}", rows)
+    if done.empty_shards:
+        some = ", ".join(done.empty_shards[:5]) + (", …" if len(done.empty_shards) > 5 else "")
+        output.note(f"{len(done.empty_shards):,} shards would be empty and were skipped: {some}")
+    if done.unscored_shards:
+        output.note(
+            f"{done.unscored_shards:,} shards of the run could not be read when it was scored; they are not in it"
+        )

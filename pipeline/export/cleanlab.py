@@ -1,0 +1,91 @@
+"""cleanlab's issue frame: what `Datalab.get_issues("label")` and `CleanLearning.find_label_issues` return, from our scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from ..errors import ConfigError, TableError
+from .place import whole_file
+from .source import Part, Source
+
+__all__ = ["FRAME", "write_issues"]
+
+FRAME = pa.schema(
+    [
+        ("row", pa.int64()),  # the frame's index: the sample's number in the whole run, failed ones counted
+        ("is_label_issue", pa.bool_()),
+        ("label_score", pa.float64()),  # Datalab's name
+        ("label_quality", pa.float64()),  # the same as CleanLearning calls it
+        ("given_label", pa.int64()),
+        ("predicted_label", pa.int64()),
+        ("shard", pa.string()),
+        ("key", pa.string()),
+    ]
+)
+_NEEDED = ("key", "shard", "label", "label_quality", "osa_weight", "clean", "refined_label")
+
+
+def write_issues(source: Source, out: Path) -> tuple[int, int]:
+    """Write the frame as CSV or Parquet, by the suffix of `out`; returns how many rows it has and how many have no score.
+
+    Both of cleanlab's names for the score are there. `predicted_label` is `refined_label`. An issue is a label that is not
+    `clean`; where a run of both tasks rejected the pair, so that `clean` says nothing about the label, one that was
+    refined to another class.
+    """
+    if out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"out {out}: a cleanlab frame is written as .csv or .parquet; use for example issues.csv")
+    if "labels" not in source.facts["scoring"]["tasks"]:
+        raise TableError(f"{source.run.path} has no label scores; make them with: noisegate annotate … --task labels")
+    written = unscored = 0
+    with whole_file(out) as file, _writer(file, out.suffix) as writer:
+        for part in source.parts(_NEEDED):
+            frame = _frame(part)
+            writer.write_table(frame)
+            written += len(frame)
+            unscored += len(part.kept) - len(frame)
+        source.refuse_nothing(written)
+    return written, unscored
+
+
+def _frame(part: Part) -> pa.Table:
+    known = pc.is_valid(part.kept["label_quality"])
+    table = part.kept.filter(known)
+    rows = part.start + np.flatnonzero(part.mask)[known.to_numpy()]
+    pair_rejected = pc.fill_null(pc.equal(table["osa_weight"], 0.0), False)
+    moved = pc.not_equal(table["refined_label"], table["label"])
+    quality = table["label_quality"].cast(pa.float64())
+    columns = [
+        pa.array(rows, pa.int64()),
+        pc.if_else(pair_rejected, moved, pc.invert(table["clean"])),
+        quality,
+        quality,
+        table["label"].cast(pa.int64()),
+        table["refined_label"].cast(pa.int64()),
+        table["shard"].cast(pa.string()),
+        table["key"],
+    ]
+    return pa.table(columns, schema=FRAME)
+
+
+def _writer(file: Any, suffix: str) -> Any:
+    if suffix == ".csv":
+        return pyarrow.csv.CSVWriter(file, FRAME)
+    return pq.ParquetWriter(file, FRAME.with_metadata({"pandas": json.dumps(_pandas())}), compression="zstd")
+
+
+def _pandas() -> dict[str, Any]:
+    """What pandas wants to know in order to take `row` for the index."""
+    words = {"bool": ("bool", "bool"), "int64": ("int64", "int64"), "double": ("float64", "float64")}
+    columns = []
+    for field in FRAME:
+        kind, stored = words.get(str(field.type), ("unicode", "object"))
+        columns.append(
+            {"name": field.name, "field_name": field.name, "pandas_type": kind, "numpy_type": stored, "metadata": None}
+        )
+    return {"index_columns": ["row"], "column_indexes": [], "columns": columns, "pandas_version": None}

@@ -1,0 +1,92 @@
+"""DataComp's subset file: the uids of the kept samples as a sorted array of two 64-bit halves."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..read import RawSample
+from .place import whole_file
+from .source import Part, Source
+
+__all__ = ["UID", "uid_array", "write_uids"]
+
+UID = np.dtype("u8,u8")
+_HEX = re.compile(r"[0-9a-fA-F]{32}")
+_SHOWN = 5
+
+
+def uid_array(uids: list[str]) -> NDArray[np.void]:
+    """Sorted and without repeats: DataComp's resharder copies a sample as often as its uid is listed.
+
+    >>> uid_array(["00000000000000020000000000000001", "0000000000000001ffffffffffffffff"]).tolist()
+    [(1, 18446744073709551615), (2, 1)]
+    """
+    halves = np.frombuffer(bytes.fromhex("".join(uids)), ">u8").reshape(-1, 2).astype(np.uint64)
+    return _sorted(halves)
+
+
+def _sorted(halves: NDArray[np.uint64]) -> NDArray[np.void]:
+    halves = np.ascontiguousarray(halves[np.lexsort((halves[:, 1], halves[:, 0]))])
+    again = np.zeros(len(halves), bool)
+    again[1:] = (halves[1:] == halves[:-1]).all(axis=1)
+    return np.ascontiguousarray(halves[~again]).view(UID).reshape(-1)
+
+
+def write_uids(source: Source, out: Path) -> tuple[int, int]:
+    """Write the `.npy`; returns how many uids it has and how many samples repeat one of them. 16 bytes a row in memory.
+
+    A uid is the json field `uid`, or the key where that is 32 hex digits. Raises ConfigError, naming the first samples,
+    when one has neither.
+    """
+    found: list[NDArray[np.void]] = []
+    without: list[str] = []
+    rows = 0
+    with whole_file(out) as file:
+        for part in source.parts(["key"]):
+            uids = []
+            for name, uid in _uids(part, "limits" in source.facts["reading"]):
+                if uid is None:
+                    without.append(f"{part.stem}/{name}")
+                else:
+                    uids.append(uid)
+            rows += len(part.kept)
+            found.append(uid_array(uids))
+            if len(without) >= _SHOWN:
+                break
+        if without:
+            raise ConfigError(
+                f"no uid for {', '.join(without[:_SHOWN])}{' and more' if len(without) > _SHOWN else ''}: DataComp's samples "
+                "have 32 hex digits in the json field uid; export --as keys for other data"
+            )
+        whole = _sorted(np.concatenate([part.view(np.uint64).reshape(-1, 2) for part in found]))
+        source.refuse_nothing(len(whole))
+        np.save(file, whole, allow_pickle=False)
+    return len(whole), rows - len(whole)
+
+
+def _uids(part: Part, from_shard: bool) -> Iterator[tuple[str, str | None]]:
+    if not len(part.kept):
+        return
+    if from_shard:
+        for _, raw in part.samples():
+            yield raw.key, _uid(raw)
+    else:
+        for key in part.kept["key"].to_pylist():
+            yield key, key if _HEX.fullmatch(key) else None
+
+
+def _uid(raw: RawSample) -> str | None:
+    try:
+        record = json.loads(raw.parts.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        record = None
+    given = record.get("uid") if isinstance(record, dict) else None
+    for uid in (given, raw.key):
+        if isinstance(uid, str) and _HEX.fullmatch(uid):
+            return uid
+    return None

@@ -1,0 +1,146 @@
+"""One flat file: Parquet, CSV or JSON lines of chosen columns, or a list of keys."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from ..decode import BadSample, Limits, decode_text
+from ..errors import ConfigError
+from ..read import RawSample
+from .place import whole_file
+from .source import CAPTION, Source, plain_type
+
+__all__ = ["caption_of", "json_values", "write_flat", "write_keys"]
+
+GROUP_ROWS = 65_536
+GROUP_BYTES = 32_000_000
+_ROWS_WITH_CAPTIONS = 1_000
+
+
+def write_keys(source: Source, out: Path, with_shard: bool = False) -> int:
+    """One key per line, in the order of the tables; `shard/key` with `with_shard`. Returns how many."""
+    written = 0
+    with whole_file(out) as file:
+        for part in source.parts(["key"]):
+            for key in part.kept["key"].to_pylist():
+                if "\n" in key or "\r" in key:
+                    raise ConfigError(f"key {key!r} of {part.stem} holds a line break; export --as jsonl instead")
+                file.write((f"{part.stem}/{key}\n" if with_shard else f"{key}\n").encode())
+            written += len(part.kept)
+        source.refuse_nothing(written)
+    return written
+
+
+def write_flat(source: Source, out: Path, kind: str, columns: Sequence[str] | None, record: Mapping[str, Any]) -> int:
+    """All kept rows in one file, a shard in memory at a time; returns how many.
+
+    `columns` may name `caption`, which is read from the shards. Null is null in Parquet and JSON and an empty field in
+    CSV; digests are hex in CSV and JSON; floats are written with as many digits as tell float32 apart.
+    """
+    names = source.chosen(columns)
+    if CAPTION in names:
+        source.need_shards("caption")
+    schema = pa.schema([(name, plain_type(name)) for name in names])
+    write = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}[kind]
+    with whole_file(out) as file:
+        written = write(file, schema.with_metadata({"noisegate.export": json.dumps(record)}), _rows(source, schema))
+        source.refuse_nothing(written)
+    return written
+
+
+def _rows(source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
+    for part in source.parts(schema.names):
+        plain = pa.table({name: part.kept[name].cast(plain_type(name)) for name in part.kept.column_names})
+        if CAPTION not in schema.names:
+            yield plain.select(schema.names)
+            continue
+        captions: list[str | None] = []
+        start = 0
+        for place, raw in part.samples() if len(plain) else ():
+            captions.append(caption_of(raw, source.text_field))
+            if len(captions) == _ROWS_WITH_CAPTIONS or place == len(plain) - 1:
+                some = plain.slice(start, len(captions)).append_column(CAPTION, pa.array(captions, pa.string()))
+                yield some.select(schema.names)
+                captions, start = [], place + 1
+
+
+def caption_of(raw: RawSample, field: str | None) -> str | None:
+    """The caption as it was scored, of whatever length; None where the sample has none that can be read."""
+    try:
+        return decode_text(raw.parts, field, Limits(max_text_chars=1 << 40))
+    except BadSample:
+        return None
+
+
+def _write_parquet(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+    written = 0
+    waiting: list[pa.Table] = []
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in rows:
+            waiting.append(table)
+            written += len(table)
+            if sum(map(len, waiting)) >= GROUP_ROWS or sum(part.nbytes for part in waiting) >= GROUP_BYTES:
+                writer.write_table(pa.concat_tables(waiting).replace_schema_metadata(schema.metadata))
+                waiting = []
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting).replace_schema_metadata(schema.metadata))
+    return written
+
+
+def _write_csv(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+    written = 0
+    as_text = {name for name in schema.names if pa.types.is_list(schema.field(name).type)}
+    as_hex = {name for name in schema.names if pa.types.is_fixed_size_binary(schema.field(name).type)}
+    plain = pa.schema([(f.name, pa.string() if f.name in as_text | as_hex else f.type) for f in schema])
+    with pyarrow.csv.CSVWriter(file, plain) as writer:
+        for table in rows:
+            columns = []
+            for name in schema.names:
+                values = table[name]
+                if name in as_text:
+                    values = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values.to_pylist()]
+                elif name in as_hex:
+                    values = [None if v is None else v.hex() for v in values.to_pylist()]
+                columns.append(values)
+            writer.write_table(pa.table(columns, schema=plain))
+            written += len(table)
+    return written
+
+
+def _write_jsonl(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+    written = 0
+    names = [json.dumps(name) for name in schema.names]
+    for table in rows:
+        columns = [json_values(table[name]) for name in schema.names]
+        for values in zip(*columns, strict=True):
+            line = ", ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+            file.write(f"{{{line}}}\n".encode())
+        written += len(table)
+    return written
+
+
+def json_values(column: pa.ChunkedArray) -> list[str]:
+    """Each value as JSON text: shortest floats, digests in hex, null for what JSON has no word for.
+
+    >>> json_values(pa.chunked_array([pa.array([0.1, None, float("inf")], pa.float32())]))
+    ['0.1', 'null', 'null']
+    >>> json_values(pa.chunked_array([["a\\n", 'b"']]))
+    ['"a\\\\n"', '"b\\\\""']
+    """
+    if pa.types.is_floating(column.type):
+        values = column.to_numpy()
+        return [
+            text if ok else "null" for text, ok in zip(values.astype(str).tolist(), np.isfinite(values), strict=True)
+        ]
+    if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
+        found: list[str] = pc.fill_null(column.cast(pa.string()), "null").to_pylist()
+        return found
+    plain = ((v.hex() if isinstance(v, bytes) else v) for v in column.to_pylist())
+    return [json.dumps(v, ensure_ascii=False) for v in plain]

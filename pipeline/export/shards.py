@@ -1,0 +1,115 @@
+"""Filtered shards: the kept samples copied, for trainers that cannot join a table."""
+
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import ConfigError
+from ..read import RawSample
+from .flat import json_values
+from .place import whole_file
+from .source import CAPTION, Part, Source
+
+__all__ = ["added_columns", "write_shards"]
+
+_RECORD_BYTES = 10_240  # tar's unit of writing
+
+
+def added_columns(text: str) -> dict[str, str]:
+    """Json fields and the columns they come from: `osa_weight,w=clean_probability`.
+
+    >>> added_columns("osa_weight,w=clean_probability")
+    {'osa_weight': 'osa_weight', 'w': 'clean_probability'}
+    """
+    pairs = [(name.strip() for name in item.rpartition("=")[::2]) for item in text.split(",") if item.strip()]
+    fields = {field or column: column for field, column in pairs}
+    if len(fields) < len(pairs):
+        raise ConfigError(f"add-columns {text!r} names a field twice; write for example osa_weight,w=clean_probability")
+    return fields
+
+
+def write_shards(source: Source, folder: Path, add: Mapping[str, str]) -> tuple[int, Counter[str], list[str]]:
+    """Write `STEM.tar` for every shard with kept samples: parts byte for byte, in tar order, one sample in memory.
+
+    `add` puts columns into each sample's json. Returns how many samples were written, how many were left out and why, and
+    the shards that would be empty.
+    """
+    source.need_shards("--as shards")
+    columns = source.chosen(list(dict.fromkeys(add.values()))) if add else []
+    if CAPTION in columns:
+        raise ConfigError("add-columns: the caption is in the sample already; add scores, such as osa_weight")
+    left_out: Counter[str] = Counter()
+    empty: list[str] = []
+    written = 0
+    for part in source.parts(columns):
+        count = 0
+        if len(part.kept):
+            path = folder / f"{part.stem}.tar"
+            with whole_file(path) as file:
+                count = _copy(part, file, add, left_out)
+            if not count:
+                path.unlink()
+        if not count:
+            empty.append(part.stem)
+        written += count
+    return written, left_out, empty
+
+
+def _copy(part: Part, file: BinaryIO, add: Mapping[str, str], left_out: Counter[str]) -> int:
+    """One shard's kept samples; how many were written."""
+    values = {field: json_values(part.kept[column]) for field, column in add.items()}
+    size = count = 0
+    last_key: str | None = None
+    for row, raw in part.samples(all_parts=True):
+        parts = {name: raw.parts[name] for name in raw.names if name in raw.parts}
+        if len(parts) < len(raw.names) or raw.broken:
+            left_out["incomplete in the shard"] += 1
+            continue
+        if raw.key == last_key:  # readers would take the two for one sample, or stop
+            left_out["same key as the sample before"] += 1
+            continue
+        if add:
+            changed = _with_fields(raw, {field: texts[row] for field, texts in values.items()})
+            if changed is None:
+                left_out["json that cannot be read"] += 1
+                continue
+            parts["json"] = changed
+        for name, data in parts.items():
+            size += _add(file, f"{raw.key}.{name}", data)
+        last_key = raw.key
+        count += 1
+    file.write(bytes(-(size + 1024) % _RECORD_BYTES + 1024))
+    return count
+
+
+def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
+    """The sample's json with more fields, a new one where there is none; None where it is no object."""
+    try:
+        record = json.loads(raw.parts.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    for field, text in fields.items():
+        value = json.loads(text)
+        if field in record and record[field] != value:
+            raise ConfigError(
+                f"add-columns: the json of {raw.key} has a field {field} with another value; give the new one a name of "
+                f"its own, such as noisegate_{field}={field}"
+            )
+        record[field] = value
+    return json.dumps(record).encode()
+
+
+def _add(file: BinaryIO, name: str, data: bytes) -> int:
+    """Append a member; times and owners stay 0, so the same input gives the same bytes."""
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    header = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+    for piece in (header, data, padding):
+        file.write(piece)
+    return len(header) + len(data) + len(padding)

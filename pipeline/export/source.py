@@ -1,0 +1,164 @@
+"""A finished run as exports read it: one shard's table at a time, only the rows that a rule keeps."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, MismatchError, TableError
+from ..read import RawSample, ShardReader
+from ..shards import Shard
+from ..table import COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
+from ..where import Where
+
+__all__ = ["Part", "Source", "plain_type"]
+
+CAPTION = "caption"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One shard's share. `mask` (N,) tells which of its rows are kept, `kept` has the columns asked for of those.
+
+    `start` is the number of its first row in the whole run.
+    """
+
+    stem: str
+    url: str
+    sha256: str
+    start: int
+    keys: pa.ChunkedArray
+    mask: NDArray[np.bool_]
+    kept: pa.Table
+
+    def samples(self, all_parts: bool = False) -> Iterator[tuple[int, RawSample]]:
+        """The kept samples, each with its row in `kept`.
+
+        Raises MismatchError where the shard is not the one that was scored: by key at once, by digest at its end, so
+        whatever was made from it must not be shown before.
+        """
+        changed = f"{self.url} has changed since it was scored; run the same annotate command again, then export"
+        reader = ShardReader(Shard(self.url), all_parts)
+        count = place = 0
+        for raw in reader:
+            if count == len(self.keys) or raw.key != self.keys[count].as_py():
+                raise MismatchError(f"{changed} (row {count} is {raw.key})")
+            if self.mask[count]:
+                yield place, raw
+                place += 1
+            count += 1
+        if count != len(self.keys) or reader.sha256 != self.sha256:
+            raise MismatchError(changed)
+
+
+class Source:
+    """The tables of a run behind a rule; afterwards `rows` and `kept` count what was read and what the rule kept."""
+
+    def __init__(self, folder: Path, where: Where | None) -> None:
+        self.run = RunFolder(folder)
+        self.where = where
+        self.rows = self.kept = 0
+        facts = self.run.read_run()
+        if facts is None:
+            raise TableError(
+                f"{folder} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {folder}"
+            )
+        if facts.get("finished") is False:
+            raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+        self.facts: dict[str, Any] = facts
+        scored = [entry for entry in facts["shards"] if "rows" in entry]
+        for entry in scored:
+            if not self.run.table(entry["table"]).exists():
+                raise TableError(f"{self.run.table(entry['table'])} is gone; run the same annotate command again")
+        if not scored:
+            raise TableError(
+                f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}"
+            )
+        self.shards: dict[str, str] = {entry["table"]: entry["url"] for entry in scored}
+        self.unscored = len(facts["shards"]) - len(scored)
+
+    @property
+    def text_field(self) -> str | None:
+        """Where captions were read from, if not from the usual places."""
+        field: str | None = self.facts["reading"].get("text_field")
+        return field
+
+    def need_shards(self, use: str) -> None:
+        """Raises ConfigError for a run that was made from embeddings, which has no shards."""
+        if "limits" not in self.facts["reading"]:
+            raise ConfigError(
+                f"{use} reads the shards, and the run in {self.run.path} was made from embeddings; "
+                "export --as keys, parquet, csv or jsonl without caption"
+            )
+
+    def parts(self, columns: Sequence[str]) -> Iterator[Part]:
+        """Shard by shard, those without a kept row included."""
+        needed = {"key", *columns, *(self.where.columns if self.where else ())} - {"shard", CAPTION}
+        self.rows = self.kept = 0
+        for stem, url in self.shards.items():
+            path = self.run.table(stem)
+            sha256 = read_metadata(path)["shard"]["sha256"]
+            table = self.run.read(stem, [name for name in COLUMNS if name in needed]).replace_schema_metadata(None)
+            shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
+            table = table.append_column("shard", shard)
+            mask = self.where.mask(table) if self.where else np.ones(len(table), bool)
+            kept = table.filter(pa.array(mask)).select([name for name in columns if name != CAPTION])
+            start = self.rows
+            self.rows += len(table)
+            self.kept += len(kept)
+            yield Part(stem, url, sha256, start, table["key"], mask, kept)
+
+    def refuse_nothing(self, written: int) -> None:
+        """Raises ConfigError when an export would be empty, before it gets its name."""
+        if written:
+            return
+        if self.kept:
+            raise ConfigError(f"none of the {self.kept:,} rows kept can be written; nothing was")
+        rule = f"where {self.where.text!r} keeps" if self.where else "there are"
+        raise ConfigError(f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv")
+
+    def filled_scores(self) -> list[str]:
+        """The label and all scores that at least one row has, by the tables' own statistics."""
+        wanted = [name for name in COLUMNS if name in SCORE_COLUMNS or name in ("similarity", "label")]
+        filled: set[str] = set()
+        for stem in self.shards:
+            if len(filled) == len(wanted):
+                break
+            metadata = pq.read_metadata(self.run.table(stem))
+            for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
+                for column in (group.column(i) for i in range(group.num_columns)):
+                    facts = column.statistics
+                    if facts is None or not facts.has_null_count or facts.null_count < group.num_rows:
+                        filled.add(column.path_in_schema)
+        return [name for name in wanted if name in filled]
+
+    def chosen(self, columns: Sequence[str] | None, extra: Sequence[str] = ("key", "shard")) -> list[str]:
+        """The columns asked for; by default `extra` and all scores that are there. Raises ConfigError for unknown ones."""
+        if columns is None:
+            return [*extra, *(name for name in self.filled_scores() if name not in extra)]
+        known = ["shard", *COLUMNS, CAPTION]
+        names = list(dict.fromkeys(columns))
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+                advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+                raise ConfigError(f"columns: {name!r} is unknown; {advice}")
+        if not names:
+            raise ConfigError("columns: none is named; give some, such as key,shard,osa_weight")
+        return names
+
+
+def plain_type(name: str) -> pa.DataType:
+    """The type of an exported column: as in the table, words as plain strings."""
+    if name in ("shard", CAPTION):
+        return pa.string()
+    stored = COLUMNS[name][0]
+    if pa.types.is_list(stored):
+        return pa.list_(pa.string())
+    return pa.string() if pa.types.is_dictionary(stored) else stored
