@@ -22,7 +22,7 @@ def demo(
     rate: Annotated[float, typer.Option("--rate", "-r", help="Share of captions to shuffle.")] = 0.4,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw scenes, shuffle 40 % of their captions, score them with the embedded model, and judge the scores.
+    """Draw scenes, shuffle 40 % of their captions, score them, judge the scores, and write a report.
 
     [cyan]noisegate demo[/]
     """
@@ -32,6 +32,7 @@ def demo(
     from ..job import annotate
     from ..noise.shards import noise_captions
     from ..progress import progress_for
+    from ..report import write_report
     from ..scenes import write_scenes
 
     output = Output(as_json)
@@ -52,13 +53,18 @@ def demo(
     found = evaluate(tables)
     output.say("\nThe scores never saw which captions were shuffled. Judged by the truth:\n")
     print_evaluation(found, output)
+    page = write_report(tables)
+    output.say(
+        f"[bold]4[/] a report with the worst, the borderline and the best pairs: [cyan]{escape(str(page.path))}[/]\n"
+    )
     output.say("Next:")
     output.say(
-        f"  [cyan]python -c \"from pipeline import read_table; print(read_table('{tables}').slice(0, 2).to_pylist())\"[/]   rows"
+        f"  [cyan]python -c \"from pipeline import read_table; print(read_table('{tables}').slice(0, 2).to_pylist())\"[/]  rows"
     )
     output.say(
         "  [cyan]noisegate annotate 'your/shards/*.tar' --model ViT-B-32 --pretrained openai --out tables[/]   your data"
     )
     output.result(
         {"summary": summary.to_dict(), "evaluation": found.to_dict(), "tables": str(tables), "shards": str(noisy)}
+        | {"report": str(page.path)}
     )

@@ -1,0 +1,46 @@
+"""`noisegate report`: a run as one page to look at."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import JsonOption, Output, escape
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report", no_args_is_help=True)(report)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file (default: report.html in DIR).", show_default=False)
+    ] = None,
+    gallery: Annotated[int, typer.Option("--gallery", help="Samples in each gallery.")] = 12,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Read the shards again for pictures and captions.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one HTML file to look at: scores, noise, the worst and the best pairs, labels, duplicates, failures, shards.
+
+    [cyan]noisegate report tables[/]
+
+    [cyan]noisegate report tables --out report.html --gallery 48[/]
+
+    The file holds all it needs, works without a network, and reads only the shards whose samples it shows.
+    """
+    from ..report import write_report
+
+    output = Output(as_json)
+    made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)
+    output.say(
+        f"Report: [cyan]{escape(str(made.path))}[/]  "
+        f"({made.size / 1e6:,.1f} MB, {made.samples:,} samples, {made.pictures:,} pictures)"
+    )
+    if made.missing:
+        output.say(escape(made.missing))
+    output.result(made.to_dict())

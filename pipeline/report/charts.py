@@ -1,0 +1,191 @@
+"""The report's charts: scores of given and mismatched pairs, P(clean), classes that turn into others, shards side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+from .lens import Lens
+from .svg import Frame, drawing, element, label, ticks
+
+__all__ = ["Bins", "Strip", "draw_clean", "draw_confusion", "draw_histogram", "draw_strips", "merge_bins"]
+
+SHOWN_BINS = 64
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Counts of given and mismatched pairs between `edges` (B + 1,); `mismatched` is None where there are none."""
+
+    edges: NDArray[np.float64]
+    given: NDArray[np.int64]
+    mismatched: NDArray[np.int64] | None
+
+    def shares(self, which: str) -> NDArray[np.float64]:
+        """(B,) of all pairs of that kind."""
+        counts = self.given if which == "given" else self.mismatched
+        return np.zeros(len(self.given)) if counts is None else counts / max(counts.sum(), 1)
+
+
+def merge_bins(
+    edges: NDArray[np.float64],
+    given: NDArray[np.int64],
+    mismatched: NDArray[np.int64] | None,
+    also: Sequence[float] = (),
+) -> Bins:
+    """At most 64 bins over the part of the scale that is in use; `also` are values that must lie inside.
+
+    >>> int(merge_bins(np.linspace(-1, 1, 2001), np.bincount([1200, 1300], minlength=2000), None).given.sum())
+    2
+    """
+    used = np.flatnonzero(given + (0 if mismatched is None else mismatched))
+    inside = np.clip(np.searchsorted(edges, also, side="right") - 1, 0, len(given) - 1)
+    first, last = (int(f(np.concatenate([used, inside]))) if len(used) + len(inside) else 0 for f in (np.min, np.max))
+    step = max(1, -(-(last - first + 1) // SHOWN_BINS))
+    starts = np.arange(first // step * step, last + 1, step)
+    ends = np.minimum(np.append(starts, starts[-1] + step), len(given))
+
+    def merged(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(np.add.reduceat(counts[: ends[-1]], starts))
+
+    return Bins(edges[ends], merged(given), None if mismatched is None else merged(mismatched))
+
+
+def draw_histogram(bins: Bins, lens: Lens, name: str, width: int, height: int, description: str) -> Markup:
+    """Bars of the given pairs, the mismatched ones as an area behind them, the cut as a line with its interval as a band."""
+    given, mismatched = bins.shares("given"), bins.shares("mismatched")
+    top = max(float(given.max(initial=0)), float(mismatched.max(initial=0)), 1e-9) * 1.05
+    frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), top)
+    parts = frame.axes(lens.caption, ticks(0, top, 4)[1:])
+    if lens.interval:
+        start, end = (frame.x(value) for value in lens.interval)
+        parts.append(_box("band", start, frame.above, max(end - start, 1), frame.y(0) - frame.above))
+    if bins.mismatched is not None:
+        parts.append(element("path", class_="mismatched", d=_steps(frame, bins.edges, mismatched)))
+    for i, share in enumerate(given):
+        if share > 0:
+            start, end = frame.x(bins.edges[i]), frame.x(bins.edges[i + 1])
+            told = f"{bins.edges[i]:.3f} to {bins.edges[i + 1]:.3f}: {bins.given[i]:,} ({100 * share:.1f} %)"
+            y = frame.y(share)
+            parts.append(
+                _box("bar", start + 0.4, y, max(end - start - 0.8, 0.6), frame.y(0) - y, element("title", escape(told)))
+            )
+    if bins.mismatched is not None:
+        parts.append(element("path", class_="outline", d=_steps(frame, bins.edges, mismatched)))
+    parts.append(element("line", class_="base", x1=frame.left, x2=width - frame.right, y1=frame.y(0), y2=frame.y(0)))
+    if lens.cut is not None:
+        parts += _cut_line(frame, lens)
+    return drawing(name, width, height, f"How many {lens.noun}s have which {lens.score}", description, parts)
+
+
+def draw_clean(lens: Lens, bins: Bins, name: str, width: int, height: int, description: str) -> Markup:
+    """P(clean) over the score, on the histogram's own scale; nothing without a calibration."""
+    if lens.calibration is None:
+        return Markup("")
+    frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), 1.0)
+    places = np.linspace(frame.low, frame.high, 121)
+    points = zip(places, lens.calibration.clean_probability(places), strict=True)
+    line = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in points)
+    parts = frame.axes(lens.caption, [0, 0.5, 1])
+    if lens.interval:
+        start, end = (frame.x(value) for value in lens.interval)
+        parts.append(_box("band", start, frame.above, max(end - start, 1), frame.y(0) - frame.above))
+    parts.append(element("polyline", class_="curve", points=line))
+    return drawing(
+        name,
+        width,
+        height,
+        f"Probability that a {lens.noun} is right, by its {lens.score}",
+        description,
+        parts + (_cut_line(frame, lens) if lens.cut is not None else []),
+    )
+
+
+def draw_confusion(names: Sequence[str], shares: NDArray[np.float64], name: str, description: str) -> Markup:
+    """Shares (C, C) of each given class (row) by the class it was refined to (column); the diagonal is only marked."""
+    cell, margin = 18, 12 + 6 * max(len(text) for text in names)
+    margin = min(margin, 150)
+    size = margin + cell * len(names) + 4
+    most = max(float((shares * (1 - np.eye(len(names)))).max(initial=0)), 1e-9)
+    parts = []
+    for i, text in enumerate(names):
+        middle = margin + cell * i + cell / 2
+        parts.append(label(_short(text), margin - 6, middle + 4, "end"))
+        turned = f"rotate(-90 {middle + 4:.1f} {margin - 6})"
+        parts.append(label(_short(text), middle + 4, margin - 6, "start", transform=turned))
+    for i, j in np.argwhere(shares > 0).tolist():
+        x, y = float(margin + cell * j), float(margin + cell * i)
+        told = element("title", escape(f"{names[i]} to {names[j]}: {100 * shares[i, j]:.1f} %"))
+        if i == j:
+            parts.append(_box("same", x + 1, y + 1, cell - 2, cell - 2, told))
+        else:
+            depth = f"{0.12 + 0.88 * shares[i, j] / most:.2f}"
+            parts.append(_box("moved", x + 1, y + 1, cell - 2, cell - 2, told, fill_opacity=depth))
+    parts.append(_box("outline-box", float(margin), float(margin), cell * len(names), cell * len(names)))
+    drawn = drawing(
+        name, size, size, "Given classes (rows) and what they were refined to (columns)", description, parts
+    )
+    return drawn.replace('class="chart"', Markup('class="chart map" width="{}"').format(size), 1)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of `draw_strips`: a name and the quantiles .05, .25, .5, .75, .95 of its scores."""
+
+    name: str
+    quantiles: tuple[float, ...]
+    stands_out: bool
+
+
+def draw_strips(
+    strips: Sequence[Strip], low: float, high: float, caption: str, name: str, width: int, description: str
+) -> Markup:
+    """A box for the middle half of each row, whiskers for nine tenths, a line at the median."""
+    step = 30
+    frame = Frame(width, step * len(strips) + 56, low, high, 1.0, left=min(150, width // 3), above=8)
+    parts = []
+    for value in ticks(low, high, (width - frame.left) // 60):
+        x = frame.x(value)
+        parts.append(element("line", class_="grid", x1=x, x2=x, y1=frame.above, y2=frame.height - frame.below))
+    parts += frame.axes(caption, [])
+    for i, strip in enumerate(strips):
+        y = frame.above + step * i + step / 2
+        least, start, middle, end, most = (frame.x(value) for value in strip.quantiles)
+        kind = "out" if strip.stands_out else "in"
+        parts.append(label(_short(strip.name, 24 if width > 500 else 15), frame.left - 8, y + 4, "end"))
+        parts.append(element("line", class_=f"whisker {kind}", x1=least, x2=most, y1=y, y2=y))
+        parts.append(_box(f"box {kind}", start, y - 8, max(end - start, 1.5), 16))
+        parts.append(element("line", class_="median", x1=middle, x2=middle, y1=y - 9, y2=y + 9))
+    return drawing(name, width, frame.height, f"{caption} of shards side by side", description, parts)
+
+
+def _box(class_: str, x: float, y: float, width: float, height: float, *content: str, **more: object) -> Markup:
+    return element(
+        "rect", *content, class_=class_, x=x, y=y, width=float(width), height=max(float(height), 0.0), **more
+    )
+
+
+def _cut_line(frame: Frame, lens: Lens) -> list[Markup]:
+    """The cut, with its value above; the text stays inside the drawing."""
+    cut = lens.cut if lens.cut is not None else 0.0
+    x, text = frame.x(cut), f"{lens.cut_name} {cut:.3f}"
+    half = 4.2 * len(text)
+    place = min(max(x, frame.left + half), frame.width - frame.right - half)
+    return [
+        element("line", class_="cut", x1=x, x2=x, y1=frame.above, y2=frame.y(0)),
+        label(text, place, frame.above - 8, class_="cut-text"),
+    ]
+
+
+def _steps(frame: Frame, edges: NDArray[np.float64], shares: NDArray[np.float64]) -> str:
+    """A closed outline along the tops of the bins."""
+    points = [f"M{frame.x(edges[0]):.1f} {frame.y(0):.1f}"]
+    for i, share in enumerate(shares):
+        points.append(f"V{frame.y(float(share)):.1f}H{frame.x(float(edges[i + 1])):.1f}")
+    return "".join([*points, f"V{frame.y(0):.1f}Z"])
+
+
+def _short(text: str, most: int = 22) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
