@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from .arrays import open_array
 from .classes import ClassSet
 from .errors import ConfigError, TableError
 from .estimators.base import Estimator, normalise
 from .table import write_atomically
 
-__all__ = ["Anchors", "embed_anchors"]
+__all__ = ["Anchors", "embed_anchors", "read_anchors"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +28,22 @@ class Anchors:
     labels: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        if len(self.embeddings) != len(self.labels):
-            raise ConfigError(f"anchors: {len(self.embeddings)} rows for {len(self.labels)} classes; give one for each")
+        if self.embeddings.ndim != 2 or self.labels.shape != (len(self.embeddings),):
+            raise ConfigError(
+                f"anchors {self.embeddings.shape} and anchor labels {self.labels.shape} do not fit; want (A, d) and (A,)"
+            )
+        if not np.isin(self.labels, np.arange(len(self.names))).all():
+            raise ConfigError(
+                f"anchor labels run from {self.labels.min()} to {self.labels.max()} for {len(self.names)} classes; "
+                f"use 0 to {len(self.names) - 1}"
+            )
+        silent = np.flatnonzero(np.bincount(self.labels, minlength=len(self.names)) == 0)
+        if len(silent) or not self.names:
+            which = f"class {silent[0]} has" if len(silent) else "there are"
+            raise ConfigError(f"anchors: {which} none; give at least one for each class")
+        empty = np.flatnonzero(~self.embeddings.any(axis=1))
+        if len(empty):
+            raise ConfigError(f"anchors: row {empty[0]} is zero or not finite; give text embeddings with a direction")
 
     @property
     def digest(self) -> str:
@@ -59,3 +74,15 @@ def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
     if len(empty):
         raise ConfigError(f"classes: the model gives no embedding for the prompt {classes.anchors[int(empty[0])]!r}")
     return Anchors(classes.names, embeddings, np.array(classes.anchor_labels))
+
+
+def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> Anchors:
+    """Anchors from `.npy` files, (A, d) vectors and (A,) classes; classes without names are called by their numbers."""
+    rows = open_array(vectors, "anchors", 2)
+    classes = np.asarray(open_array(labels, "anchor labels", 1, kinds="iu"), np.int64)
+    count = int(classes.max(initial=-1)) + 1
+    if count > len(classes):
+        raise ConfigError(
+            f"anchor labels: {labels} names class {count - 1} in {len(classes)} rows; number them 0, 1, 2, …"
+        )
+    return Anchors(names or tuple(map(str, range(count))), normalise(rows), classes)

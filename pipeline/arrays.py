@@ -1,7 +1,7 @@
 """Embeddings from anywhere as a run: arrays on disk become tables without scores, which the usual scoring then fills.
 
 Knows plain `.npy` files and the folders that clip-retrieval writes (`img_emb/img_emb_0.npy`, `text_emb/text_emb_0.npy`,
-`metadata/metadata_0.parquet`): each file becomes one table.
+`metadata/metadata_0.parquet`, or the same files side by side): each file becomes one table.
 """
 
 import hashlib
@@ -21,62 +21,165 @@ from .errors import ConfigError
 from .estimators.base import Identity, normalise
 from .table import VERSION, RunFolder, table_from
 
-__all__ = ["ArrayPart", "find_parts", "write_parts"]
+__all__ = ["MODEL", "ArrayPart", "arrays_identity", "check_labels", "find_parts", "open_array", "write_parts"]
 
+MODEL = "arrays"  # the model's name in the identity of a run that was made from arrays
 KEY_COLUMNS = ("key", "uid", "image_path", "path", "url")
+ROWS_AT_ONCE = 65_536  # made unit length at a time, in float64
+_LAYOUT = {"images": ("img_emb", ".npy"), "texts": ("text_emb", ".npy"), "metadata": ("metadata", ".parquet")}
 
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One image array with what belongs to the same rows."""
+    """One image array with what belongs to the same rows. `start` counts its rows on from the parts before it.
+
+    `widths` are the numbers in an image and in a text embedding, 0 for no texts; `key` is the metadata's column of keys.
+    """
 
     stem: str
+    start: int
+    rows: int
+    widths: tuple[int, int]
     images: Path
     texts: Path | None = None
     metadata: Path | None = None
+    key: str | None = None
 
 
 def find_parts(images: Path, texts: Path | None = None, metadata: Path | None = None) -> list[ArrayPart]:
-    """Pair image files with text and metadata files, by their numbers where folders are given.
+    """Find the files, pair them (by the numbers in their names where folders are given) and see that they fit.
 
-    `images` may be clip-retrieval's output folder itself: its `text_emb` and `metadata` are then found beside it.
+    `images` may be clip-retrieval's output folder itself: texts and metadata are then found in it. Only headers are
+    read. Raises ConfigError for files that are missing, unreadable or do not belong together.
     """
-    if images.is_dir() and (images / "img_emb").is_dir():
-        texts = texts or (images / "text_emb" if (images / "text_emb").is_dir() else None)
-        metadata = metadata or (images / "metadata" if (images / "metadata").is_dir() else None)
-        images = images / "img_emb"
-    left = _files(images, "images", ".npy")
-    others: dict[str, list[Path] | None] = {
-        "texts": _files(texts, "texts", ".npy") if texts else None,
-        "metadata": _files(metadata, "metadata", ".parquet") if metadata else None,
-    }
-    for name, found in others.items():
-        if found is not None and len(found) != len(left):
-            raise ConfigError(f"{name}: {len(found)} files for {len(left)} of images; there must be one for each")
-    stems = [path.stem for path in left]
-    texts_found, metadata_found = others["texts"], others["metadata"]
-    return [
-        ArrayPart(stem, path, texts_found[i] if texts_found else None, metadata_found[i] if metadata_found else None)
-        for i, (stem, path) in enumerate(zip(stems, left, strict=True))
-    ]
+    if (images / "img_emb").is_dir() or any(images.glob("img_emb_*.npy")):
+        texts = texts or _beside(images, "texts")
+        metadata = metadata or _beside(images, "metadata")
+    pictures = _files(images, "images")
+    captions = _paired(texts, "texts", pictures) if texts else {}
+    tables = _paired(metadata, "metadata", pictures) if metadata else {}
+    parts: list[ArrayPart] = []
+    start = 0
+    for number, path in pictures.items():
+        part = _part(path, captions.get(number), tables.get(number), start)
+        if parts and part.widths != parts[0].widths:
+            raise ConfigError(
+                f"images and texts: {path} goes with widths {part.widths}, {parts[0].images} with {parts[0].widths}; "
+                "all files must come from one model"
+            )
+        parts.append(part)
+        start += part.rows
+    return parts
 
 
-def _files(path: Path, name: str, suffix: str) -> list[Path]:
+def _beside(folder: Path, name: str) -> Path | None:
+    """Where clip-retrieval's folder has its texts or metadata, None where it has none."""
+    prefix, suffix = _LAYOUT[name]
+    return folder if (folder / prefix).is_dir() or any(folder.glob(f"{prefix}_*{suffix}")) else None
+
+
+def _files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
+    """One file, or those of a folder in the order of their numbers, by what tells them apart."""
+    prefix, suffix = _LAYOUT[name]
     if path.is_file():
-        return [path]
-    found = sorted(path.glob(f"*{suffix}"), key=_number) if path.is_dir() else []
+        return {(): path}
+    folder = path / prefix if (path / prefix).is_dir() else path
+    found = sorted(folder.glob(f"{prefix}*{suffix}")) or sorted(folder.glob(f"*{suffix}"))
     if not found:
         raise ConfigError(f"{name}: {path} is neither a file nor a folder with *{suffix} files")
+    return dict(sorted(zip(_numbers(found), found, strict=True)))
+
+
+def _numbers(files: Sequence[Path]) -> list[tuple[Any, ...]]:
+    """The numbers in each name that tell it from the others (`img_emb_0`: 0), or the names where no number does."""
+    found = [tuple(map(int, re.findall(r"\d+", path.stem))) for path in files]
+    if len({len(numbers) for numbers in found}) > 1:
+        found = [numbers[-1:] for numbers in found]
+    places = [at for at, column in enumerate(zip(*found, strict=False)) if len(set(column)) > 1]
+    telling: list[tuple[Any, ...]] = [tuple(numbers[at] for at in places) for numbers in found]
+    return telling if len(set(telling)) == len(files) else [(path.stem,) for path in files]
+
+
+def _paired(path: Path, name: str, images: dict[tuple[Any, ...], Path]) -> dict[tuple[Any, ...], Path]:
+    found = _files(path, name)
+    if len(found) != len(images):
+        raise ConfigError(f"{name}: {len(found)} files for {len(images)} of images; there must be one for each")
+    lost = [file for number, file in images.items() if number not in found]
+    if lost:
+        raise ConfigError(f"{name}: no file of {path} has the number of {lost[0].name}; there must be one for each")
     return found
 
 
-def _number(path: Path) -> tuple[int, str]:
-    digits = re.findall(r"\d+", path.stem)
-    return (int(digits[-1]) if digits else -1, path.name)
+def _part(images: Path, texts: Path | None, metadata: Path | None, start: int) -> ArrayPart:
+    left = open_array(images, "images", 2)
+    right = open_array(texts, "texts", 2) if texts else None
+    if right is not None and len(right) != len(left):
+        raise ConfigError(f"texts: {texts} has {len(right):,} rows, {images} has {len(left):,}; give one for each")
+    for name, path, array in (("images", images, left), ("texts", texts, right)):
+        if array is not None and array.shape[1] == 0:
+            raise ConfigError(f"{name}: {path} has rows without any numbers; want (N, d) with d of 1 or more")
+    widths = left.shape[1], 0 if right is None else right.shape[1]
+    key = _key_column(metadata, images, len(left)) if metadata else None
+    return ArrayPart(images.stem, start, len(left), widths, images, texts, metadata, key)
+
+
+def _key_column(path: Path, images: Path, rows: int) -> str:
+    try:
+        file = pq.read_metadata(path)
+        names = pq.read_schema(path).names
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ConfigError(f"metadata: {path} is not a readable Parquet file: {_line(error)}") from error
+    if file.num_rows != rows:
+        raise ConfigError(f"metadata: {path} has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
+    found = next((name for name in KEY_COLUMNS if name in names), None)
+    if found is None:
+        raise ConfigError(
+            f"metadata: {path} has the columns {', '.join(names)}; keys come from one called {', '.join(KEY_COLUMNS)}"
+        )
+    lacking = pq.read_table(path, columns=[found])[found].null_count
+    if lacking:
+        raise ConfigError(f"metadata: {lacking:,} rows of {path} have no {found}; every row needs one")
+    return found
+
+
+def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> NDArray[Any]:
+    """A memory map of an `.npy` file of numbers; raises ConfigError, naming the setting, for anything else.
+
+    `kinds` are numpy's letters of the types that will do: f for floats, i and u for whole numbers. Pickled objects are
+    never loaded.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{name}: there is no file {path}; give an .npy file, as numpy.save writes it") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{name}: {path} is no whole .npy file of numbers; write one with numpy.save") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise ConfigError(f"{name}: {path} holds several arrays; save one of them as .npy with numpy.save")
+    if array.ndim != dimensions or array.dtype.kind not in kinds:
+        wanted = f"{'numbers' if 'f' in kinds else 'whole numbers'} {'(N, d)' if dimensions == 2 else '(N,)'}"
+        raise ConfigError(f"{name}: {path} holds {array.dtype} of shape {array.shape}; want {wanted}")
+    return array
+
+
+def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
+    """Class numbers (N,), negative for none, one for each row of the images; raises ConfigError where they are not."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ConfigError(f"labels: {labels.dtype} of shape {labels.shape}; want whole numbers (N,)")
+    if len(labels) != rows:
+        raise ConfigError(f"labels: {len(labels):,} for {rows:,} rows of images; give one for each row")
+    if len(labels) and labels.max() >= 2**31:
+        raise ConfigError(f"labels: {labels.max()} is too large for a class number; number the classes 0, 1, 2, …")
+    return labels.astype(np.int64)
 
 
 def write_parts(
-    run: RunFolder, parts: Sequence[ArrayPart], labels: NDArray[np.int64] | None, joint: bool, reading: dict[str, Any]
+    run: RunFolder,
+    parts: Sequence[ArrayPart],
+    labels: NDArray[np.int64] | None,
+    joint: bool,
+    reading: dict[str, Any],
 ) -> Identity:
     """Write a table without scores and an embedding file for each part; returns the identity of the arrays.
 
@@ -84,30 +187,29 @@ def write_parts(
     their cosine means something.
     """
     digest = hashlib.sha256()
-    shapes = []
-    start = 0
     for part in parts:
-        images = _array(part.images, "images")
-        texts = _array(part.texts, "texts") if part.texts else np.zeros((len(images), 0), np.float32)
-        if len(texts) != len(images):
-            raise ConfigError(f"texts: {part.texts} has {len(texts)} rows, {part.images} has {len(images)}")
-        given = None if labels is None else labels[start : start + len(images)]
-        if given is not None and len(given) != len(images):
-            raise ConfigError(
-                f"labels: {len(labels) if labels is not None else 0} for more rows of images; give one for each row"
-            )
-        start += len(images)
-        for array in (images, texts):
-            digest.update(str(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-        shapes.append((images.shape[1], texts.shape[1]))
-        _write_part(run, part, images, texts, given, joint and texts.shape[1] == images.shape[1], reading)
-    if labels is not None and start != len(labels):
-        raise ConfigError(f"labels: {len(labels):,} for {start:,} rows of images; give one for each row")
-    if len(set(shapes)) > 1:
-        raise ConfigError(
-            f"images and texts have several widths, {sorted(set(shapes))}; all files must come from one model"
-        )
-    return Identity("arrays", digest.hexdigest(), "before noisegate", "none", "float16", (("numpy", np.__version__),))
+        images = _unit_rows(part.images, "images", digest)
+        texts = _unit_rows(part.texts, "texts", digest) if part.texts else np.zeros((part.rows, 0), np.float32)
+        given = None if labels is None else labels[part.start : part.start + part.rows]
+        _write_part(run, part, images, texts, given, joint, reading)
+    return arrays_identity(digest.hexdigest())
+
+
+def arrays_identity(digest: str) -> Identity:
+    """The scorer of a run that was made from arrays with this digest."""
+    return Identity(MODEL, digest, "before noisegate", "none", "float16", (("numpy", np.__version__),))
+
+
+def _unit_rows(path: Path, name: str, digest: Any) -> NDArray[np.float32]:
+    """(N, d) rows of length one, zeros for those without a direction; the array goes into `digest` on the way."""
+    array = open_array(path, name, 2)
+    digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+    unit = np.empty(array.shape, np.float32)
+    for start in range(0, len(array), ROWS_AT_ONCE):
+        rows = np.ascontiguousarray(array[start : start + ROWS_AT_ONCE])
+        digest.update(rows.data)
+        unit[start : start + ROWS_AT_ONCE] = normalise(rows)
+    return unit
 
 
 def _write_part(
@@ -119,56 +221,39 @@ def _write_part(
     joint: bool,
     reading: dict[str, Any],
 ) -> None:
-    unit_images, unit_texts = normalise(images), normalise(texts) if texts.shape[1] else texts
-    bad_image = np.asarray(~unit_images.any(axis=1))
-    bad_text = np.asarray(~unit_texts.any(axis=1)) if texts.shape[1] else np.zeros(len(images), bool)
+    bad_image = np.asarray(~images.any(axis=1))
+    bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
     invalid = bad_image | bad_text
     errors = [
         f"the {'image' if first else 'text'} embedding is zero or not finite" if first or second else None
         for first, second in zip(bad_image, bad_text, strict=True)
     ]
-    similarity = np.full(len(images), np.nan, np.float32)
-    if joint:
-        similarity = np.clip(np.einsum("nd,nd->n", unit_images, unit_texts, dtype=np.float64), -1, 1).astype(np.float32)
-        similarity[invalid] = np.nan
-    shard = {
-        "name": part.images.name,
-        "sha256": "",
-        "size": part.images.stat().st_size,
-        "rows": len(images),
-        "damage": None,
-    }
+    similarity = np.full(part.rows, np.nan, np.float32)
+    if joint and part.texts:
+        cosine = np.einsum("nd,nd->n", images, texts, dtype=np.float64)
+        similarity = np.where(invalid, np.nan, np.clip(cosine, -1, 1)).astype(np.float32)
+    size = part.images.stat().st_size
+    shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
     columns = {
-        "key": _keys(part, len(images)),
-        "index": np.arange(len(images)),
+        "key": _keys(part),
+        "index": np.arange(part.rows),
         "status": np.where(invalid, "invalid", "ok").tolist(),
         "error": errors,
         "similarity": similarity,
-        "label": None if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
-        "flags": [[] for _ in range(len(images))],
+        "label": pa.nulls(part.rows, pa.int32()) if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
+        "flags": [[] for _ in range(part.rows)],
     }
     metadata = {"table_version": VERSION, "shard": shard, "reading": reading, "scorer": None}
-    write_embeddings(run.embeddings(part.stem), unit_images, unit_texts, {"shard": shard})
-    run.write_table(part.stem, table_from({k: v for k, v in columns.items() if v is not None}, metadata))
+    write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
+    run.write_table(part.stem, table_from(columns, metadata))
 
 
-def _keys(part: ArrayPart, count: int) -> list[str]:
-    """Keys from the metadata's first column of a known name, else row numbers."""
-    if part.metadata is not None:
-        table = pq.read_table(part.metadata)
-        if len(table) != count:
-            raise ConfigError(f"metadata: {part.metadata} has {len(table)} rows, {part.images} has {count}")
-        name = next((column for column in KEY_COLUMNS if column in table.column_names), None)
-        if name is not None:
-            return [str(key) for key in table[name].to_pylist()]
-    return [f"{row:09d}" for row in range(count)]
+def _keys(part: ArrayPart) -> list[str]:
+    """From the metadata, else row numbers over all parts, so that no two rows of a run share one."""
+    if part.metadata is None or part.key is None:
+        return [f"{row:09d}" for row in range(part.start, part.start + part.rows)]
+    return [str(key) for key in pq.read_table(part.metadata, columns=[part.key])[part.key].to_pylist()]
 
 
-def _array(path: Path, name: str) -> NDArray[np.float32]:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: {path} is not a readable .npy array: {error}") from error
-    if array.ndim != 2 or array.dtype.kind not in "fiu":
-        raise ConfigError(f"{name}: {path} holds {array.dtype} of shape {array.shape}; want numbers (N, d)")
-    return np.asarray(array, np.float32)
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

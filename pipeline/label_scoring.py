@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from .anchors import Anchors
 from .consistency import anchor_consistency, refine, visual_consistency
 from .errors import ConfigError
+from .estimators.device import Device
 from .fusion import Fused, fuse
 from .neighbours import Neighbours, default_k, near_duplicates
 from .probe import probe_probabilities
 
 __all__ = ["LabelScores", "count_classes", "score_labels"]
 
+MAX_CLASSES = 25_000  # every sample gets a number for each
 NEAR = 50  # a second, closer neighbourhood for the fused score
 
 Rows = Sequence[NDArray[np.floating[Any]]]
@@ -42,6 +44,11 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
     if largest == 0:
         raise ConfigError("task labels: no sample has a label; the shards need a part cls or a json field label")
     if anchors is None:
+        if largest > MAX_CLASSES:
+            raise ConfigError(
+                f"labels: {largest - 1:,} is the largest, which makes {largest:,} classes; number them 0, 1, 2, …, "
+                f"at most {MAX_CLASSES:,}"
+            )
         return largest
     if largest > len(anchors.names):
         raise ConfigError(
@@ -58,9 +65,17 @@ def score_labels(
     *,
     duplicate_cosine: float = 0.985,
     seed: int = 0,
+    device: str = "auto",
 ) -> LabelScores:
-    """Score every label. `images` are row blocks (N, d); `labels` (N,), -1 for none; `neighbours` is their graph."""
+    """Score every label. `images` are row blocks (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
+
+    The probe is trained on `device`. Raises ConfigError for anchors that do not fit the images or the labels.
+    """
     classes = count_classes(labels, anchors)
+    if anchors is not None and anchors.embeddings.shape[1] != images[0].shape[1]:
+        raise ConfigError(
+            f"anchors have {anchors.embeddings.shape[1]} numbers, the images {images[0].shape[1]}; use one model for both"
+        )
     duplicates = near_duplicates(neighbours, duplicate_cosine)
     tango = refine(
         labels,
@@ -72,12 +87,12 @@ def score_labels(
     )
     usable = np.where(tango.invalid, -1, labels)
     matrix = np.concatenate([np.asarray(block, np.float32) for block in images])
-    sources = {"neighbours": visual_consistency(neighbours, usable, classes, duplicates=duplicates)}
-    if neighbours.indices.shape[1] > NEAR:
-        sources["near neighbours"] = visual_consistency(
-            neighbours.indices[:, :NEAR], usable, classes, duplicates=duplicates
-        )
-    sources["probe"] = probe = probe_probabilities(matrix, usable, classes, seed=seed)
+    lists = neighbours.indices
+    sources = {"neighbours": _votes(lists, usable, classes, duplicates)}
+    if lists.shape[1] > NEAR:
+        sources["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
+    place = Device.choose(device).name
+    sources["probe"] = probe = probe_probabilities(matrix, usable, classes, seed=seed, device=place)
     if anchors is not None:
         sources["anchors"] = anchor_consistency(images, anchors.embeddings, anchors.labels, classes)
     fused = fuse(sources, usable, classes, seed=seed)
@@ -104,6 +119,15 @@ def score_labels(
         k=neighbours.indices.shape[1],
         classes=classes,
     )
+
+
+def _votes(
+    lists: NDArray[np.integer[Any]], labels: NDArray[np.int64], classes: int, duplicates: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """p_vis (N, C), NaN where no labelled neighbour speaks: the row's own label must not speak for itself."""
+    votes = visual_consistency(lists, labels, classes, duplicates=duplicates)
+    votes[~((lists >= 0) & (labels[lists] >= 0)).any(axis=1)] = np.nan
+    return votes
 
 
 def neighbours_wanted(count: int, classes: int, k: int | None) -> int:

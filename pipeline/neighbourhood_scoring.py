@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from .beta import mismatched_pairs
 from .calibration import LEAST, Intersection, PairCalibration, calibrate_pairs, intersection
+from .errors import ConfigError
 from .estimators.base import paired_cosines
 from .neighbourhood import neighbourhood_agreement
 from .neighbours import Neighbours, find_neighbours
@@ -18,6 +20,7 @@ __all__ = ["NeighbourhoodScores", "score_neighbourhood"]
 NEIGHBOURS = 20
 MISMATCHED = 10_000
 FOLDS = 5
+MOST = 100.0  # weight of the agreement where the cosine has none
 
 Blocks = Sequence[NDArray[np.float32]]
 Floats = NDArray[np.floating[Any]]
@@ -29,11 +32,12 @@ class NeighbourhoodScores:
 
     `weight` is what the agreement counts beside the cosine (both in deviations of mismatched pairs): 0 unless it helps to
     tell given from mismatched pairs that were held out. `score` (N,) is what `calibration` reads: the agreement itself
-    where there is no cosine.
+    where there is no cosine. `alone` says that it decides which pairs are clean.
     """
 
     agreement: NDArray[np.float32]
     score: NDArray[np.float32]
+    k: int
     weight: float
     calibration: PairCalibration | None
     cut: Intersection | None
@@ -43,66 +47,86 @@ class NeighbourhoodScores:
         """What the tables record."""
         cut = self.cut.beta if self.cut and self.alone else None
         calibration = self.calibration.to_dict() if self.calibration else None
-        return {"k": NEIGHBOURS, "weight": self.weight, "alone": self.alone, "cut": cut, "calibration": calibration}
+        return {"k": self.k, "weight": self.weight, "alone": self.alone, "cut": cut, "calibration": calibration}
 
-    def table_columns(self, rows: slice, ok: NDArray[np.bool_]) -> dict[str, Any]:
-        """`neighbourhood`; without a cosine also `clean` and `clean_probability`, with one only the latter, if it gains."""
+    def table_columns(self, rows: slice, ok: NDArray[np.bool_], probability: NDArray[np.float32]) -> dict[str, Any]:
+        """`neighbourhood`; without a cosine also `clean` and `clean_probability`, with one only the latter, if it gains.
+
+        `probability` is what the cosine alone says; it stays where a pair has no neighbours.
+        """
         agreement = np.where(ok, self.agreement[rows], np.nan)
         columns: dict[str, Any] = {"neighbourhood": agreement}
         if self.calibration and (self.alone or self.weight):
-            columns["clean_probability"] = np.where(ok, self.calibration.clean_probability(self.score[rows]), np.nan)
+            found = self.calibration.clean_probability(self.score[rows])
+            columns["clean_probability"] = np.where(np.isnan(agreement), probability, found)
         if self.cut and self.alone:
             columns["clean"] = pa.array(agreement > self.cut.beta, mask=np.isnan(agreement))
         return columns
 
 
 def score_neighbourhood(
-    images: Blocks, texts: Blocks, graph: Neighbours, seed: int, similarity: NDArray[np.float32] | None
+    images: Blocks,
+    texts: Blocks,
+    graph: Neighbours,
+    k: int,
+    seed: int,
+    similarity: NDArray[np.float32] | None,
+    *,
+    decides: bool = True,
+    device: str = "cpu",
 ) -> NeighbourhoodScores:
-    """Score all pairs; `similarity` (N,) is their cosine where both sides share a space, NaN for failed pairs.
+    """Score all pairs by the `k` nearest on either side; `graph` has those of the images, and may list more.
 
-    What the score means is learned as for cosines: from pairs that are mismatched on purpose and judged by the same
-    neighbours.
+    `similarity` (N,) is their cosine where both sides share a space, NaN for failed pairs; without it the agreement
+    decides what is clean, if `decides`. What the score means is learned as for cosines: from pairs that are mismatched
+    on purpose and judged by the same neighbours. Raises ConfigError where there are pictures but no texts.
     """
     left, right = np.concatenate(images), np.concatenate(texts)
-    near_images = graph.indices[:, :NEIGHBOURS]
-    near_texts = find_neighbours(texts, NEIGHBOURS).indices
+    if left.any() and not right.any():
+        raise ConfigError("neighbourhood: no sample has a text embedding to compare; leave --neighbourhood out")
+    near_images, near_texts = graph.indices[:, :k], find_neighbours(texts, k, device=device).indices
     valid = np.flatnonzero(left.any(axis=1) & right.any(axis=1))
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(valid)[:MISMATCHED]
-    partner = np.roll(chosen, 1) if len(chosen) > 1 else chosen[:0]
-    chosen = chosen[: len(partner)]
-    # mismatched pairs are rows behind the given ones: their lists name given rows only
+    first, second = mismatched_pairs(left[chosen], right[chosen], rng, rounds=1)
+    picture, caption = chosen[first], chosen[second]
+    # mismatched pairs are rows behind the given ones; the pair that their caption, or picture, came from is no neighbour
     found = neighbourhood_agreement(
-        np.concatenate([near_images, near_images[chosen]]),
-        np.concatenate([near_texts, near_texts[partner]]),
-        np.concatenate([left, left[chosen]]),
-        np.concatenate([right, right[partner]]),
+        np.concatenate([near_images, _without(near_images[picture], caption)]),
+        np.concatenate([near_texts, _without(near_texts[caption], picture)]),
+        np.concatenate([left, left[picture]]),
+        np.concatenate([right, right[caption]]),
     )
     given, wrong = found[: len(left)], found[len(left) :]
     given[~np.isin(np.arange(len(left)), valid)] = np.nan
-    if similarity is None:
-        return _finish(given, given, wrong, 0.0, alone=True, seed=seed)
-    cosine_wrong = paired_cosines(left, right, chosen, partner)
+    if similarity is None or not len(wrong):
+        return _finish(given, given, wrong, k, 0.0, alone=similarity is None and decides, seed=seed)
+    cosine_wrong = paired_cosines(left, right, picture, caption)
     centre, spread = float(cosine_wrong.mean()), max(float(cosine_wrong.std()), 1e-9)
-    first, second = (similarity - centre) / spread, (cosine_wrong - centre) / spread
-    weight = _earned_weight(np.stack([first, given], axis=1), np.stack([second, wrong], axis=1), rng)
-    return _finish(given, first + weight * given, second + weight * wrong, weight, alone=False, seed=seed)
+    first_given, first_wrong = (similarity - centre) / spread, (cosine_wrong - centre) / spread
+    weight = _earned_weight(np.stack([first_given, given], axis=1), np.stack([first_wrong, wrong], axis=1), rng)
+    both = first_given + weight * given, first_wrong + weight * wrong
+    return _finish(given, *both, k, weight, alone=False, seed=seed)
+
+
+def _without(lists: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+    """Neighbour lists (M, k) in which row i does not name rows[i]."""
+    return np.where(lists == rows[:, None], -1, lists)
 
 
 def _finish(
-    agreement: NDArray[np.float32], score: Floats, wrong: Floats, weight: float, *, alone: bool, seed: int
+    agreement: NDArray[np.float32], score: Floats, wrong: Floats, k: int, weight: float, *, alone: bool, seed: int
 ) -> NeighbourhoodScores:
     enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= LEAST
     calibration = calibrate_pairs(score, wrong, seed) if enough else None
     cut = intersection(score, wrong, seed, calibration) if enough else None
-    return NeighbourhoodScores(agreement, score.astype(np.float32), weight, calibration, cut, alone)
+    return NeighbourhoodScores(agreement, score.astype(np.float32), k, weight, calibration, cut, alone)
 
 
 def _earned_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> float:
     """How much agreement (column 1) adds to the cosine (column 0) in telling given from mismatched pairs, out of fold.
 
-    0 unless the held-out log-loss falls by more than two standard errors.
+    0 unless the held-out log-loss falls by more than two standard errors; at most 100, where the cosine says nothing.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -124,4 +148,4 @@ def _earned_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> fl
     if gains.mean() <= 2 * gains.std() / np.sqrt(len(gains)):
         return 0.0
     cosine, agreement = LogisticRegression().fit(rows, truth).coef_[0]
-    return float(max(0.0, agreement) / cosine) if cosine > 0 else 0.0
+    return float(agreement / max(cosine, agreement / MOST)) if agreement > 0 else 0.0

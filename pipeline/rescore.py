@@ -1,27 +1,30 @@
 """Scores without a model: a finished run with other settings, or arrays from anywhere."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from .anchors import Anchors
-from .arrays import find_parts, write_parts
+from .arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
 from .beta import Beta
+from .embeddings import embeddings_match
 from .errors import ConfigError, TableError
-from .estimators.base import normalise
+from .estimators.base import Identity
 from .lock import folder_lock
+from .out_folder import writing_to
 from .resume import clear
-from .scoring import ScoreSettings, anchors_file, score_run
+from .scoring import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
 from .summary import Summary, summarise
 from .table import VERSION, RunFolder, read_metadata
 
-__all__ = ["read_anchors", "rescore", "score_embeddings"]
+__all__ = ["rescore", "score_embeddings"]
 
 
 def rescore(
@@ -35,40 +38,67 @@ def rescore(
     """Recompute every score of a finished run from its tables and kept embeddings.
 
     `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own, which are used
-    where there are some. Raises TableError when embeddings were dropped.
+    where there are some. Raises TableError when embeddings were dropped. What cannot work leaves all files as they were;
+    a rescoring that is stopped leaves a run that says it is not finished, until rescored again.
     """
     run = RunFolder(Path(folder))
     began = time.monotonic()
-    with folder_lock(run.path):
-        recorded = run.read_run()
-        if recorded is None:
-            raise TableError(
-                f"{folder} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {folder}"
-            )
-        if not recorded["complete"]:
-            raise TableError(f"{folder} is not finished; run its annotate command again first")
+    _recorded(run)  # before a folder is made for the lock
+    with writing_to(folder), folder_lock(run.path):
+        recorded = _recorded(run)
         stems = sorted(run.stems())
-        missing = [stem for stem in stems if not run.embeddings(stem).exists()]
-        if missing:
-            raise TableError(f"{folder}: the embeddings of {missing[0]} were dropped; annotate again, keeping them")
         wanted = settings(recorded["scoring"])
+        _check_embeddings(run, stems, wanted)
+        classes = recorded["scoring"].get("classes")
         if anchors is not None:
-            anchors.save(anchors_file(run))
-        elif anchors_file(run).exists():
-            anchors = Anchors.load(anchors_file(run))
+            if "labels" not in wanted.tasks:
+                raise ConfigError("anchors judge labels, and this run scores none; add --task labels")
+            classes = anchors.digest
         known = recorded.get("random_inputs")
-        scores = score_run(
+        scores = learn_scores(
             run,
             stems,
             wanted,
             random_inputs=(lambda: Beta.from_dict(known)) if known else None,
-            anchors=anchors,
+            anchors=anchors or (Anchors.load(anchors_file(run)) if anchors_file(run).exists() else None),
             device=device,
             note=note,
         )
-        beta = scores.pairs.beta.to_dict() if scores.pairs else None
-        run.write_run({**recorded, "scoring": wanted.to_dict(), "beta": beta})
+        recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}, "beta": _beta(scores)}
+        run.write_run({**recorded, "finished": False})
+        if anchors is not None:
+            anchors.save(anchors_file(run))
+        write_scores(run, stems, scores)
+        run.write_run({**recorded, "finished": True})
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
+
+
+def _recorded(run: RunFolder) -> dict[str, Any]:
+    """What `_run.json` says of a run whose shards are all encoded."""
+    recorded = run.read_run()
+    if recorded is None:
+        raise TableError(
+            f"{run.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {run.path}"
+        )
+    if not recorded["complete"]:
+        raise TableError(f"{run.path} is not finished; run the command that made it again first")
+    return recorded
+
+
+def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSettings) -> None:
+    """All of them are there and whole, with texts where pairs are to be scored."""
+    empty, texts = True, False
+    for stem in stems:
+        path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
+        if not path.exists():
+            raise TableError(f"{run.path}: the embeddings of {stem} were dropped; annotate again, keeping them")
+        if not embeddings_match(path, shard["rows"], shard["sha256"]):
+            raise TableError(f"{path} is damaged; run the command that made it again")
+        with safe_open(path, framework="numpy") as file:
+            rows, width = file.get_slice("text").get_shape()
+        empty, texts = empty and not rows, texts or width > 0
+    if "pairs" in wanted.tasks and not texts and not empty:
+        raise TableError(f"{run.path} has no text embeddings, so there are no pairs to score; use --task labels")
 
 
 def score_embeddings(
@@ -76,7 +106,7 @@ def score_embeddings(
     images: str | Path,
     *,
     texts: str | Path | None = None,
-    labels: NDArray[np.int64] | None = None,
+    labels: NDArray[Any] | None = None,
     metadata: str | Path | None = None,
     anchors: Anchors | None = None,
     joint: bool = True,
@@ -87,66 +117,89 @@ def score_embeddings(
 ) -> Summary:
     """Weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
 
-    With `texts` of another width, or `joint=False`, images and texts are of two unrelated encoders: there is no cosine,
-    and the neighbourhood score takes its place. Raises ConfigError for arrays that do not fit one another.
+    `labels` (N,) are class numbers over all files, negative for none. With `texts` of another width, or `joint=False`,
+    images and texts are of two unrelated encoders: there is no cosine, and the neighbourhood score takes its place.
+    Raises ConfigError for arrays that do not fit one another. Stopped half-way it leaves a folder that says so, and
+    starts again there.
     """
     began = time.monotonic()
     parts = find_parts(Path(images), Path(texts) if texts else None, Path(metadata) if metadata else None)
-    has_texts = parts[0].texts is not None
-    tasks = (("pairs",) if has_texts else ()) + (("labels",) if labels is not None else ())
-    if not tasks:
-        raise ConfigError("score-embeddings needs texts, labels or both; images alone cannot be wrong")
-    widths = [np.load(p, mmap_mode="r").shape[-1] for p in (parts[0].images, parts[0].texts) if p is not None]
-    joint = joint and len(set(widths)) == 1
-    wanted = settings or ScoreSettings()
-    wanted = replace(wanted, tasks=tasks, joint=joint, neighbourhood=wanted.neighbourhood or (has_texts and not joint))
+    given = None if labels is None else check_labels(np.asarray(labels), sum(part.rows for part in parts))
+    wanted = _array_settings(parts, given, anchors, joint, settings or ScoreSettings())
+    reading = {"tasks": list(wanted.tasks), "joint": wanted.joint}
     run = RunFolder(Path(out))
-    with folder_lock(run.path):
-        if run.read_run() is not None and not overwrite:
-            raise ConfigError(f"out {out} holds a run already; choose another folder, or use --overwrite")
-        clear(run)
-        reading = {"tasks": list(tasks), "joint": joint}
-        identity = write_parts(run, parts, labels, joint, reading)
-        if anchors is not None:
-            anchors.save(anchors_file(run))
-        stems = sorted(part.stem for part in parts)
-        scores = score_run(run, stems, wanted, anchors=anchors, device=device, note=note)
+
+    def write_run(identity: Identity, scores: RunScores | None) -> None:
         run.write_run(
             {
                 "table_version": VERSION,
                 "noisegate": version("noisegate"),
                 "scorer": identity.to_dict(),
                 "model": None,
-                "scoring": wanted.to_dict(),
-                "beta": scores.pairs.beta.to_dict() if scores.pairs else None,
+                "scoring": {**wanted.to_dict(), "classes": anchors.digest if anchors else None},
+                "beta": _beta(scores),
                 "random_inputs": None,
                 "reading": reading,
-                "shards": [
-                    {"url": str(p.images), "table": p.stem, "rows": read_metadata(run.table(p.stem))["shard"]["rows"]}
-                    for p in parts
-                ],
+                "shards": [{"url": str(p.images), "table": p.stem, "rows": p.rows} for p in parts],
                 "unreadable": {},
-                "complete": True,
+                "finished": scores is not None,
+                "complete": scores is not None,
             }
         )
+
+    with writing_to(out), folder_lock(run.path):
+        stems = sorted(part.stem for part in parts)
+        _make_room(run, stems, overwrite)
+        write_run(arrays_identity("not read yet"), None)
+        identity = write_parts(run, parts, given, wanted.joint, reading)
+        if anchors is not None:
+            anchors.save(anchors_file(run))
+        scores = score_run(run, stems, wanted, anchors=anchors, device=device, note=note)
+        write_run(identity, scores)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
 
-@dataclass(frozen=True)
-class AnchorFiles:
-    """Where anchors come from as arrays: (A, d) vectors and (A,) classes, and names where there are some."""
+def _array_settings(
+    parts: Sequence[ArrayPart],
+    labels: NDArray[np.int64] | None,
+    anchors: Anchors | None,
+    joint: bool,
+    settings: ScoreSettings,
+) -> ScoreSettings:
+    """What these arrays allow; raises ConfigError for what they do not."""
+    image_width, text_width = parts[0].widths
+    tasks = (("pairs",) if text_width else ()) + (("labels",) if labels is not None else ())
+    if not tasks:
+        raise ConfigError("score-embeddings needs texts, labels or both; images alone cannot be wrong")
+    if not text_width and (settings.neighbourhood or not joint):
+        raise ConfigError("neighbourhoods are compared between images and texts; give --texts too")
+    if anchors is not None:
+        if labels is None:
+            raise ConfigError("anchors judge labels; give --labels too")
+        if anchors.embeddings.shape[1] != image_width:
+            raise ConfigError(
+                f"anchors have {anchors.embeddings.shape[1]} numbers, the images {image_width}; use one model for both"
+            )
+    if labels is not None:
+        from .label_scoring import count_classes  # brings torch, which pairs do not need
 
-    vectors: Path
-    labels: Path
-    names: tuple[str, ...] = ()
+        count_classes(labels, anchors)
+    joint = joint and text_width in (0, image_width)
+    neighbourhood = settings.neighbourhood or not joint
+    return replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)
 
 
-def read_anchors(files: AnchorFiles) -> Anchors:
-    """Anchors from `.npy` files; classes without a name are called by their number."""
-    vectors, labels = np.load(files.vectors, allow_pickle=False), np.load(files.labels, allow_pickle=False)
-    if vectors.ndim != 2 or labels.shape != (len(vectors),) or labels.dtype.kind not in "iu":
-        raise ConfigError(
-            f"anchors {vectors.shape} and anchor labels {labels.shape} do not fit; want (A, d) and (A,) whole numbers"
-        )
-    names = files.names or tuple(str(i) for i in range(int(labels.max(initial=-1)) + 1))
-    return Anchors(names, normalise(vectors), labels.astype(np.int64))
+def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
+    """Remove what `overwrite` allows, or what an unfinished run of the same kind left; anything else is an error."""
+    before = None if overwrite else run.read_run()
+    if before is not None and (before["complete"] or before["scorer"]["model"] != MODEL):
+        raise ConfigError(f"out {run.path} holds a run already; choose another folder, or use --overwrite")
+    in_the_way = [run.table(stem) for stem in stems if run.table(stem).exists()]
+    if in_the_way and before is None and not overwrite:
+        raise ConfigError(f"out {run.path}: {in_the_way[0].name} is in the way; choose another folder")
+    if before is not None or overwrite:
+        clear(run, stems)
+
+
+def _beta(scores: RunScores | None) -> dict[str, Any] | None:
+    return scores.pairs.beta.to_dict() if scores and scores.pairs else None

@@ -6,7 +6,7 @@ Used by `annotate` when every shard is encoded, by `rescore` with other settings
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .label_scoring import LabelScores
     from .neighbourhood_scoring import NeighbourhoodScores
 
-__all__ = ["RunScores", "ScoreSettings", "score_run"]
+__all__ = ["RunScores", "ScoreSettings", "learn_scores", "score_run", "write_scores"]
 
 DUPLICATE_COSINE = 0.985
 LEARNED_FLAGS = ("no_neighbours", "indegree0", "unpicked")
@@ -55,6 +55,10 @@ class ScoreSettings:
             raise ConfigError(f"k {self.k} is no number of neighbours; use 50, or leave it out")
         if self.seed < 0:
             raise ConfigError(f"seed {self.seed} is negative; use 0 or more")
+        if "pairs" in self.tasks and not self.joint and not self.neighbourhood:
+            raise ConfigError(
+                "images and texts of two encoders have only neighbourhoods to compare; use --neighbourhood"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -104,17 +108,31 @@ def score_run(
     note: Callable[[str], None] = lambda text: None,
 ) -> RunScores:
     """Learn all scores of an encoded run and write them into its tables."""
-    pairs = None
-    if "pairs" in settings.tasks and settings.joint:
-        pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
-    scores = RunScores(pairs, None, None, None)
-    if stems and ("labels" in settings.tasks or settings.neighbourhood):
-        scores = _score_with_neighbours(run, stems, settings, pairs, anchors, device, note)
-    _write(run, stems, scores)
+    scores = learn_scores(run, stems, settings, random_inputs=random_inputs, anchors=anchors, device=device, note=note)
+    write_scores(run, stems, scores)
     return scores
 
 
-def _score_with_neighbours(
+def learn_scores(
+    run: RunFolder,
+    stems: Sequence[str],
+    settings: ScoreSettings,
+    *,
+    random_inputs: Callable[[], Beta] | None = None,
+    anchors: Anchors | None = None,
+    device: str = "auto",
+    note: Callable[[str], None] = lambda text: None,
+) -> RunScores:
+    """The first half of `score_run`: no table is changed, whatever goes wrong. The neighbour graph is kept for later."""
+    pairs = None
+    if "pairs" in settings.tasks and settings.joint:
+        pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
+    if stems and ("labels" in settings.tasks or settings.neighbourhood):
+        return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, note)
+    return RunScores(pairs, None, None, None)
+
+
+def _learn_with_neighbours(
     run: RunFolder,
     stems: Sequence[str],
     settings: ScoreSettings,
@@ -126,22 +144,42 @@ def _score_with_neighbours(
     """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
     from .neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
 
-    images = [_rows(run, stem, "image") for stem in stems]
-    labels = neighbourhood = None
+    images = _blocks(run, stems, "image")
+    if not any(block.any() for block in images):  # every sample failed, and its row says why
+        return RunScores(pairs, None, None, None)
     given = np.concatenate([_labels(run, stem) for stem in stems])
-    k = settings.k or NEIGHBOURS
+    around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
+    labels = neighbourhood = None
     if "labels" in settings.tasks:
-        from .label_scoring import count_classes, neighbours_wanted, score_labels
+        from .label_scoring import count_classes, neighbours_wanted, score_labels  # brings torch
 
         k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
-    graph = image_graph(run, stems, images, k, device, note)
-    if "labels" in settings.tasks:
+        graph = image_graph(run, stems, images, max(k, around) if settings.neighbourhood else k, device, note)
         note("labels: neighbours, anchors and an out-of-fold probe")
-        labels = score_labels(images, given, graph, anchors, duplicate_cosine=DUPLICATE_COSINE, seed=settings.seed)
+        labels = score_labels(
+            images,
+            given,
+            _nearest(graph, k),
+            anchors,
+            duplicate_cosine=DUPLICATE_COSINE,
+            seed=settings.seed,
+            device=device,
+        )
+    else:
+        graph = image_graph(run, stems, images, settings.k or NEIGHBOURS, device, note)
     if settings.neighbourhood:
-        texts = [_rows(run, stem, "text") for stem in stems]
+        note("neighbourhoods: searching the texts")
         cosines = None if pairs is None else np.concatenate([_similarity(run, stem) for stem in stems])
-        neighbourhood = score_neighbourhood(images, texts, graph, settings.seed, cosines)
+        neighbourhood = score_neighbourhood(
+            images,
+            _blocks(run, stems, "text"),
+            graph,
+            around,
+            settings.seed,
+            cosines,
+            decides="pairs" in settings.tasks,
+            device=device,
+        )
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 
 
@@ -171,6 +209,11 @@ def image_graph(
     return graph
 
 
+def _nearest(graph: Neighbours, k: int) -> Neighbours:
+    """The graph of the k nearest, of one that lists as many or more."""
+    return replace(graph, indices=graph.indices[:, :k], similarities=graph.similarities[:, :k])
+
+
 def _made_from(path: Path) -> str | None:
     """What the graph in a file was made from; None where there is no whole one."""
     from safetensors import SafetensorError, safe_open
@@ -187,11 +230,18 @@ def _similarity(run: RunFolder, stem: str) -> NDArray[np.float32]:
     return cosines
 
 
-def _rows(run: RunFolder, stem: str, part: str) -> NDArray[np.float32]:
-    """Embeddings with failed samples as rows of zeros, which no search finds."""
-    rows = read_embeddings(run.embeddings(stem), part)
-    ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
-    return np.where(ok[:, None], rows, np.float32(0))
+def _blocks(run: RunFolder, stems: Sequence[str], part: str) -> list[NDArray[np.float32]]:
+    """Embeddings by shard, with failed samples as rows of zeros, which no search finds.
+
+    A shard in which nothing could be encoded has rows of no width; they get the others'.
+    """
+    blocks = []
+    for stem in stems:
+        rows = read_embeddings(run.embeddings(stem), part)
+        ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
+        blocks.append(np.where(ok[:, None], rows, np.float32(0)))
+    width = max(block.shape[1] for block in blocks)
+    return [block if block.shape[1] else np.zeros((len(block), width), np.float32) for block in blocks]
 
 
 def _labels(run: RunFolder, stem: str) -> NDArray[np.int64]:
@@ -201,11 +251,7 @@ def _labels(run: RunFolder, stem: str) -> NDArray[np.int64]:
     return np.where(ok, given, -1)
 
 
-def len_of(run: RunFolder, stem: str) -> int:
-    return int(pq.read_metadata(run.table(stem)).num_rows)
-
-
-def _write(run: RunFolder, stems: Sequence[str], scores: RunScores) -> None:
+def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> None:
     """Put the scores into every table that does not have exactly these already."""
     wanted = scores.metadata()
     keys = _KeyFinder(run, stems)
@@ -231,26 +277,33 @@ def _columns(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder"
         )
         columns |= pair_columns(table, found)
     if scores.neighbourhood:
-        columns |= scores.neighbourhood.table_columns(rows, ok)
+        columns |= scores.neighbourhood.table_columns(rows, ok, _probability(columns))
     if scores.labels:
-        columns |= _label_columns(columns, scores.labels, rows, both=scores.pairs is not None)
+        columns |= _label_columns(columns, scores.labels, rows)
     columns["flags"] = _flags(table, scores, rows, keys)
     return columns
 
 
-def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice, both: bool) -> dict[str, Any]:
-    """Label columns; in a run of both tasks a sample is clean when pair and label are, and as likely as the worse of them."""
+def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -> dict[str, Any]:
+    """Label columns; where the pair was judged too, a sample is clean when both are, and as likely as the worse of them."""
     known = np.isfinite(labels.columns["label_quality"][rows])
     found: dict[str, Any] = {}
     for name, values in labels.columns.items():
         part = values[rows]
         found[name] = part if part.dtype.kind == "f" else pa.array(part, mask=~known)
-    if both:
-        pair_clean = pc.fill_null(before["clean"], True).to_numpy(zero_copy_only=False)
-        pair_probability = np.asarray(before["clean_probability"], np.float64)
-        found["clean"] = pa.array(labels.columns["clean"][rows] & pair_clean, mask=~known)
-        found["clean_probability"] = np.fmin(found["clean_probability"], pair_probability)
+    refined = labels.columns["refined_label"][rows]
+    found["refined_label"] = pa.array(refined, mask=refined < 0)  # a sample without a label has a likeliest one too
+    pair_known = before["clean"].is_valid().to_numpy(zero_copy_only=False)
+    pair_clean = before["clean"].fill_null(True).to_numpy(zero_copy_only=False)
+    clean = np.where(known, labels.columns["clean"][rows], True) & pair_clean
+    found["clean"] = pa.array(clean, mask=~(known | pair_known))
+    found["clean_probability"] = np.fmin(found["clean_probability"], _probability(before))
     return found
+
+
+def _probability(columns: dict[str, Any]) -> NDArray[np.float32]:
+    """`clean_probability` so far, NaN for none."""
+    return np.asarray(columns["clean_probability"], np.float32)
 
 
 def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> list[list[str]]:
@@ -273,7 +326,7 @@ class _KeyFinder:
 
     def __init__(self, run: RunFolder, stems: Sequence[str]) -> None:
         self._run, self._stems = run, list(stems)
-        self._ends = np.cumsum([len_of(run, stem) for stem in stems])
+        self._ends = np.cumsum([pq.read_metadata(run.table(stem)).num_rows for stem in stems])
         self._keys: dict[int, list[str]] = {}
 
     def __call__(self, row: int) -> str:

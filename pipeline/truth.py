@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from .arrays import MODEL as ARRAYS
 from .errors import ConfigError, MismatchError
 from .read import RawSample, ShardReader
 from .shards import Shard
@@ -76,7 +77,12 @@ def truth_from_shards(run: RunFolder) -> Truth:
     """From the fields `noisy` and `clean_label` of every sample's json, shard by shard."""
     mask: list[bool] = []
     labels: list[int] = []
-    urls = {entry["table"]: entry["url"] for entry in (run.read_run() or {})["shards"]}
+    recorded = run.read_run() or {}
+    if recorded["scorer"]["model"] == ARRAYS:
+        raise ConfigError(
+            f"{run.path} was made from arrays, which hold no truth; give --truth FILE.parquet with key and noisy"
+        )
+    urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
         for raw in reader:
@@ -88,7 +94,7 @@ def truth_from_shards(run: RunFolder) -> Truth:
                 )
             mask.append(record["noisy"])
             label = record.get("clean_label")
-            labels.append(label if isinstance(label, int) else -1)
+            labels.append(label if isinstance(label, int) and not isinstance(label, bool) else -1)
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
             raise MismatchError(f"{urls[stem]} has changed since it was scored; run the same annotate command again")
     known = any(label >= 0 for label in labels)

@@ -35,10 +35,13 @@ def evaluate(
 
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
+    from ..errors import ConfigError
     from ..evaluation import evaluate as judge
     from ..evaluation import evaluate_labels
     from ..table import RunFolder
 
+    if what not in (None, "pairs", "labels"):
+        raise ConfigError(f"what {what!r} is unknown; use pairs or labels")
     output = Output(as_json)
     tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
     wanted = what or ("labels" if "labels" in tasks else "pairs")

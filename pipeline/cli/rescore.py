@@ -109,27 +109,19 @@ def score_embeddings(
 
     Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
     """
-    import numpy as np
-
+    from ..arrays import open_array
     from ..errors import ConfigError
     from ..rescore import score_embeddings as run
     from ..scoring import ScoreSettings
 
-    given = None
-    if labels is not None:
-        try:
-            given = np.load(labels, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"labels: {labels} is not a readable .npy array: {error}") from error
-        if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise ConfigError(f"labels: {labels} holds {given.dtype} of shape {given.shape}; want whole numbers (N,)")
-        given = given.astype(np.int64)
+    if separate and neighbourhood is False:
+        raise ConfigError("--separate-spaces leaves only neighbourhoods to compare; leave out --no-neighbourhood")
     output = Output(as_json)
     summary = run(
         out,
         images,
         texts=texts,
-        labels=given,
+        labels=open_array(labels, "labels", 1, kinds="iu") if labels else None,
         metadata=metadata,
         anchors=_anchors(anchors, anchor_labels),
         joint=not separate,
@@ -148,11 +140,11 @@ def _tasks(text: str) -> tuple[str, ...]:
 
 
 def _anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
+    from ..anchors import read_anchors
     from ..errors import ConfigError
-    from ..rescore import AnchorFiles, read_anchors
 
     if vectors is None and labels is None:
         return None
     if vectors is None or labels is None:
         raise ConfigError("--anchors and --anchor-labels belong together; give both")
-    return read_anchors(AnchorFiles(vectors, labels))
+    return read_anchors(vectors, labels)
