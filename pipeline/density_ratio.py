@@ -40,7 +40,7 @@ def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     step = centres[1] - centres[0]
     weight = surplus
     rate = min(max(rate, 1e-3), 1 - 1e-3)
-    for _ in range(200):
+    for _ in range(100):
         mean = float(weight @ centres / weight.sum())
         sd = max(float(np.sqrt(weight @ (centres - mean) ** 2 / weight.sum())), 2 * step)
         f1 = _normal(centres, mean, sd)

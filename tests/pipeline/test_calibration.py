@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.calibration import PairCalibration, calibrate_pairs, intersection
+from pipeline.calibration import PairCalibration, calibrate_labels, calibrate_pairs, intersection
 from pipeline.density_ratio import MODELS, choose_normals
 from pipeline.errors import ConfigError
 
@@ -147,6 +147,11 @@ def test_survives_json_and_refuses_a_damaged_one() -> None:
         PairCalibration.from_dict(damaged)
 
 
+def test_same_seed_same_calibration() -> None:
+    similarity, _, mismatched = simulate("skewed", 0.3, 1000, seed=12)
+    assert calibrate_pairs(similarity, mismatched, seed=4) == calibrate_pairs(similarity, mismatched, seed=4)
+
+
 def test_no_crossing_survives_json() -> None:
     rng = np.random.default_rng(0)
     calibration = calibrate_pairs(rng.normal(-0.5, 0.1, 500), rng.normal(0, 0.1, 500))
@@ -160,7 +165,7 @@ def test_too_few_values_name_what_works() -> None:
         calibrate_pairs([0.1, 0.2, 0.3, np.nan], [0.1, 0.2])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.floats(-1, 1), min_size=20, max_size=60),
     st.lists(st.floats(-1, 1), min_size=20, max_size=60),
@@ -174,7 +179,43 @@ def test_any_values_give_a_monotone_finite_map(similarity: list[float], mismatch
     assert np.isfinite(probability).all() and (np.diff(probability) >= 0).all()
     assert probability.min() >= 0 and probability.max() <= 1
     assert np.isnan(calibration.clean_probability([np.nan]))[0]
-    assert calibrate_pairs(similarity, mismatched, seed) == calibration or np.isnan(calibration.crossing)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_flipped_labels_tell_what_a_posterior_means(classes: int, rate: float) -> None:
+    rate = rate if classes > 2 else rate / 2
+    rng = np.random.default_rng(11)
+
+    def draw(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        truth = rng.integers(0, classes, n)
+        logits = 1.3 * rng.normal(size=(n, classes))
+        logits[np.arange(n), truth] += 3
+        posterior = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        return posterior, np.where(rng.random(n) < rate, (truth + rng.integers(1, classes, n)) % classes, truth), truth
+
+    posterior, labels, _ = draw(8000)
+    labels[:5] = -1
+    posterior[5:9] = np.nan
+    calibration = calibrate_labels(posterior, labels)
+    low, high = calibration.noise_interval
+    assert low <= rate <= high and high - low < 0.06
+    assert PairCalibration.from_dict(json.loads(json.dumps(calibration.to_dict(), allow_nan=False))) is not None
+    unseen, given_labels, true = draw(40000)
+    share = unseen[np.arange(40000), given_labels]
+    clean, probability = given_labels == true, calibration.clean_probability(share)
+    decile = np.minimum((probability * 10).astype(int), 9)
+    for d in range(10):
+        if (decile == d).sum() >= 200:
+            assert d / 10 - 0.05 <= clean[decile == d].mean() <= (d + 1) / 10 + 0.05, d
+    expected = calibration.expected(0.5)
+    assert expected.clean_precision == pytest.approx(clean[share > 0.5].mean(), abs=0.02)
+    assert expected.clean_recall == pytest.approx((share > 0.5)[clean].mean(), abs=0.02)
+
+
+def test_labels_must_fit_the_posterior() -> None:
+    with pytest.raises(ConfigError, match=r"posterior \(30, 1\) and labels \(30,\)"):
+        calibrate_labels(np.ones((30, 1)), np.zeros(30, dtype=int))
 
 
 def test_every_model_recovers_the_rate_of_two_normals() -> None:
