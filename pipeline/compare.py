@@ -244,20 +244,18 @@ def _ranks(sample: _Sample, rng: np.random.Generator) -> tuple[RankAgreement, ..
 def _disagreements(
     run: RunFolder, stems: list[str], sample: _Sample, top: int
 ) -> tuple[str | None, list[Disagreement]]:
-    """The score they are ranked by, and the rows whose ranks differ most, then those whose weights do."""
-    for name in ("label_quality", "similarity", "neighbourhood"):
+    """The first score by which they rank anything differently, and the rows whose ranks are furthest apart."""
+    for name in ("label_quality", "similarity", "neighbourhood", "osa_weight", "clean_probability"):
         i = SCORES.index(name)
         known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
-        if len(known):
+        ranks = [(average_ranks(side[known, i]) - 0.5) / max(len(known), 1) for side in (sample.first, sample.second)]
+        apart = np.abs(ranks[0] - ranks[1])
+        if apart.any():
             break
     else:
         return None, []
-    ranks = [(average_ranks(side[known, i]) - 0.5) / len(known) for side in (sample.first, sample.second)]
-    weight = SCORES.index("osa_weight")
-    apart = np.abs(ranks[0] - ranks[1])
-    heavier = np.nan_to_num(np.abs(sample.first[known, weight] - sample.second[known, weight]))
-    order = np.lexsort((-heavier, -apart))[:top]
-    order = order[(apart[order] > 0) | (heavier[order] > 0)]
+    order = np.argsort(-apart, kind="stable")[:top]
+    order = order[apart[order] > 0]
     chosen = known[order]
     keys = _keys(run, stems, sample, chosen)
     captions = read_captions(run, [(stems[int(sample.places[r])], int(sample.rows[r]), keys[int(r)]) for r in chosen])

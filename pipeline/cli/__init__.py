@@ -6,7 +6,7 @@ import sys
 import typer
 
 from ..errors import NoisegateError
-from . import adapt, annotate, calibrate, demo, evaluate, export, noise, rescore, scenes, verify
+from . import adapt, annotate, calibrate, compare, demo, evaluate, export, noise, report, rescore, scenes, show, verify
 
 __all__ = ["app", "main"]
 
@@ -35,7 +35,7 @@ Your own data, with a real CLIP:
 [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 """,
 )
-for module in (annotate, rescore, calibrate, adapt, noise, evaluate, verify, export, scenes, demo):
+for module in (annotate, rescore, calibrate, adapt, noise, evaluate, report, verify, compare, show, export, scenes, demo):
     module.register(app)
 
 

@@ -51,12 +51,12 @@ def print_comparison(found: "Comparison", output: Output) -> None:
     output.table("Do they rank alike?", rows, ("score", "Spearman ρ", "Kendall τ-b", "rows", "for τ-b"))
     if found.cut:
         cut = found.cut
-        title = f"Do they cut alike? {percent(cut.share)} of {cut.rows:,} rows, Cohen's κ {number(cut.kappa, 3)}"
         table = [
             ("A clean", f"{cut.both:,}", f"{cut.only_first:,}"),
             ("A not", f"{cut.only_second:,}", f"{cut.neither:,}"),
         ]
-        output.table(title, table, ("", "B clean", "B not"))
+        output.table("Do they cut alike?", table, ("", "B clean", "B not"))
+        output.say(f"The same for {percent(cut.share)} of {cut.rows:,} rows, Cohen's κ {number(cut.kappa, 3)}\n")
     if found.refined_rows:
         share = percent(found.refined_same / found.refined_rows)
         output.say(f"Refined labels: the same for {share} of {found.refined_rows:,} samples\n")
@@ -64,8 +64,8 @@ def print_comparison(found: "Comparison", output: Output) -> None:
         output.say(f"Ranked most differently by {found.by} (0 % is the worst):")
         for one in found.disagreements:
             output.console.print(Text(_line(one, found.by or "")), no_wrap=True, overflow="ellipsis")
-    elif found.by:
-        output.say("They rank and weigh every sample alike.")
+    elif found.by is None:
+        output.say("They rank every sample alike.")
 
 
 def _line(one: "Disagreement", by: str) -> str:

@@ -119,7 +119,7 @@ def print_verification(found: "Verification", output: Output) -> None:
         if value is not None
     ]
     if rows:
-        output.table(f"Largest drift of {drift.samples:,} samples scored again", rows)
+        output.table("Largest drift", [*rows, ("samples scored again", f"{drift.samples:,}")])
     for note in found.notes:
         output.say(f"[yellow]note[/]: {escape(note)}")
     for problem in found.problems[:SHOWN]:

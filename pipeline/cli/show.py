@@ -1,0 +1,73 @@
+"""`noisegate show`: a run at a glance, in the terminal."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from .annotate import print_summary
+from .output import JsonOption, Output, escape
+
+if TYPE_CHECKING:
+    from ..show import Glance, Worst
+
+__all__ = ["register"]
+
+WIDTH = 80
+
+
+def register(app: typer.Typer) -> None:
+    app.command("show", no_args_is_help=True)(show)
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    top: Annotated[int, typer.Option("--top", min=0, help="How many of the worst samples to list.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """The summary of a run, a histogram of its scores with the cut, and its worst samples.
+
+    [cyan]noisegate show tables --top 20[/]
+    """
+    from ..show import glance
+
+    output = _Quiet(as_json)
+    found = glance(folder, top)
+    print_glance(found, output)
+    output.result(found.to_dict())
+
+
+class _Quiet(Output):
+    """Leaves out how long scoring took: here nothing was scored."""
+
+    def table(self, title: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:
+        super().table(title, [row for row in rows if row[0] not in ("speed", "time")], columns)
+
+
+def print_glance(found: "Glance", output: Output) -> None:
+    """Summary, histograms and lists, at most 80 columns wide where the terminal is."""
+    from ..show import draw_histogram
+
+    print_summary(found.summary, output)
+    width = min(WIDTH, output.console.width)
+    for histogram in found.histograms:
+        output.say(f"\n[bold]{histogram.score}[/] of {sum(histogram.counts):,} samples")
+        for line in draw_histogram(histogram, width):
+            output.console.print(Text(line), no_wrap=True)
+        worst = found.worst[histogram.score]
+        if worst:
+            output.say(f"\n[bold]Lowest {histogram.score}[/]")
+        for one in worst:
+            output.console.print(Text(_line(one)), no_wrap=True, overflow="ellipsis")
+    if found.notes:
+        output.say("")
+    for note in found.notes:
+        output.say(f"[yellow]note[/]: {escape(note)}")
+
+
+def _line(one: "Worst") -> str:
+    classes = "" if one.given is None else f"  {one.given} → {one.refined}"
+    caption = "" if one.caption is None else f"  {one.caption}"
+    return f"{one.score:7.3f}  {one.shard}/{one.key}{classes}{caption}"
