@@ -29,6 +29,10 @@ check: setup
 
 bench: setup
 	$(BIN)/python benchmarks/annotate.py
+	$(BIN)/python benchmarks/neighbours.py
+	$(BIN)/python benchmarks/labels.py
+	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/export.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info
