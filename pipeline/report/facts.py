@@ -102,7 +102,7 @@ def _report(found: Collected, sampling: Mapping[str, Any]) -> Rows:
         ("made by", f"noisegate {version('noisegate')}"),
     ]
     if sampling["mismatched"]:
-        drawn = f"{sampling['mismatched']:,} pairs mismatched on purpose, from a sample of at most 10,000 given pairs"
+        drawn = f"{sampling['mismatched']:,} pairs mismatched on purpose, from at most 10,000 given pairs of at most 200 shards"
         rows.append(("mismatched pairs", drawn))
     elif sampling["why_not"]:
         rows.append(("mismatched pairs", sampling["why_not"]))

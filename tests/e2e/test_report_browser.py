@@ -1,0 +1,152 @@
+"""The demo's report in a real browser: pictures that show something, a histogram, no errors, no requests, any width."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.commands import called
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+QUIET += ["--disable-sync", "--no-first-run"]
+
+# of every picture: its width, the variance of its pixels over all colours, and the length of its alternative text
+PICTURES = """async () => {
+  const found = [];
+  for (const image of document.querySelectorAll('.gallery img')) {
+    await image.decode();
+    const canvas = document.createElement('canvas');
+    canvas.width = canvas.height = 32;
+    const context = canvas.getContext('2d');
+    context.drawImage(image, 0, 0, 32, 32);
+    const pixels = context.getImageData(0, 0, 32, 32).data;
+    let variance = 0;
+    for (const channel of [0, 1, 2]) {
+      const values = pixels.filter((_, i) => i % 4 === channel);
+      const mean = values.reduce((a, b) => a + b) / values.length;
+      variance += values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / values.length;
+    }
+    found.push([image.naturalWidth, variance, image.alt.length]);
+  }
+  return found;
+}"""
+
+# texts whose contrast with what is behind them is below 4.5, as WCAG counts it
+CONTRAST = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const rgb = colour => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = element => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = rgb(getComputedStyle(e).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll('p, dt, dd, th, td, a, h1, h2, h3, summary, li, span, text')) {
+    if (!element.textContent.trim() || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const [a, b] = [light(rgb(element.tagName === 'text' ? style.fill : style.color)), light(behind(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push([element.tagName, element.className.baseVal ?? element.className, ratio]);
+  }
+  return poor;
+}"""
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what it did."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a demo of 200 scenes."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = called("demo", "--out", "demo", "--count", "200", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    path = folder / "demo" / "tables-200-40" / "report.html"
+    assert str(path.relative_to(folder)) in done.stdout
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Browser, path: Path, width: int = 1280, **settings: Any) -> Visit:
+    page = browser.new_page(viewport={"width": width, "height": 900}, **settings)
+    visit = Visit(page)
+    page.on("request", lambda request: visit.requests.append(request.url))
+    page.on("console", lambda message: visit.complaints.append(message.text))
+    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_load_state("load")
+    return visit
+
+
+def test_pictures_are_there_and_not_blank(browser: Browser, report: Path) -> None:
+    visit = opened(browser, report, bypass_csp=True)  # the page itself may run nothing, not even this look at it
+    found = visit.page.evaluate(PICTURES)
+    assert len(found) == 36
+    assert all(width > 0 and variance > 20 and alternative > 0 for width, variance, alternative in found)
+
+
+def test_histogram_is_drawn(browser: Browser, report: Path) -> None:
+    page = opened(browser, report).page
+    histogram = page.locator("#histogram-1080-title").locator("..")
+    assert histogram.is_visible()
+    heights = histogram.locator(".bar").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
+    assert len(heights) >= 10 and max(heights) > 100
+    assert histogram.locator(".cut").count() == 1
+    assert "β" in (histogram.locator(".cut-text").text_content() or "")
+
+
+def test_nothing_complains_and_nothing_is_asked_for(browser: Browser, report: Path) -> None:
+    visit = opened(browser, report)
+    assert visit.complaints == []
+    assert [url for url in visit.requests if not url.startswith("data:")] == [report.as_uri()]
+
+
+@pytest.mark.parametrize("width", [320, 390, 800])
+def test_nothing_is_wider_than_the_screen(browser: Browser, report: Path, width: int) -> None:
+    page = opened(browser, report, width).page
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_in_both_schemes(browser: Browser, report: Path, scheme: Any) -> None:
+    page = opened(browser, report, color_scheme=scheme).page
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(251, 250, 248)", "dark": "rgb(20, 23, 26)"}[scheme]
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_the_keyboard_reaches_the_content_first(browser: Browser, report: Path) -> None:
+    page = opened(browser, report).page
+    page.keyboard.press("Tab")
+    focused = page.locator(":focus")
+    assert focused.inner_text() == "Skip to the content" and focused.bounding_box()["x"] >= 0  # type: ignore[index]
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
