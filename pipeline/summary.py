@@ -20,11 +20,16 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs."""
+    """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
+
+    `errors` has the first reason for each status but `ok`.
+    """
 
     out: str
+    model: str
     samples: int
     statuses: Mapping[str, int]
+    errors: Mapping[str, str]
     flags: Mapping[str, int]
     shards: int
     damaged_shards: Mapping[str, str]
@@ -46,16 +51,26 @@ class Summary:
     def warnings(self) -> list[str]:
         """What a reader should know before using the weights."""
         if self.samples and not self.statuses.get("ok"):
-            return ["no sample could be scored: look at the column error of a table"]
+            return [f"no sample could be scored: {next(iter(self.errors.values()), 'there is no reason on record')}"]
         found: list[str] = []
         if self.beta is None or not self.scored:
             return found
+        if self.calibration and self.calibration.noise_interval[1] > 0.99:
+            only = "; embedded understands drawn scenes only" if self.model == "embedded" else ""
+            found.append(
+                "the model hardly tells your pairs from shuffled ones, so the weights mean little; "
+                f"try a --model that knows such data{only}"
+            )
         if self.zero_weight == self.scored:
             found.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
             )
         if self.zero_weight == 0:
-            found.append(f"β {self.beta.value:.4f} lies below every pair, so nothing is rejected; try another --beta")
+            clean = self.calibration is not None and self.calibration.noise_interval[1] < 0.05
+            found.append(
+                f"β {self.beta.value:.4f} lies below every pair, so nothing is rejected; "
+                + ("the data looks clean" if clean else "try another --beta")
+            )
         return found
 
     @property
@@ -102,10 +117,14 @@ def summarise(
     statuses: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     damaged: dict[str, str] = {}
+    errors: dict[str, str] = {}
     scored = zero = kept = 0
     total = 0.0
     for stem in stems:
-        table = run.read(stem, ["status", "osa_weight", "clean", "flags"])
+        table = run.read(stem, ["status", "error", "osa_weight", "clean", "flags"])
+        failed = table.select(["status", "error"]).filter(pc.is_valid(table["error"]))
+        for row in failed.group_by("status", use_threads=False).aggregate([("error", "first")]).to_pylist():
+            errors.setdefault(row["status"], row["error_first"])
         statuses.update({e["values"]: e["counts"] for e in pc.value_counts(table["status"].cast("string")).to_pylist()})
         words = pc.replace_substring_regex(
             pc.list_flatten(table["flags"]).cast("string"), "^duplicate_of:.*", "duplicate"
@@ -122,8 +141,10 @@ def summarise(
     quantiles: list[float] = np.quantile(given, QUANTILES).tolist() if len(given) else []
     return Summary(
         out=str(run.path),
+        model=(facts.get("scorer") or {}).get("model", ""),
         samples=sum(statuses.values()),
         statuses=dict(sorted(statuses.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))),
+        errors=errors,
         flags=dict(flags.most_common()),
         shards=len(stems),
         damaged_shards=damaged,

@@ -28,14 +28,14 @@ def noisegate(*arguments: object, cwd: Path | None = None) -> "subprocess.Comple
     return subprocess.run(**command(*arguments), cwd=cwd, capture_output=True, check=False, timeout=120)
 
 
-def called(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def called(*arguments: object, cwd: Path, columns: int = 200) -> "subprocess.CompletedProcess[str]":
     """The same without a process: quick, and as good for everything but signals and imports."""
     out, err = io.StringIO(), io.StringIO()
     words = ["noisegate", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", words)
-        patch.setenv("COLUMNS", "200")
+        patch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as end:
             main()
     code = end.value.code

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards
-from .output import JsonOption, Output, escape, number, percent
+from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
     from ..summary import Summary
@@ -39,7 +39,7 @@ def annotate(
         typer.Option(
             "--classes",
             help="Class names for the text anchors of labels: cifar10, cifar100, animal10n, a file with one name per line "
-            "in id order, or JSON of name: [sentences].",
+            r"in id order, or JSON of name: \[sentences].",
             show_default=False,
             rich_help_panel="Labels",
         ),
@@ -75,12 +75,18 @@ def annotate(
         ),
     ] = None,
     max_pixels: Annotated[
-        int, typer.Option(help="Larger pictures become rows `too_large`.", rich_help_panel="Reading")
+        int, typer.Option(help="Larger pictures become rows of status too_large.", rich_help_panel="Reading")
     ] = 90_000_000,
     max_image_bytes: Annotated[
-        int, typer.Option(help="Likewise, before decoding.", rich_help_panel="Reading")
+        int, typer.Option(help="Likewise, for the picture's file.", rich_help_panel="Reading")
     ] = 64_000_000,
     max_text_chars: Annotated[int, typer.Option(help="Likewise, for captions.", rich_help_panel="Reading")] = 20_000,
+    max_aspect: Annotated[
+        int,
+        typer.Option(
+            help="Likewise, where one side is more than this many times the other.", rich_help_panel="Reading"
+        ),
+    ] = 200,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -122,7 +128,7 @@ def annotate(
         tasks=tuple(t.strip() for t in task.split(",") if t.strip()),
         text_field=text_field,
         label_field=label_field,
-        limits=Limits(max_pixels, max_image_bytes, max_text_chars),
+        limits=Limits(max_pixels, max_image_bytes, max_text_chars, max_aspect),
     )
     summary = run(
         shards,
@@ -152,25 +158,24 @@ def print_summary(summary: "Summary", output: Output) -> None:
     from ..summary import hours_for
 
     beta, calibration = summary.beta, summary.calibration
-    rows = [("samples", f"{summary.samples:,}"), ("shards", f"{summary.shards:,}")]
-    rows += [(f"  {status}", f"{count:,}") for status, count in summary.statuses.items()]
-    rows += [(f"  flag {flag}", f"{count:,}") for flag, count in summary.flags.items()]
-    if beta:
+    rows = _count_rows(summary)
+    if beta and summary.scored:
         rows += [("β", str(beta)), ("  why", beta.reason or "–")]
-        rows += [("weight 0", percent(summary.zero_share)), ("mean weight", number(summary.mean_weight, 5))]
+        rows += [("weight 0", percent(summary.zero_share)), ("mean weight", f"{summary.mean_weight or 0.0:.4g}")]
     if summary.similarity_quantiles:
-        shown = "  ".join(f"{100 * float(q):g} %: {v:.3f}" for q, v in summary.similarity_quantiles.items())
-        rows += [("similarity", shown)]
+        quantiles = summary.similarity_quantiles.items()
+        rows += [("similarity", "  ".join(f"{f'{100 * float(share):g} %':>6}" for share, _ in quantiles))]
+        rows += [("", "  ".join(f"{value:6.3f}" for _, value in quantiles))]
     if calibration and beta:
         expected = calibration.expected(beta.value)
         rows += [
-            ("noise rate", _rate(calibration.noise_rate, calibration.noise_interval)),
+            ("estimated noise", _rate(calibration.noise_rate, calibration.noise_interval)),
             ("  calibration error", f"{percent(calibration.ece)} on held-out pairs"),
             ("expected of w > 0", _promise(expected.clean_precision, expected.clean_recall)),
         ]
     if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
         facts = summary.neighbourhood["calibration"]
-        rows += [("noise rate by neighbourhoods", _rate(facts["noise_rate"], facts["noise_interval"]))]
+        rows += [("estimated noise", f"{_rate(facts['noise_rate'], facts['noise_interval'])} by neighbourhoods")]
     if summary.labels:
         rows += _label_rows(summary.labels)
     if summary.labels or summary.neighbourhood:
@@ -182,12 +187,27 @@ def print_summary(summary: "Summary", output: Output) -> None:
     rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
     output.table("What came out", rows)
     for warning in summary.warnings:
-        output.say(f"[yellow]note[/]: {warning}")
+        output.say(f"[yellow]note[/]: {escape(warning)}")
     for name, problem in summary.damaged_shards.items():
         output.say(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
     for problem in summary.failed_shards.values():
         output.say(f"[red]not read[/]: {escape(problem)}")
-    output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
+    if summary.shards:
+        output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
+
+
+def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
+    """How many of each kind, one under the other; a failure with the first of its reasons."""
+    counts = [summary.shards, summary.samples, *summary.statuses.values(), *summary.flags.values()]
+    width = max(len(f"{count:,}") for count in counts)
+    rows = [("shards", f"{summary.shards:{width},}"), ("samples", f"{summary.samples:{width},}")]
+    for status, count in summary.statuses.items():
+        share = f"{count:{width},}  {percent(count / summary.samples):>7}"
+        reason = summary.errors.get(status)
+        rows.append(
+            (f"  {status}", f"{share}  {reason if len(reason) <= 80 else reason[:79] + '…'}" if reason else share)
+        )
+    return rows + [(f"  flag {flag}", f"{count:{width},}") for flag, count in summary.flags.items()]
 
 
 def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

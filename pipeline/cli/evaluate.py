@@ -61,19 +61,21 @@ def print_evaluation(found: "Evaluation", output: Output) -> None:
         f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
         [
             ("AUROC of the similarity", number(s.clean_auroc), ""),
-            ("OSA Acc: clean pairs with w > 0", percent(found.osa_acc), f"best cut {percent(best.clean_recall)}"),
-            ("OSA Recall: noisy pairs with w = 0", percent(found.osa_recall), f"best cut {percent(best.noise_recall)}"),
-            ("  balanced accuracy", percent(s.balanced_accuracy), f"best cut {percent(best.balanced_accuracy)}"),
-            ("  cut", f"β {found.beta:.4f}", f"best cut {number(best.threshold)}"),
-            ("clean precision / recall / F1", _three(s.clean_precision, s.clean_recall, s.clean_f1), ""),
-            ("noise precision / recall / F1", _three(s.noise_precision, s.noise_recall, s.noise_f1), ""),
-            (
-                "Mean Noise Rank",
-                number(rank.value, 1),
-                f"optimum {number(rank.optimum, 1)}, blind {number(rank.random, 1)}",
-            ),
+            ("cut", number(found.beta), number(best.threshold)),
+            ("OSA Acc: clean pairs with w > 0", percent(found.osa_acc), percent(best.clean_recall)),
+            ("OSA Recall: noisy pairs with w = 0", percent(found.osa_recall), percent(best.noise_recall)),
+            ("balanced accuracy", percent(s.balanced_accuracy), percent(best.balanced_accuracy)),
+            (f"Mean Noise Rank (blind: {number(rank.random, 1)})", number(rank.value, 1), number(rank.optimum, 1)),
         ],
-        ("", "", ""),
+        ("", "at β", "best possible"),
+    )
+    output.table(
+        "The cut at β, both ways",
+        [
+            ("kept as clean", percent(s.clean_precision), percent(s.clean_recall), percent(s.clean_f1)),
+            ("rejected as noise", percent(s.noise_precision), percent(s.noise_recall), percent(s.noise_f1)),
+        ],
+        ("", "precision", "recall", "F1"),
     )
     if found.unscored:
         output.say(f"{found.unscored:,} samples have no score and are left out.")
@@ -98,7 +100,3 @@ def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
         )
     if found.unscored:
         output.say(f"{found.unscored:,} samples have no label score and are left out.")
-
-
-def _three(*shares: float) -> str:
-    return " / ".join(percent(share) for share in shares)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import pipeline
 from pipeline.cli import app
 from tests.commands import FAKE, called, noisegate
-from tests.fakes import pairs, write_tar
+from tests.fakes import pairs, picture, write_tar
 
 COMMANDS = sorted(command.name or "" for command in app.registered_commands)
 QUICK = (*FAKE, "--beta", "fixed:0.4", "--workers", "0")
@@ -112,11 +112,59 @@ def test_json_has_no_nan(work: Path) -> None:
 def test_people_get_a_table(work: Path) -> None:
     done = called("annotate", "noisy/*.tar", "--out", "again", *QUICK, cwd=work)
     assert done.returncode == 0
-    for words in ("samples", "40", "shards", "β", "0.4000", "weight 0", "similarity", "noise rate", "again/*.parquet"):
+    for words in (
+        "samples",
+        "40",
+        "shards",
+        "β",
+        "0.4000",
+        "weight 0",
+        "similarity",
+        "estimated noise",
+        "again/*.parquet",
+    ):
         assert words in done.stdout
     assert "[2/2] x-1: 20 samples, 0 failed" in done.stderr
     quiet = called("annotate", "noisy/*.tar", "--out", "quiet", *QUICK, "--quiet", cwd=work)
     assert quiet.stderr == ""
+
+
+def test_figures_stand_in_columns_on_a_narrow_terminal(work: Path) -> None:
+    shown = called("evaluate", "tables", cwd=work, columns=80).stdout.splitlines()
+    figures = [
+        line for line in shown if line.startswith(("OSA Acc: clean pairs with w > 0 ", "OSA Recall: noisy pairs "))
+    ]
+    assert len(figures) == 2
+    assert len({len(line.rstrip()) for line in shown if line.startswith(("OSA", "cut", "balanced", "Mean Noise"))}) == 1
+    assert max(map(len, shown)) <= 80
+    quantiles = called("annotate", "noisy/*.tar", "--out", "tables", *QUICK, cwd=work, columns=80).stdout.splitlines()
+    at = next(i for i, line in enumerate(quantiles) if line.startswith("similarity"))
+    assert " ".join(quantiles[at].split()) == "similarity 1 % 5 % 25 % 50 % 75 % 95 % 99 %"
+    assert len(quantiles[at + 1].split()) == 7
+
+
+def test_the_summary_says_why_samples_failed(work: Path) -> None:
+    done = called("annotate", "clean/*.tar", "--out", "no_field", *QUICK, "--text-field", "title", cwd=work)
+    assert done.returncode == 0
+    assert "no_text  40  100.0 %  no json field 'title'" in done.stdout
+    assert "no sample could be scored: no json field 'title'" in done.stdout
+    assert "β" not in done.stdout, "nothing was weighed"
+
+
+def test_a_long_narrow_picture_can_be_let_in(work: Path) -> None:
+    write_tar(work / "line" / "line.tar", [("0.png", picture(size=(900, 3))), ("0.txt", b"a line")])
+    refused = called("annotate", "line/*.tar", "--out", "line1", *QUICK, cwd=work)
+    assert "too_large  1  100.0 %  image of 900 x 3 pixels; one side is over 200 times the other" in refused.stdout
+    taken = called("annotate", "line/*.tar", "--out", "line2", *QUICK, "--max-aspect", "300", cwd=work)
+    assert "  ok" in taken.stdout
+    assert "too_large" not in taken.stdout
+
+
+def test_nothing_read_is_said_in_few_words(work: Path) -> None:
+    done = called("annotate", "absent.tar", "--out", "absent", *QUICK, cwd=work)
+    assert done.returncode == 1
+    assert "not read: shard absent.tar" in done.stdout
+    assert "*.parquet" not in done.stdout
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""What a summary warns of before somebody trusts the weights."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.beta import Beta
+from pipeline.calibration import calibrate_pairs
+from pipeline.summary import Summary
+
+RNG = np.random.default_rng(5)
+SHUFFLED = RNG.normal(0.15, 0.03, 4000)
+PLAIN = Summary(
+    out="tables",
+    model="ViT-B-32",
+    samples=1000,
+    statuses={"ok": 1000},
+    errors={},
+    flags={},
+    shards=1,
+    damaged_shards={},
+    failed_shards={},
+    beta=Beta(0.215, "random_inputs"),
+    calibration=None,
+    labels=None,
+    neighbourhood=None,
+    kept=600,
+    scored=1000,
+    zero_weight=400,
+    mean_weight=0.01,
+    similarity_quantiles={},
+    encoded=0,
+    pairs_per_second=None,
+    seconds=1.0,
+)
+
+
+def calibrated(given: np.ndarray) -> Summary:
+    return replace(PLAIN, calibration=calibrate_pairs(given, SHUFFLED))
+
+
+def test_a_model_that_tells_pairs_from_shuffled_ones_needs_no_warning() -> None:
+    half = np.concatenate([RNG.normal(0.3, 0.03, 600), RNG.normal(0.15, 0.03, 400)])
+    assert PLAIN.warnings == []
+    assert calibrated(half).warnings == []
+
+
+def test_a_model_that_does_not_is_named() -> None:
+    blind = calibrated(RNG.normal(0.15, 0.03, 1000))
+    assert "hardly tells your pairs from shuffled ones" in blind.warnings[0]
+    assert "drawn scenes" not in blind.warnings[0]
+    assert "embedded understands drawn scenes only" in replace(blind, model="embedded").warnings[0]
+
+
+@pytest.mark.parametrize(("model_is_sure", "words"), [(True, "the data looks clean"), (False, "try another --beta")])
+def test_nothing_rejected_is_right_for_clean_data(model_is_sure: bool, words: str) -> None:
+    summary = calibrated(RNG.normal(0.3, 0.03, 1000)) if model_is_sure else PLAIN
+    assert words in replace(summary, zero_weight=0).warnings[0]
+
+
+def test_everything_rejected_and_nothing_scored() -> None:
+    assert "all weights are 0" in replace(PLAIN, zero_weight=1000).warnings[0]
+    failed = replace(PLAIN, statuses={"no_text": 1000}, errors={"no_text": "no json field 'title'"}, scored=0)
+    assert failed.warnings == ["no sample could be scored: no json field 'title'"]
