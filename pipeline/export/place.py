@@ -18,6 +18,8 @@ RECORD = "_export.json"  # says what an exported folder is; only a folder that h
 
 def check_place(source: Source, out: Path, folder: bool, overwrite: bool) -> None:
     """Raises ConfigError when `out` exists or holds, or lies in, what it is made from."""
+    if folder and _old(out).exists() and not out.exists():  # killed between the two renames of `whole_folder`
+        _old(out).rename(out)
     target, run = out.resolve(), source.run.path.resolve()
     if target.is_relative_to(run) or run.is_relative_to(target):
         raise ConfigError(f"out {out} and the run {source.run.path} lie in one another; use a place beside it")
@@ -54,10 +56,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to write to, which takes the place of `path` when all is in it; after an error, nothing is left."""
-    new, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    new, old = path.with_name(f".{path.name}.tmp"), _old(path)
     with writing_to(path.parent):
-        if old.exists() and not path.exists():  # killed between the two renames below
-            old.rename(path)
         for left in (new, old):
             shutil.rmtree(left, ignore_errors=True)
         new.mkdir()
@@ -71,6 +71,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
             raise
         _sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
 
 
 def _sync(folder: Path) -> None:

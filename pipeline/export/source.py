@@ -33,7 +33,7 @@ class Part:
     url: str
     sha256: str
     start: int
-    keys: pa.ChunkedArray
+    keys: list[str]
     mask: NDArray[np.bool_]
     kept: pa.Table
 
@@ -47,7 +47,7 @@ class Part:
         reader = ShardReader(Shard(self.url), all_parts)
         count = place = 0
         for raw in reader:
-            if count == len(self.keys) or raw.key != self.keys[count].as_py():
+            if count == len(self.keys) or raw.key != self.keys[count]:
                 raise MismatchError(f"{changed} (row {count} is {raw.key})")
             if self.mask[count]:
                 yield place, raw
@@ -112,7 +112,7 @@ class Source:
             start = self.rows
             self.rows += len(table)
             self.kept += len(kept)
-            yield Part(stem, url, sha256, start, table["key"], mask, kept)
+            yield Part(stem, url, sha256, start, table["key"].to_pylist(), mask, kept)
 
     def refuse_nothing(self, written: int) -> None:
         """Raises ConfigError when an export would be empty, before it gets its name."""

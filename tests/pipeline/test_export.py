@@ -246,6 +246,18 @@ def test_a_folder_is_replaced_only_where_it_is_an_export(work: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
 
 
+def test_an_export_that_was_killed_while_being_replaced_is_still_there(work: Path, tmp_path: Path) -> None:
+    export(work / "run", tmp_path / "kept", "shards")
+    before = files_of(tmp_path / "kept")
+    (tmp_path / "kept").rename(tmp_path / ".kept.old")  # the moment between the two renames
+    (tmp_path / ".kept.tmp").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        export(work / "run", tmp_path / "kept", "shards", where="index = 1")
+    assert files_of(tmp_path / "kept") == before
+    export(work / "run", tmp_path / "kept", "shards", where="index = 1", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
 @pytest.mark.parametrize(
     ("out", "kind", "message"),
     [
