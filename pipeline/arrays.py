@@ -6,7 +6,7 @@ Knows plain `.npy` files and the folders that clip-retrieval writes (`img_emb/im
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,42 +174,53 @@ def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
+def arrays_identity(parts: Sequence[ArrayPart]) -> Identity:
+    """The scorer of a run that is made from these arrays; reads all of them, for their digest."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for name, path in (("images", part.images), ("texts", part.texts)):
+            if path is not None:
+                array = open_array(path, name, 2)
+                digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+                for rows in _chunks(array):
+                    digest.update(rows.data)
+    versions = (("numpy", np.__version__),)
+    return Identity(MODEL, digest.hexdigest(), "before noisegate", "none", "float16", versions)
+
+
 def write_parts(
     run: RunFolder,
     parts: Sequence[ArrayPart],
     labels: NDArray[np.int64] | None,
     joint: bool,
-    reading: dict[str, Any],
-) -> Identity:
-    """Write a table without scores and an embedding file for each part; returns the identity of the arrays.
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write a table without scores and an embedding file for each part.
 
     `labels` (N,) runs over all parts, negative for none. `joint` says that images and texts share one space, so that
-    their cosine means something.
+    their cosine means something. `metadata` goes into every table.
     """
-    digest = hashlib.sha256()
     for part in parts:
-        images = _unit_rows(part.images, "images", digest)
-        texts = _unit_rows(part.texts, "texts", digest) if part.texts else np.zeros((part.rows, 0), np.float32)
+        images = _unit_rows(part.images, "images")
+        texts = _unit_rows(part.texts, "texts") if part.texts else np.zeros((part.rows, 0), np.float32)
         given = None if labels is None else labels[part.start : part.start + part.rows]
-        _write_part(run, part, images, texts, given, joint, reading)
-    return arrays_identity(digest.hexdigest())
+        _write_part(run, part, images, texts, given, joint, metadata)
 
 
-def arrays_identity(digest: str) -> Identity:
-    """The scorer of a run that was made from arrays with this digest."""
-    return Identity(MODEL, digest, "before noisegate", "none", "float16", (("numpy", np.__version__),))
-
-
-def _unit_rows(path: Path, name: str, digest: Any) -> NDArray[np.float32]:
-    """(N, d) rows of length one, zeros for those without a direction; the array goes into `digest` on the way."""
+def _unit_rows(path: Path, name: str) -> NDArray[np.float32]:
+    """(N, d) rows of length one, zeros for those without a direction."""
     array = open_array(path, name, 2)
-    digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
     unit = np.empty(array.shape, np.float32)
-    for start in range(0, len(array), ROWS_AT_ONCE):
-        rows = np.ascontiguousarray(array[start : start + ROWS_AT_ONCE])
-        digest.update(rows.data)
-        unit[start : start + ROWS_AT_ONCE] = normalise(rows)
+    start = 0
+    for rows in _chunks(array):
+        unit[start : start + len(rows)] = normalise(rows)
+        start += len(rows)
     return unit
+
+
+def _chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(array), ROWS_AT_ONCE):
+        yield np.ascontiguousarray(array[start : start + ROWS_AT_ONCE])
 
 
 def _write_part(
@@ -219,7 +230,7 @@ def _write_part(
     texts: NDArray[np.float32],
     labels: NDArray[np.int64] | None,
     joint: bool,
-    reading: dict[str, Any],
+    metadata: Mapping[str, Any],
 ) -> None:
     bad_image = np.asarray(~images.any(axis=1))
     bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
@@ -243,9 +254,8 @@ def _write_part(
         "label": pa.nulls(part.rows, pa.int32()) if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
         "flags": [[] for _ in range(part.rows)],
     }
-    metadata = {"table_version": VERSION, "shard": shard, "reading": reading, "scorer": None}
     write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
-    run.write_table(part.stem, table_from(columns, metadata))
+    run.write_table(part.stem, table_from(columns, {**metadata, "table_version": VERSION, "shard": shard}))
 
 
 def _keys(part: ArrayPart) -> list[str]:

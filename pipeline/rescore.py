@@ -16,7 +16,6 @@ from .arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts,
 from .beta import Beta
 from .embeddings import embeddings_match
 from .errors import ConfigError, TableError
-from .estimators.base import Identity
 from .lock import folder_lock
 from .out_folder import writing_to
 from .resume import clear
@@ -127,14 +126,15 @@ def score_embeddings(
     given = None if labels is None else check_labels(np.asarray(labels), sum(part.rows for part in parts))
     wanted = _array_settings(parts, given, anchors, joint, settings or ScoreSettings())
     reading = {"tasks": list(wanted.tasks), "joint": wanted.joint}
+    scorer = arrays_identity(parts).to_dict()
     run = RunFolder(Path(out))
 
-    def write_run(identity: Identity, scores: RunScores | None) -> None:
+    def write_run(scores: RunScores | None) -> None:
         run.write_run(
             {
                 "table_version": VERSION,
                 "noisegate": version("noisegate"),
-                "scorer": identity.to_dict(),
+                "scorer": scorer,
                 "model": None,
                 "scoring": {**wanted.to_dict(), "classes": anchors.digest if anchors else None},
                 "beta": _beta(scores),
@@ -150,12 +150,12 @@ def score_embeddings(
     with writing_to(out), folder_lock(run.path):
         stems = sorted(part.stem for part in parts)
         _make_room(run, stems, overwrite)
-        write_run(arrays_identity("not read yet"), None)
-        identity = write_parts(run, parts, given, wanted.joint, reading)
+        write_run(None)
+        write_parts(run, parts, given, wanted.joint, {"scorer": scorer, "reading": reading})
         if anchors is not None:
             anchors.save(anchors_file(run))
         scores = score_run(run, stems, wanted, anchors=anchors, device=device, note=note)
-        write_run(identity, scores)
+        write_run(scores)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pipeline import Summary
 from pipeline.rescore import score_embeddings
+from tests.jobs import files_of
 
 Rows = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -43,6 +44,11 @@ def scored(folder: Path, images: Rows, texts: Rows | None = None, **settings: An
     """A run below `folder/out` from arrays in memory; settings are those of `score_embeddings`."""
     files = saved(folder / "arrays", images=images) | ({} if texts is None else saved(folder / "arrays", texts=texts))
     return score_embeddings(folder / "out", **files, **settings)
+
+
+def tables_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a run's folder but the neighbour graph, whose header comes in any order."""
+    return {name: data for name, data in files_of(folder).items() if name != "neighbours.safetensors"}
 
 
 def split(folder: Path, name: str, array: NDArray[Any], parts: int, number: str = "{}") -> Path:

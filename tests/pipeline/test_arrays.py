@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import read_table
-from pipeline.arrays import check_labels, find_parts, open_array, write_parts
+from pipeline.arrays import arrays_identity, check_labels, find_parts, open_array, write_parts
 from pipeline.embeddings import read_embeddings
 from pipeline.errors import ConfigError
-from pipeline.table import RunFolder
+from pipeline.table import RunFolder, read_metadata
 from tests.embeddings import captions, clusters, saved, split
 
 IMAGES, _ = clusters(count=46)
@@ -28,9 +28,9 @@ def metadata_files(folder: Path, keys: list[str], parts: int, column: str = "ima
 
 def written(folder: Path, parts: Any, labels: Any = None, joint: bool = True) -> RunFolder:
     run = RunFolder(folder)
-    identity = write_parts(run, parts, labels, joint, {})
+    write_parts(run, parts, labels, joint, {"scorer": "someone"})
     shards = [{"url": str(part.images), "table": part.stem} for part in parts]
-    run.write_run({"table_version": 1, "shards": shards, "scorer": identity.to_dict()})
+    run.write_run({"table_version": 1, "shards": shards})
     return run
 
 
@@ -225,10 +225,12 @@ def test_the_identity_names_the_arrays(tmp_path: Path) -> None:
     files = saved(tmp_path, a=IMAGES, b=IMAGES.copy(), other=-IMAGES, t=TEXTS)
 
     def identity(*paths: Path) -> str:
-        return write_parts(RunFolder(tmp_path / "out"), find_parts(*paths), None, True, {}).weights
+        return arrays_identity(find_parts(*paths)).weights
 
     assert identity(files["a"]) == identity(files["b"])
     assert len({identity(files["a"]), identity(files["other"]), identity(files["a"], files["t"])}) == 3
+    run = written(tmp_path / "out", find_parts(files["a"]))
+    assert read_metadata(run.table("a"))["scorer"] == "someone"
 
 
 def test_no_rows_at_all_is_a_table_of_no_rows(tmp_path: Path) -> None:
