@@ -55,12 +55,15 @@ def _data(run: RunFolder, recorded: Mapping[str, Any], found: Collected) -> Rows
 
 def _scorer(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
     scorer = recorded.get("scorer") or metadata.get("scorer") or {}
-    model = recorded.get("model") or {}
+    model, weights = (
+        recorded.get("model") or {},
+        str(scorer.get("weights") or ""),
+    )  # a user's own estimator names its own
     versions = ", ".join(f"{name} {number}" for name, number in (scorer.get("versions") or {}).items())
     return [
         ("model", scorer.get("model") or UNKNOWN),
         ("pretrained", model.get("pretrained") or ("none named" if model else UNKNOWN)),
-        ("weights (SHA-256)", scorer.get("weights") or UNKNOWN),
+        ("weights (SHA-256)" if len(weights) == 64 else "weights", weights or UNKNOWN),
         ("number type", scorer.get("dtype") or UNKNOWN),
         ("preprocessing", scorer.get("preprocess") or UNKNOWN),
         ("decoder", scorer.get("decoder") or UNKNOWN),

@@ -397,13 +397,22 @@ def test_only_the_shard_that_differs_stands_out() -> None:
     ]
 
 
+def test_one_odd_shard_does_not_make_the_others_odd() -> None:
+    rng = np.random.default_rng(0)
+    few = [shard(f"s{i}", rng.normal(0.7, 0.1, 60)) for i in range(4)]
+    found = find_drift([*few, shard("odd", rng.normal(0.0, 0.1, 60))])
+    assert [drift.shard.stem for drift in found if drift.reasons] == ["odd"]
+    assert found[0].reasons == ("its scores are lower",) and found[0].z < -3
+
+
 def test_distance_is_scipys() -> None:
     from scipy.stats import ks_2samp
 
     rng = np.random.default_rng(1)
     one, other = rng.integers(0, 30, 200), rng.integers(3, 33, 300)
-    counts = [np.bincount(values, minlength=40) for values in (one, other)]
-    assert ks_distance(*counts) == pytest.approx(ks_2samp(one, other).statistic)
+    shares = np.cumsum(np.bincount(other, minlength=40)) / len(other)
+    counts = np.bincount(one, minlength=40)
+    assert ks_distance(counts, shares.astype(np.float32)) == pytest.approx(ks_2samp(one, other).statistic, abs=1e-6)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
