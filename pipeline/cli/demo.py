@@ -7,9 +7,11 @@ import typer
 
 from .annotate import print_summary
 from .evaluate import print_evaluation
-from .output import JsonOption, Output, escape
+from .output import JsonOption, Output, escape, program
 
 __all__ = ["register"]
+
+REAL_CLIP = ("--model", "ViT-B-32", "--pretrained", "laion2b_s34b_b79k", "--out", "tables")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,10 +29,10 @@ def demo(
     [cyan]noisegate demo[/]
     """
     from ..errors import MismatchError
-    from ..estimators import load_estimator
     from ..evaluation import evaluate
     from ..job import annotate
     from ..noise.shards import noise_captions
+    from ..out_folder import writing_to
     from ..progress import progress_for
     from ..report import write_report
     from ..scenes import write_scenes
@@ -39,16 +41,16 @@ def demo(
     name = f"{count}-{round(100 * rate)}"
     clean, noisy, tables = out / f"clean-{count}", out / f"noisy-{name}", out / f"tables-{name}"
     output.say(f"[bold]1[/] {count:,} drawn scenes with true captions: [cyan]{escape(str(clean))}[/]")
-    write_scenes(clean, count, min(4, count), seed=1)
+    with writing_to(out):
+        write_scenes(clean, count, min(4, count), seed=1)
     report = noise_captions(sorted(clean.glob("*.tar")), noisy, rate=rate, seed=1)
     output.say(f"[bold]2[/] {report.noisy:,} captions now on the wrong picture: [cyan]{escape(str(noisy))}[/]")
     output.say(f"[bold]3[/] every pair scored by the embedded model: [cyan]{escape(str(tables))}[/]\n")
     shards = sorted(noisy.glob("*.tar"))
-    estimator = load_estimator()
     try:
-        summary = annotate(shards, tables, estimator=estimator, progress=progress_for())
+        summary = annotate(shards, tables, progress=progress_for())
     except MismatchError:  # left by another version of noisegate
-        summary = annotate(shards, tables, estimator=estimator, progress=progress_for(), overwrite=True)
+        summary = annotate(shards, tables, progress=progress_for(), overwrite=True)
     print_summary(summary, output)
     found = evaluate(tables)
     output.say("\nThe scores never saw which captions were shuffled. Judged by the truth:\n")
@@ -57,14 +59,15 @@ def demo(
     output.say(
         f"[bold]4[/] a report with the worst, the borderline and the best pairs: [cyan]{escape(str(page.path))}[/]\n"
     )
+    commands = {
+        "the run at a glance, with its worst pairs": program("show", str(tables)),
+        "β by every mode": program("calibrate", f"{noisy}/*.tar"),
+        "your own shards with a real CLIP, downloaded once": program("annotate", "your/shards/*.tar", *REAL_CLIP),
+    }
     output.say("Next:")
-    output.say(
-        f"  [cyan]python -c \"from pipeline import read_table; print(read_table('{tables}').slice(0, 2).to_pylist())\"[/]  rows"
-    )
-    output.say(
-        "  [cyan]noisegate annotate 'your/shards/*.tar' --model ViT-B-32 --pretrained openai --out tables[/]   your data"
-    )
+    for what, command in commands.items():
+        output.say(f"  [dim]# {what}[/]\n  [cyan]{escape(command)}[/]")
     output.result(
         {"summary": summary.to_dict(), "evaluation": found.to_dict(), "tables": str(tables), "shards": str(noisy)}
-        | {"report": str(page.path)}
+        | {"report": str(page.path), "next": list(commands.values())}
     )

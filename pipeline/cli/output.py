@@ -2,8 +2,11 @@
 
 import json
 import math
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["JsonOption", "Output", "escape", "number", "percent"]
+__all__ = ["JsonOption", "Output", "escape", "number", "percent", "program"]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, all else on standard error.")
@@ -72,3 +75,16 @@ def percent(share: float | None) -> str:
 
 def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def program(*arguments: str) -> str:
+    """A command line of noisegate that works where this one was typed: by its path unless the shell finds it by name."""
+    script = Path(sys.argv[0])
+    by_name = shutil.which(script.name)
+    if script.name == "__main__.py":
+        start = [sys.executable, "-m", "pipeline.cli"]
+    elif len(script.parts) == 1 or (by_name and script.exists() and Path(by_name).samefile(script)):
+        start = [script.name]
+    else:
+        start = [sys.argv[0]]
+    return shlex.join([*start, *arguments])
