@@ -98,8 +98,8 @@ def _print(done: "Exported", output: Output) -> None:
     output.table(f"Exported as {done.kind} to {done.out}", rows)
     if done.empty_shards:
         some = ", ".join(done.empty_shards[:5]) + (", …" if len(done.empty_shards) > 5 else "")
-        output.note(f"{len(done.empty_shards):,} shards would be empty and were skipped: {some}")
+        output.note(f"skipped, because nothing would be in them: {some} (shards: {len(done.empty_shards):,})")
     if done.unscored_shards:
         output.note(
-            f"{done.unscored_shards:,} shards of the run could not be read when it was scored; they are not in it"
+            f"not in it, because they could not be read when the run was scored: {done.unscored_shards:,} shards"
         )

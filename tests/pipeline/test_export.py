@@ -387,4 +387,4 @@ def test_the_command_counts_and_says_what_is_wrong(work: Path, tmp_path: Path) -
         "--out", tmp_path / "kept", cwd=work,
     )  # fmt: skip
     assert shown.returncode == 0
-    assert "1 shards would be empty and were skipped: x-01" in shown.stderr
+    assert "nothing would be in them: x-01 (shards: 1)" in shown.stderr
