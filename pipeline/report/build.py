@@ -1,6 +1,7 @@
 """`noisegate report`: from a run's folder to one HTML file."""
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .collect import Collected, Sizes, collect
 from .facts import run_facts
 from .label_page import class_names, label_section
 from .lens import Lens, choose_lens
-from .page import duplicate_section, failure_section, galleries, headline
+from .page import duplicate_section, failure_section, galleries, headline, without_secrets
 from .pictures import Album, fetch
 from .score_page import drift_section, score_section
 
@@ -116,6 +117,8 @@ def _album(
     if not album.missing:
         return album, None
     stem, reason = next(iter(album.missing.items()))
+    # a store's error may quote the address in a form of its own, so every query and user goes
+    reason = re.sub(r"\?[^\s)]*|[^\s/]+@", "", reason.replace(urls[stem], without_secrets(urls[stem])))
     which = "No pictures" if not album.pictures else "Some pictures are missing"
     relative = [url for url in urls.values() if "://" not in url and not Path(url).is_absolute()]
     hint = " Paths of this run are relative: start the report where annotate was started." if relative else ""

@@ -8,7 +8,7 @@ from typing import Any
 from ..beta import MODES, Beta
 from ..table import RunFolder
 from .collect import Collected
-from .page import _without_secrets, count, number, percent
+from .page import count, number, percent, without_secrets
 from .pictures import CAPTION, SIDE, printable
 
 __all__ = ["run_facts"]
@@ -39,7 +39,7 @@ def run_facts(
 
 def _data(run: RunFolder, recorded: Mapping[str, Any], found: Collected) -> Rows:
     entries = recorded["shards"]
-    places = sorted({_without_secrets(entry["url"]).rpartition("/")[0] or "." for entry in entries})
+    places = sorted({without_secrets(entry["url"]).rpartition("/")[0] or "." for entry in entries})
     written = datetime.fromtimestamp(run.run_file.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
     reading = recorded.get("reading") or {}
     without = len(entries) - len(found.shards)

@@ -10,7 +10,17 @@ from .lens import Lens
 from .picks import Pick
 from .pictures import Album, Shown, printable
 
-__all__ = ["card", "count", "duplicate_section", "failure_section", "galleries", "headline", "number", "percent"]
+__all__ = [
+    "card",
+    "count",
+    "duplicate_section",
+    "failure_section",
+    "galleries",
+    "headline",
+    "number",
+    "percent",
+    "without_secrets",
+]
 
 FLAGS = {
     "duplicate": "nearly the same picture as another sample",
@@ -179,7 +189,7 @@ def failure_section(found: Collected, recorded: Mapping[str, Any]) -> dict[str, 
     ]
     damaged = [(printable(shard.stem), printable(shard.damage)) for shard in found.shards if shard.damage]
     unreadable = [
-        (printable(_without_secrets(url)), printable(reason.replace(url, _without_secrets(url))))
+        (printable(without_secrets(url)), printable(reason.replace(url, without_secrets(url))))
         for url, reason in (recorded.get("unreadable") or {}).items()
     ]
     flags = [
@@ -196,7 +206,7 @@ def failure_section(found: Collected, recorded: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """A URL without its query and user, which may be keys to the data."""
     if "://" not in url:
         return url

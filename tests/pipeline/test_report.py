@@ -206,6 +206,17 @@ def test_secrets_in_addresses_stay_out(own_run: Path) -> None:
     assert "token" not in page.source and "password" not in page.source
 
 
+def test_secrets_of_shards_that_are_gone_stay_out(own_run: Path) -> None:
+    folder = RunFolder(own_run)
+    recorded = folder.read_run() or {}
+    for entry in recorded["shards"]:
+        entry["url"] = f"memory://user:password@gone/{entry['table']}.tar?token=abc"
+    folder.write_run(recorded)
+    page = report(own_run)[1]
+    assert "could not be read again" in page.text
+    assert "token" not in page.source and "password" not in page.source
+
+
 # --- structure -------------------------------------------------------------------------------------------------------
 
 
