@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score
@@ -63,6 +63,7 @@ def columns(folder: Path, name: str) -> list[object]:
 values = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=60)
 
 
+@settings(max_examples=40)
 @given(values)
 def test_correlations_are_those_of_scipy(rows: list[tuple[int, int]]) -> None:
     a, b = np.array(rows, np.float32).T
@@ -82,6 +83,7 @@ def test_kendall_over_several_blocks() -> None:
     assert kendall_tau_b(a, b) == pytest.approx(stats.kendalltau(a, b).statistic, abs=1e-12)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
 def test_kappa_is_that_of_scikit_learn(rows: list[tuple[bool, bool]]) -> None:
     table = [[rows.count((x, y)) for y in (False, True)] for x in (False, True)]
