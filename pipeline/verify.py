@@ -129,7 +129,7 @@ class _Check:
 
     def go(self, samples: int, shards: int | None, arrays: bool) -> Verification:
         entries = self._entries(shards)
-        self._look_at_all(entries, arrays)
+        self._look_at_all(entries)
         drawn = self._draw(samples if self.rescoring else 0)
         kept = [entry for entry in entries if self.run.embeddings(entry["table"]).exists()]
         if entries and not kept:
@@ -172,7 +172,7 @@ class _Check:
         chosen = np.sort(self.rng.choice(len(listed), shards, replace=False))
         return [listed[int(i)] for i in chosen]
 
-    def _look_at_all(self, entries: list[dict[str, Any]], arrays: bool) -> None:
+    def _look_at_all(self, entries: list[dict[str, Any]]) -> None:
         """What most tables say about their scorer and β, and whether `_run.json` says the same."""
         counts: dict[str, Counter[str]] = {}
         self._bytes = 0
@@ -191,7 +191,7 @@ class _Check:
         if not self.usual or self.recorded.get("finished") is False:
             return
         there = json.loads(self.usual["scorer"])
-        if there and not arrays and there != self.recorded["scorer"]:
+        if there and there != self.recorded["scorer"]:
             differences = Identity.from_dict(there).differences(Identity.from_dict(self.recorded["scorer"]))
             self.problems.add(f"_run.json names another scorer than the tables: {'; '.join(differences)}")
         if self.usual["beta"] != json.dumps(self.recorded["beta"], sort_keys=True):
