@@ -83,11 +83,9 @@ def print_evaluation(found: "Evaluation", output: Output) -> None:
 
 def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
     """AUROC of every label score, the two rules side by side, and what repairing gains."""
-    output.table(
-        f"{found.samples:,} labels, {found.noisy:,} of them wrong ({percent(found.noisy / found.samples)})",
-        [(name, number(value)) for name, value in found.aurocs.items()],
-        ("score", "AUROC"),
-    )
+    share = percent(found.noisy / found.samples)
+    output.say(f"[bold]{found.samples:,} labels, {found.noisy:,} of them wrong ({share})[/]\n")
+    output.table("Scores", [(name, number(value)) for name, value in found.aurocs.items()], ("score", "AUROC"))
     rows = []
     for name, m in (("clean (fused)", found.fused), ("clean_tango", found.tango)):
         rows.append(

@@ -28,7 +28,7 @@ from tests.jobs import score
 
 IMAGES, TRUE = clusters(count=120)
 TEXTS = captions(IMAGES, wrong=30)
-GIVEN = np.where(np.arange(120) % 4 == 1, (TRUE + 1) % 4, TRUE)
+GIVEN = np.where(np.arange(120) % 5 == 1, (TRUE + 1) % 4, TRUE)
 ANCHORS = Anchors(("a", "b", "c", "d"), np.eye(4, 12, dtype=np.float32), np.arange(4))
 CLASSES = ClassSet(("red", "green", "blue"), (("it is red.",), ("it is green.",), ("it is blue.",)))
 LABELS = DecodeOptions(tasks=("labels",))
