@@ -18,10 +18,15 @@ __all__ = ["embed_pairs", "first_pairs", "read_pairs"]
 
 
 def first_pairs(
-    shards: Sequence[Shard], estimator: Estimator, count: int, workers: int | None = None, seed: int = 0
+    shards: Sequence[Shard],
+    estimator: Estimator,
+    count: int,
+    workers: int | None = None,
+    seed: int = 0,
+    text_field: str | None = None,
 ) -> PairSample:
     """Cosines of the first `count` good pairs and of mismatched ones made from them; raises ConfigError when none is good."""
-    encoded = embed_pairs(estimator, read_pairs(shards, estimator, count, workers))
+    encoded = embed_pairs(estimator, read_pairs(shards, estimator, count, workers, text_field=text_field))
     return sample_pairs(encoded.images, encoded.texts, np.random.default_rng(seed))
 
 
@@ -31,21 +36,26 @@ def read_pairs(
     count: int,
     workers: int | None = None,
     note: Callable[[str], None] | None = None,
+    text_field: str | None = None,
 ) -> list[Decoded]:
     """The first `count` samples that have a picture and a caption, pixels as the estimator wants them.
 
     `note` hears of shards that cannot be read. Raises ConfigError when no pair is found.
     """
+    if count < 1:
+        raise ConfigError(f"{count} pairs are none; use 2000")
     samples: list[Decoded] = []
-    problem = "no sample has both a picture and a caption"
+    problem: str | None = None
+    reason = "no sample has both a picture and a caption"
     workers = default_workers() if workers is None else workers
     with (
-        DecodePool(workers, estimator.preprocess, DecodeOptions()) as pool,
+        DecodePool(workers, estimator.preprocess, DecodeOptions(text_field=text_field)) as pool,
         closing(stream(shards, pool, 2 * max(1, workers) + 2)) as items,
     ):
         for item in items:
             if isinstance(item, Chunk):
                 samples += [sample for sample in item.samples if sample.status == "ok"]
+                reason = next((sample.error for sample in item.samples if sample.error), reason)
             elif isinstance(item, ShardFailed):
                 problem = item.error
                 if note is not None:
@@ -54,7 +64,7 @@ def read_pairs(
                 break
     if not samples:
         others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
-        raise ConfigError(f"no pair can be read from {shards[0].url}{others}: {problem}")
+        raise ConfigError(f"no pair can be read from {shards[0].url}{others}: {problem or reason}")
     return samples[:count]
 
 

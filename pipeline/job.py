@@ -15,7 +15,7 @@ from .classes import ClassSet
 from .embeddings import embeddings_match, write_embeddings
 from .encode_shard import EncodedShard
 from .errors import MismatchError
-from .estimators import ModelSpec
+from .estimators import ModelSpec, as_estimator
 from .estimators.base import Estimator, Identity
 from .lock import folder_lock
 from .out_folder import writing_to
@@ -52,8 +52,9 @@ def annotate(
 ) -> Summary:
     """Score every sample of `shards` into weight tables below `out`, and return what came out.
 
-    `estimator` is an estimator or a function that loads one (default: the embedded one). A run that was stopped goes on
-    where it was; finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
+    `estimator` is what `load_estimator` returns, a function that makes one, or an object of your own with `encode_images`,
+    `encode_texts` and a string `identity` (default: the embedded one). A run that was stopped goes on where it was;
+    finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
     `classes` give labels their text anchors, `k` and `neighbourhood` are as in `ScoreSettings`.
     More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
     Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
@@ -97,9 +98,10 @@ class _Job:
 
     def go(self, estimator: Estimator | Callable[[], Estimator], overwrite: bool) -> Summary:
         began = time.monotonic()
-        model: Estimator = estimator() if callable(estimator) else estimator
         if isinstance(estimator, ModelSpec):
             self.model_spec = estimator.to_dict()
+            self.progress.note(f"loading {estimator.model}")
+        model = as_estimator(estimator)
         if overwrite:
             clear(
                 self.run, [shard.stem for shard in self.shards]

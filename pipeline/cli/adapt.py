@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Model, Pretrained, Seed, Shards
+from .options import Device, Model, Pretrained, Seed, Shards, Workers
 from .output import JsonOption, Output, number, percent
 
 __all__ = ["register"]
@@ -41,12 +41,7 @@ def adapt(
     weight_decay: Annotated[
         float, typer.Option("--weight-decay", help="Of the weight matrices.", rich_help_panel=TRAINING)
     ] = 0.2,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", "-w", help="Decoding processes (default: one per processor; 0: none).", show_default=False
-        ),
-    ] = None,
+    workers: Workers = None,
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards
-from .output import JsonOption, Output, escape, percent
+from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
+from .output import JsonOption, Output, escape, percent, program
 
 if TYPE_CHECKING:
     from ..summary import Summary
@@ -56,15 +56,7 @@ def annotate(
             "--neighbourhood", help="Also compare each pair with its neighbours' partners, and find duplicates."
         ),
     ] = False,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            "--text-field",
-            help="JSON field with the caption (default: part txt, then caption, text).",
-            show_default=False,
-            rich_help_panel="Reading",
-        ),
-    ] = None,
+    text_field: TextField = None,
     label_field: Annotated[
         str | None,
         typer.Option(
@@ -87,12 +79,7 @@ def annotate(
             help="Likewise, where one side is more than this many times the other.", rich_help_panel="Reading"
         ),
     ] = 200,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", "-w", help="Decoding processes (default: one per processor; 0: none).", show_default=False
-        ),
-    ] = None,
+    workers: Workers = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
@@ -148,6 +135,8 @@ def annotate(
     )
     output = Output(as_json)
     print_summary(summary, output)
+    if summary.samples:
+        output.say(f"Next: [cyan]{escape(program('show', str(out)))}[/]")
     output.result(summary.to_dict())
     if summary.failed_shards:
         raise typer.Exit(1)

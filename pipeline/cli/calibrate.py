@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed
+from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, TextField, Workers
 from .output import JsonOption, Output, number, percent
 
 __all__ = ["register"]
@@ -23,10 +23,9 @@ def calibrate(
     ] = None,
     model: Model = "embedded",
     pretrained: Pretrained = None,
-    samples: Annotated[int, typer.Option(help="Pairs to read from the shards.")] = 2_000,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-w", help="Decoding processes.", show_default=False)
-    ] = None,
+    samples: Annotated[int, typer.Option(min=20, help="Pairs to read from the shards, the first ones.")] = 2_000,
+    text_field: TextField = None,
+    workers: Workers = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
@@ -46,16 +45,20 @@ def calibrate(
     from ..shards import find_shards
     from ..sphere import chance_within
 
-    found = find_shards(shards) if shards else []
-    estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
-    known = cache_file(estimator.identity, seed).exists()
-    random = cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
-    betas = [random]
-    pairs = first_pairs(found, estimator, samples, workers, seed) if found else None
-    if pairs is not None:
-        betas += [beta_of_intersection(pairs, seed), beta_of_shuffled(pairs, seed)]
-    chosen = estimate_beta(pairs=pairs, random_inputs=lambda: random, seed=seed)
     output = Output(as_json)
+    found = find_shards(shards) if shards else []
+    with output.working(f"loading {model}"):
+        estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
+    known = cache_file(estimator.identity, seed).exists()
+    with output.working("measuring β of random inputs"):
+        random = cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
+    betas, pairs = [random], None
+    if found:
+        with output.working(f"encoding up to {samples:,} pairs"):
+            pairs = first_pairs(found, estimator, samples, workers, seed, text_field)
+            if len(pairs.mismatched) > 1:
+                betas += [beta_of_intersection(pairs, seed), beta_of_shuffled(pairs, seed)]
+    chosen = estimate_beta(pairs=pairs, random_inputs=lambda: random, seed=seed)
     rows = [
         (
             b.mode + (" *" if b.mode == chosen.mode else ""),
@@ -72,9 +75,12 @@ def calibrate(
         f"In {width} dimensions unrelated directions stay within ±0.1 {percent(chance_within(0.1, width))} of the time; "
         "a β well beyond that shows a cone."
     )
-    output.say(f"* auto takes {chosen.mode}: {chosen.reason}")
-    if not found:
-        output.say("Give shards to see the modes that look at data.")
+    if found:
+        output.say(f"* auto takes {chosen.mode}: {chosen.reason}")
+    else:
+        output.say(
+            "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"
+        )
     if known:
         output.say("random_inputs was remembered from an earlier run.")
     output.result(

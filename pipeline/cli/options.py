@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["BatchSize", "Device", "Dtype", "Model", "Pretrained", "Seed", "Shards"]
+__all__ = ["BatchSize", "Device", "Dtype", "Model", "Pretrained", "Seed", "Shards", "TextField", "Workers"]
 
 Shards = Annotated[
     list[str],
@@ -39,3 +39,18 @@ BatchSize = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
+TextField = Annotated[
+    str | None,
+    typer.Option(
+        "--text-field",
+        help="JSON field with the caption (default: part txt, then caption, text).",
+        show_default=False,
+        rich_help_panel="Reading",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", "-w", help="Decoding processes (default: one per processor; 0: none).", show_default=False
+    ),
+]

@@ -5,7 +5,8 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,16 @@ class Output:
     def note(self, text: str) -> None:
         """What goes on, for whoever watches; never in the way of the results."""
         print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Something that takes a while: a spinner where somebody looks, one line where something records."""
+        if sys.stderr.isatty():
+            with Console(stderr=True).status(Text(text)):
+                yield
+        else:
+            self.note(text)
+            yield
 
     def result(self, values: Mapping[str, Any]) -> None:
         """The JSON object, when one was asked for."""

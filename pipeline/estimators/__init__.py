@@ -5,7 +5,7 @@ from typing import Any
 
 from .base import Estimator, Identity, normalise
 
-__all__ = ["Estimator", "Identity", "ModelSpec", "load_estimator", "normalise"]
+__all__ = ["Estimator", "Identity", "ModelSpec", "as_estimator", "load_estimator", "normalise"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,21 @@ def load_estimator(
     from .openclip import OpenClipEstimator
 
     return OpenClipEstimator.load(model, pretrained, place, batch_size)
+
+
+def as_estimator(given: Any) -> Estimator:
+    """The estimator itself, what a function makes, or an object of a user's own, wrapped as `python:` wraps it."""
+    from ..errors import ConfigError
+
+    if isinstance(given, type) or not hasattr(given, "encode_images"):
+        if not callable(given):
+            raise ConfigError(
+                f"estimator {given!r} is none; load one first, for example with load_estimator('embedded')"
+            )
+        given = given()
+    if isinstance(getattr(given, "identity", None), Identity):
+        made: Estimator = given
+        return made
+    from .custom import CustomEstimator
+
+    return CustomEstimator(given, f"python:{type(given).__module__}:{type(given).__name__}")

@@ -2,8 +2,10 @@
 
 import importlib
 import string
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,14 @@ class CustomEstimator:
         parts = spec.split(":")
         if len(parts) != 3 or not all(parts):
             raise ConfigError(f"model {spec!r} must read python:MODULE:FACTORY, such as python:my_models:make_clip")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # the command does not look there by itself; at the end, so that nothing is shadowed
         try:
             module = importlib.import_module(parts[1])
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it on PYTHONPATH?"
+                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it here or on PYTHONPATH?"
             ) from error
         except Exception as error:  # the module is the user's: it may raise anything
             raise ConfigError(f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}") from error

@@ -197,6 +197,8 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("scenes", "o", "--count", "0"), "count=0"),
         (("scenes", "clean/x-0.tar", "--count", "2", "--shards", "1"), "clean/x-0.tar"),
         (("calibrate", "--seed", "-1", *FAKE), "seed"),
+        (("calibrate", "clean/*.tar", "--samples", "0", *FAKE), "--samples"),
+        (("calibrate", "clean/*.tar", "--text-field", "title", *FAKE, "--workers", "0"), "no json field 'title'"),
         (("annotate", "clean/*.tar"), "--out"),
         (("annotate", "--out", "o"), "shards"),
         (("anotate",), "anotate"),

@@ -10,6 +10,7 @@ from PIL import Image
 from pipeline.errors import ConfigError
 from pipeline.estimators import load_estimator
 from pipeline.first_pairs import first_pairs
+from pipeline.job import annotate
 from pipeline.shards import Shard
 from tests.pipeline.tars import pairs, picture, write_tar
 
@@ -92,7 +93,7 @@ def test_noise_depends_on_the_generator_alone() -> None:
         ("python:", "must read python:MODULE:FACTORY, such as python:my_models:make_clip"),
         ("python:toy_models", "must read python:MODULE:FACTORY"),
         ("python:toy_models:make:x", "must read python:MODULE:FACTORY"),
-        ("python:no_such_models:make", r"module 'no_such_models' cannot be imported .* is it on PYTHONPATH\?"),
+        ("python:no_such_models:make", r"module 'no_such_models' cannot be imported .* is it here or on PYTHONPATH\?"),
         ("python:needy_models:make", "a_package_that_nobody_has"),
         ("python:broken_models:make", "importing 'broken_models' failed: SyntaxError"),
         ("python:toy_models:nothing", "module 'toy_models' has no 'nothing'; name a function"),
@@ -130,6 +131,41 @@ def test_tensors_of_any_kind_are_taken() -> None:
     rows = torch.ones(2, 3, dtype=torch.float16, requires_grad=True)
     sys.modules["toy_models"].Model.encode_texts = lambda self, texts: rows  # still part of a graph
     assert estimator.encode_texts(["a", "b"]).tolist() == [[1, 1, 1]] * 2
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "models_of_mine.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(folder)
+    assert load_estimator("python:models_of_mine:make").identity.weights == "toy weights 1"
+    assert sys.path[-1] == str(folder), "behind all else, so that it shadows nothing"
+    del sys.modules["models_of_mine"]
+
+
+def test_an_object_of_ones_own_needs_no_name(tmp_path: Path) -> None:
+    kind = load_estimator("python:toy_models:make")._inner.__class__  # type: ignore[attr-defined]
+    shard = write_tar(tmp_path / "x.tar", pairs(3))
+    for number, given in enumerate((kind(), kind, lambda: kind(), load_estimator("python:toy_models:make"))):
+        done = annotate(shard, tmp_path / f"t{number}", estimator=given, beta="fixed:0.1", workers=0)
+        assert (done.samples, done.statuses) == (3, {"ok": 3})
+        assert done.model.startswith("python:toy_models:")
+    with pytest.raises(ConfigError, match=r"estimator 'ViT-B-32' is none; load one first"):
+        annotate(shard, tmp_path / "t", estimator="ViT-B-32", workers=0)  # type: ignore[arg-type]
+
+
+def test_first_pairs_read_another_field(tmp_path: Path) -> None:
+    files = [part for i in range(3) for part in ((f"{i}.png", picture(i)), (f"{i}.json", b'{"title": "an apple"}'))]
+    shards = [Shard(str(write_tar(tmp_path / "a.tar", files)))]
+    estimator = load_estimator("python:toy_models:make")
+    assert len(first_pairs(shards, estimator, 25, workers=0, text_field="title").given) == 3
+    with pytest.raises(
+        ConfigError, match=r"no pair can be read from .*a\.tar: no part txt and no caption or text in json"
+    ):
+        first_pairs(shards, estimator, 25, workers=0)
+    with pytest.raises(ConfigError, match="0 pairs are none"):
+        first_pairs(shards, estimator, 0, workers=0)
 
 
 def test_first_pairs_skip_what_cannot_be_read(tmp_path: Path) -> None:
