@@ -28,11 +28,12 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python benchmarks/annotate.py
-	$(BIN)/python benchmarks/neighbours.py
-	$(BIN)/python benchmarks/labels.py
-	$(BIN)/python benchmarks/report.py
-	$(BIN)/python benchmarks/export.py
+	$(BIN)/python -m benchmarks.annotate
+	$(BIN)/python -m benchmarks.neighbours
+	$(BIN)/python -m benchmarks.labels
+	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.export
+	$(BIN)/python -m benchmarks.verify
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info

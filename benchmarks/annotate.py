@@ -2,14 +2,12 @@
 
 All figures are ratios of two things measured in the same run, because machines differ and are busy.
 
-    python benchmarks/annotate.py [--pairs 384] [--json]
+    python -m benchmarks.annotate [--pairs 384] [--json]
 """
 
 import argparse
 import io
 import json
-import re
-import resource
 import subprocess
 import sys
 import tarfile
@@ -21,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.memory import peak_mb
 from pipeline.estimators import load_estimator
 from pipeline.job import annotate
 from pipeline.read import ShardReader
@@ -112,24 +111,24 @@ def memory(folder: Path) -> dict[str, float]:
     peaks = {}
     for times in (1, 10):
         pattern = write_shards(folder / f"m{times}", 20 * times, 500, 64, 64)
-        command = [sys.executable, __file__, "--annotate", pattern, "--out", str(folder / f"mo{times}")]
-        peaks[times] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return {"memory_10x_over_1x": peaks[10] / peaks[1], "memory_1x_mb": peaks[1] / 1024}
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.annotate",
+            "--annotate",
+            pattern,
+            "--out",
+            str(folder / f"mo{times}"),
+        ]
+        peaks[times] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return {"memory_10x_over_1x": peaks[10] / peaks[1], "memory_1x_mb": peaks[1]}
 
 
 def annotate_and_print_peak(pattern: str, out: str) -> None:
     from pipeline.estimators.custom import CustomEstimator
 
     annotate(pattern, out, estimator=CustomEstimator(Null(), "null"), beta="intersection")
-    print(peak_kilobytes())
-
-
-def peak_kilobytes() -> int:
-    """Of this process alone; ru_maxrss may carry over what its parent used."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(re.findall(r"VmHWM:\s+(\d+)", status.read_text())[0])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(peak_mb())
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.memory import peak_mb
 from benchmarks.synthetic_run import write_synthetic_run
 from pipeline.export import KINDS, export
 from pipeline.table import RunFolder, read_metadata, write_atomically
@@ -26,12 +27,6 @@ RULE = "clean_probability > 0.5 and status = 'ok' and not flags like 'duplicate_
 LIMIT_MB = 1_000
 SUFFIX = {"cleanlab": "parquet", "keys": "txt", "datacomp": "npy"}
 CAPTIONED = "jsonl with captions"
-
-
-def peak_mb() -> float:
-    """Of this program since it began, from Linux; getrusage would count what the parent had at the fork."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1000
 
 
 def name_by_uid(folder: Path) -> None:

@@ -1,34 +1,34 @@
 """Whether the report's memory depends on the number of rows: its peak over 200,000 rows, and over a tenth of them.
 
-    python benchmarks/report.py [--rows 200000] [--json]
+    python -m benchmarks.report [--rows 200000] [--json]
 
 Rows are synthetic, with labels; the smaller run has its shards, and so pictures.
 """
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from synthetic_run import write_synthetic_run
+from benchmarks.memory import peak_mb
+from benchmarks.synthetic_run import write_synthetic_run
 
 GOAL_MB = 1000
 
 
 def peak(folder: Path) -> float:
     """Megabytes that a process of its own needs at most to write the report of a run."""
-    command = [sys.executable, __file__, "--report", str(folder)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+    command = [sys.executable, "-m", "benchmarks.report", "--report", str(folder)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def report_and_print_peak(folder: str) -> None:
     from pipeline.report import write_report
 
     write_report(folder)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(peak_mb())
 
 
 def main() -> None:

@@ -1,20 +1,20 @@
 """What it takes to check a run: peak memory of verify, compare and show over 200,000 rows, and over a tenth of them.
 
-    python benchmarks/verify.py [--rows 200000] [--json]
+    python -m benchmarks.verify [--rows 200000] [--json]
 
 Rows are synthetic, with their shards: verify reads every byte again and scores 200 samples again.
 """
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from synthetic_run import write_synthetic_run
+from benchmarks.memory import peak_mb
+from benchmarks.synthetic_run import write_synthetic_run
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL_MB = 1000
@@ -23,7 +23,7 @@ COMMANDS = ("verify", "compare", "show")
 
 def measured(command: str, folder: Path) -> dict[str, float]:
     """Megabytes at most, and rows a second, of one command in a process of its own."""
-    arguments = [sys.executable, __file__, "--command", command, "--folder", str(folder)]
+    arguments = [sys.executable, "-m", "benchmarks.verify", "--command", command, "--folder", str(folder)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=ROOT)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
@@ -49,12 +49,6 @@ def run_and_print(command: str, folder: str) -> None:
         rows = glance(folder).summary.samples
     seconds = time.monotonic() - began
     print(json.dumps({"mb": peak_mb(), "rows_per_s": rows / seconds}))
-
-
-def peak_mb() -> float:
-    """Of this program alone: getrusage would count what the process that started it had reached before."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
 
 
 def main() -> None:
