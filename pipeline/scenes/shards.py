@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.scenes.caption import caption
 from pipeline.scenes.draw import draw
 from pipeline.scenes.scene import changed_attributes, class_names, hard_negative, random_scene, scene_class
+from pipeline.table import write_atomically
 
 _WRITTEN = 1  # sets these streams apart from those of training, which are seeded with (seed, index) alone
 
@@ -60,10 +60,10 @@ def write_scenes(
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
         path = out / f"scenes-{part:06d}.tar"
-        _write_whole(path, packed.getvalue())
+        write_atomically(path, packed.getvalue())
         paths.append(path)
     if labels:
-        _write_whole(out / "classes.txt", "".join(f"{name}\n" for name in class_names()).encode())
+        write_atomically(out / "classes.txt", "".join(f"{name}\n" for name in class_names()).encode())
     return paths
 
 
@@ -85,16 +85,3 @@ def _sample(seed: int, index: int, size: int, hard_negatives: bool, labels: bool
     if labels:
         sample["cls"] = str(facts["label"]).encode()
     return sample | {"json": json.dumps(facts).encode()}
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Let the file appear complete or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
