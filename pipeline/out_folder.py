@@ -2,13 +2,13 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import ConfigError, NoisegateError
 
-__all__ = ["writing_to"]
+__all__ = ["refuse_other_shards", "writing_to"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
@@ -34,3 +34,10 @@ def writing_to(out: str | Path) -> Iterator[Path]:
         raise ConfigError(
             f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
         ) from error
+
+
+def refuse_other_shards(out: Path, names: Collection[str]) -> None:
+    """Raises ConfigError where `out` holds tars that are not about to be written: `out/*.tar` would mix the two."""
+    other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
+    if other:
+        raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder")

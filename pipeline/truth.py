@@ -1,6 +1,7 @@
 """What is known to be wrong: from the shards' own json, or from a file."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from .arrays import MODEL as ARRAYS
-from .errors import ConfigError, MismatchError
+from .errors import ConfigError, MismatchError, ShardError
 from .read import RawSample, ShardReader
 from .shards import Shard
 from .table import RunFolder, read_metadata
@@ -39,6 +40,10 @@ def truth_from_file(table: pa.Table, path: Path) -> Truth:
     """
     try:
         truth = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"truth {path} is not there; `noisegate noise` leaves a noise.parquet beside its shards"
+        ) from error
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"truth {path} is not a readable Parquet file: {error}") from error
     names = set(truth.column_names)
@@ -85,7 +90,7 @@ def truth_from_shards(run: RunFolder) -> Truth:
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
-        for raw in reader:
+        for raw in _samples(reader):
             record = _record(raw)
             if not isinstance(record.get("noisy"), bool):
                 raise ConfigError(
@@ -99,6 +104,15 @@ def truth_from_shards(run: RunFolder) -> Truth:
             raise MismatchError(f"{urls[stem]} has changed since it was scored; run the same annotate command again")
     known = any(label >= 0 for label in labels)
     return Truth(np.array(mask, dtype=bool), np.array(labels, np.int64) if known else None)
+
+
+def _samples(reader: ShardReader) -> Iterator[RawSample]:
+    try:
+        yield from reader
+    except ShardError as error:
+        raise ShardError(
+            f"{error}. The truth is in the shards: run evaluate where annotate ran, or give --truth noise.parquet"
+        ) from error
 
 
 def _record(raw: RawSample) -> dict[str, Any]:

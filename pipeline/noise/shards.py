@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..decode import BadSample, Limits, decode_text
 from ..errors import ConfigError
-from ..out_folder import writing_to
+from ..out_folder import refuse_other_shards, writing_to
 from ..read import RawSample, ShardReader
 from ..shards import Shard, find_shards
 from ..table import write_atomically
@@ -110,6 +110,7 @@ def rewrite_shards(
     for shard, target in targets.items():
         if shard.is_local and target.resolve() == Path(shard.url).resolve():
             raise ConfigError(f"out {out} is where the shards are; use another folder, so that the originals stay")
+    refuse_other_shards(out, {target.name for target in targets.values()})
     row = 0
     truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}
     with writing_to(out):

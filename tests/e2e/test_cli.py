@@ -189,11 +189,14 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
             "beta: fixed:0.4 there, fixed:0.5",
         ),
         (("evaluate", "nowhere"), "no run"),
-        (("evaluate", "tables", "--truth", "nothing.parquet"), "not a readable Parquet file"),
+        (("evaluate", "tables", "--truth", "nothing.parquet"), "truth nothing.parquet is not there"),
+        (("evaluate", "tables", "--truth", "clean/x-0.tar"), "not a readable Parquet file"),
         (("noise", "clean/*.tar", "--rate", "2", "--out", "o"), "rate=2.0: a noise rate lies between 0 and 1"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--out", "clean"), "is where the shards are"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--protocol", "magic", "--out", "o"), "magic"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--seed", "-1", "--out", "o"), "seed"),
+        (("noise", "clean/x-0.tar", "--rate", "0.4", "--out", "noisy"), "noisy holds other shards, such as x-1.tar"),
+        (("scenes", "clean", "--count", "4"), "clean holds other shards, such as x-0.tar"),
         (("scenes", "o", "--count", "0"), "count=0"),
         (("scenes", "clean/x-0.tar", "--count", "2", "--shards", "1"), "clean/x-0.tar"),
         (("calibrate", "--seed", "-1", *FAKE), "seed"),
@@ -210,6 +213,24 @@ def test_a_mistake_is_one_message_and_exit_code_2(work: Path, arguments: tuple[s
     assert words.lower() in " ".join(done.stderr.lower().split())
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_evaluate_far_from_the_shards_says_what_to_do(work: Path, tmp_path: Path) -> None:
+    lost = called("evaluate", work / "tables", cwd=tmp_path)
+    assert lost.returncode == 2
+    assert "noisy/x-0.tar cannot be opened" in lost.stderr
+    assert "--truth noise.parquet" in lost.stderr
+    assert (
+        called("evaluate", work / "tables", "--truth", work / "noisy" / "noise.parquet", cwd=tmp_path).returncode == 0
+    )
+
+
+def test_scenes_do_not_go_over_shards_with_known_noise(work: Path) -> None:
+    (work / "known").mkdir()
+    (work / "known" / "noise.parquet").touch()
+    done = called("scenes", "known", "--count", "4", cwd=work)
+    assert done.returncode == 2
+    assert "noise.parquet" in done.stderr
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ def test_truth_that_does_not_fit_is_refused(scored: Path, tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=message):
             evaluate(tables, written(path, table))
     path.write_text("key,noisy\n")
-    for wrong in (path, tmp_path / "missing.parquet"):
-        with pytest.raises(ConfigError, match="is not a readable Parquet file"):
+    for wrong, message in ((path, "is not a readable Parquet file"), (tmp_path / "missing.parquet", "is not there")):
+        with pytest.raises(ConfigError, match=message):
             evaluate(tables, wrong)
 
 
