@@ -128,7 +128,9 @@ def estimate_beta(
         if pairs is None:
             raise ConfigError(f"beta {mode} needs data; give shards, or use random_inputs for a model alone")
         if len(pairs.mismatched) < 2:
-            raise ConfigError(f"beta {mode} needs more than {len(pairs.given)} good pairs; use fixed:0.215, or random_inputs")
+            raise ConfigError(
+                f"beta {mode} needs more than {len(pairs.given)} good pairs; use fixed:0.215, or random_inputs"
+            )
         return beta_of_intersection(pairs, seed) if mode == "intersection" else beta_of_shuffled(pairs, seed)
     return _auto(pairs, random_inputs, seed)
 

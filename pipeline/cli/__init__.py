@@ -35,7 +35,21 @@ Your own data, with a real CLIP:
 [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 """,
 )
-for module in (annotate, rescore, calibrate, adapt, noise, evaluate, report, verify, compare, show, export, scenes, demo):
+for module in (
+    annotate,
+    rescore,
+    calibrate,
+    adapt,
+    noise,
+    evaluate,
+    report,
+    verify,
+    compare,
+    show,
+    export,
+    scenes,
+    demo,
+):
     module.register(app)
 
 
