@@ -33,7 +33,7 @@ __all__ = ["Fused", "confident_joint", "fuse"]
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-ENTRIES = 20_000_000  # of all sources together that are looked at in one go
+ENTRIES = 10_000_000  # of all sources together that are looked at in one go
 FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 is no certainty
 BELIEFS = (0.25, 0.5, 0.75, 1.0)  # values tried for λ
 TELLING = 0.01  # gain in log-likelihood, relative to the loss without noise, that counts in full; half of it not at all
@@ -156,7 +156,9 @@ def _learn(logs: Array, y: Index) -> _Learned:
     joint = confident_joint(blind.predict(logs), y)
     claimed = float(1 - np.trace(joint) / joint.sum())
     transition = _transition(joint, claimed)
-    pools = {belief: _fit_pool(logs, y, belief * transition + (1 - belief) * same) for belief in BELIEFS}
+    pools, latest = {}, blind
+    for belief in BELIEFS:
+        pools[belief] = latest = _fit_pool(logs, y, belief * transition + (1 - belief) * same, latest)
     noisy = pools[max(BELIEFS)]
     prediction = noisy.predict(logs)
     least, assured = _assured_disagreement(prediction, y)
@@ -164,14 +166,14 @@ def _learn(logs: Array, y: Index) -> _Learned:
     surely = max(least - 1.64 * np.sqrt(least / assured), 0.0)
     belief = max(_likely_belief(gains, blind.loss, rows), _even_belief(least, claimed, blind.loss, y))
     belief *= min(1.0, surely / max(SHOWN * claimed, 1e-12))
-    believed = _fit_pool(logs, y, belief * transition + (1 - belief) * same)
+    believed = _fit_pool(logs, y, belief * transition + (1 - belief) * same, blind)
     sharp = confident_joint(prediction, y)
     most = max(claimed, float(1 - np.trace(sharp) / sharp.sum()))
     return _Learned(
         noisy,
         believed,
-        lowest=belief * ((1 - MODEL) * least - 1.96 * np.sqrt(least * (1 - least) / assured)),
-        highest=(1 + MODEL) * most + 1.96 * np.sqrt(most * (1 - most) / rows) + 3 / rows,
+        lowest=belief * ((1 - MODEL) * least - 1.96 * float(np.sqrt(least * (1 - least) / assured))),
+        highest=(1 + MODEL) * most + 1.96 * float(np.sqrt(most * (1 - most) / rows)) + 3 / rows,
     )
 
 
@@ -197,7 +199,7 @@ def _even_belief(least: float, claimed: float, loss: float, y: Index) -> float:
     return float(np.clip(5 * (least / claimed - 0.7), 0, 1) * np.clip((known - 0.04) / 0.04, 0, 1))
 
 
-def _fit_pool(logs: Array, y: Index, transition: Array) -> _Pool:
+def _fit_pool(logs: Array, y: Index, transition: Array, near: _Pool | None = None) -> _Pool:
     """Weights and biases that make the given labels likeliest, with a faint pull to no opinion at all."""
     sources, rows, classes = logs.shape
     reach = transition[:, y].T
@@ -211,8 +213,10 @@ def _fit_pool(logs: Array, y: Index, transition: Array) -> _Pool:
         return float(-np.log(likelihood).sum() + theta @ theta / 2) / rows, (slope + theta) / rows
 
     start = np.concatenate([np.full(sources, 1 / sources), np.zeros(classes)])
+    if near is not None:
+        start = np.concatenate([near.weights, near.bias])
     bounds = [(0.0, None)] * sources + [(None, None)] * classes
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100})
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-7})
     return _Pool(np.asarray(found.x[:sources]), np.asarray(found.x[sources:]), transition, float(found.fun))
 
 
@@ -274,7 +278,7 @@ def _score(
         reliability += _reliability(prediction @ learned.believed.transition, label)
     scored = clean[np.isfinite(clean)].astype(np.float64)
     rate = float(1 - scored.mean()) if len(scored) else 0.0
-    error = 1.96 * np.sqrt(rate * (1 - rate) / max(len(scored), 1))
+    error = 1.96 * float(np.sqrt(rate * (1 - rate) / max(len(scored), 1)))
     return Fused(
         label_quality=quality,
         clean_probability=clean,
