@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class OpenClipEstimator:
                 tokenizer = open_clip.get_tokenizer(source)
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
         except Exception as error:  # a checkpoint of unknown origin and three libraries: anything may be raised
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            reason = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …").rstrip(".")
             raise ConfigError(
                 f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: "
                 f"{f'{problem}; ' if problem else ''}{reason}. Without a network, point --model at local-dir:FOLDER "

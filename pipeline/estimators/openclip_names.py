@@ -66,7 +66,7 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
             )
         return
     if name not in open_clip.list_models():
-        close = difflib.get_close_matches(name, open_clip.list_models(), 3, 0.4)
+        close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
         raise ConfigError(
             f"model {name!r} is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} "
             "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"

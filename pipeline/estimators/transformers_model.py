@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class TransformersEstimator:
                 _check_model(model, report, spec)
                 processor = transformers.AutoProcessor.from_pretrained(source)
             except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-                reason = " ".join(str(error).split())[:300]
+                reason = shorten(str(error), 300, placeholder=" …").rstrip(".")
                 raise ConfigError(
                     f"model {spec!r} cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER "
                     "with config, weights and processor, as save_pretrained writes them."

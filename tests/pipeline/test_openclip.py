@@ -314,6 +314,7 @@ class TestRefused:
         [
             ("ViT-B32", None, r"model 'ViT-B32' is unknown; did you mean .*ViT-B-32.*\? Other kinds: embedded, hf-hub"),
             ("zzzzzz", None, "model 'zzzzzz' is unknown; try ViT-B-32. Other kinds"),
+            ("embeded", None, r"model 'embeded' is unknown; did you mean embedded\?"),
             ("ViT-B-32", None, "model 'ViT-B-32' needs pretrained weights; use one of openai, .*, or a file"),
             ("ViT-B-32", "laion2b", "neither a file nor a tag of ViT-B-32; tags: .*laion2b_s34b_b79k"),
             ("ViT-B-32", "missing/file.pt", "pretrained 'missing/file.pt' is neither a file nor a tag"),
