@@ -63,7 +63,9 @@ class TransformersEstimator:
         try:
             import transformers
         except ImportError as error:
-            raise ConfigError(f"model {spec!r} needs transformers ({error}): pip install transformers") from error
+            raise ConfigError(
+                f"model {spec!r} needs transformers ({error}): pip install transformers (noisegate's extra hf)"
+            ) from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
             try:
