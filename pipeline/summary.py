@@ -13,7 +13,7 @@ from .calibration import PairCalibration
 from .scoring import RunScores
 from .table import RunFolder, read_metadata
 
-__all__ = ["Summary", "hours_for", "summarise"]
+__all__ = ["Summary", "hours_for", "summarise", "tells_nothing", "unknown_data"]
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -55,12 +55,8 @@ class Summary:
         found: list[str] = []
         if self.beta is None or not self.scored:
             return found
-        if self.calibration and self.calibration.noise_interval[1] > 0.99:
-            only = "; embedded understands drawn scenes only" if self.model == "embedded" else ""
-            found.append(
-                "the model hardly tells your pairs from shuffled ones, so the weights mean little; "
-                f"try a --model that knows such data{only}"
-            )
+        if self.calibration and tells_nothing(self.calibration):
+            found.append(unknown_data(self.model))
         if self.zero_weight == self.scored:
             found.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
@@ -92,6 +88,20 @@ class Summary:
                 "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
             }
         return plain
+
+
+def tells_nothing(calibration: PairCalibration) -> bool:
+    """Whether all given pairs could as well be shuffled ones, as far as the model sees."""
+    return calibration.noise_interval[1] > 0.99
+
+
+def unknown_data(model: str) -> str:
+    """What to say when `tells_nothing`."""
+    only = "; embedded understands drawn scenes only" if model == "embedded" else ""
+    return (
+        "the model hardly tells your pairs from shuffled ones, so the weights mean little; "
+        f"try a --model that knows such data{only}"
+    )
 
 
 def hours_for(pairs: float, per_second: float) -> float:

@@ -176,11 +176,11 @@ def print_summary(summary: "Summary", output: Output) -> None:
     rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
     output.table("What came out", rows)
     for warning in summary.warnings:
-        output.say(f"[yellow]note[/]: {escape(warning)}")
+        output.tell(f"[yellow]note[/]: {escape(warning)}")
     for name, problem in summary.damaged_shards.items():
-        output.say(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
+        output.tell(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
     for problem in summary.failed_shards.values():
-        output.say(f"[red]not read[/]: {escape(problem)}")
+        output.tell(f"[red]not read[/]: {escape(problem)}")
     if summary.shards:
         output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
 

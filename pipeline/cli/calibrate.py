@@ -44,6 +44,7 @@ def calibrate(
     from ..first_pairs import first_pairs
     from ..shards import find_shards
     from ..sphere import chance_within
+    from ..summary import tells_nothing, unknown_data
 
     output = Output(as_json)
     found = find_shards(shards) if shards else []
@@ -71,18 +72,20 @@ def calibrate(
     ]
     output.table(f"β of {estimator.identity.model}", rows, ("mode", "β", "deviation", "samples", "95 % interval"))
     width = estimator.encode_texts(["a"]).shape[1]
-    output.say(
+    output.tell(
         f"In {width} dimensions unrelated directions stay within ±0.1 {percent(chance_within(0.1, width))} of the time; "
         "a β well beyond that shows a cone."
     )
     if found:
-        output.say(f"* auto takes {chosen.mode}: {chosen.reason}")
+        output.tell(f"* auto takes {chosen.mode}: {chosen.reason}")
     else:
-        output.say(
+        output.tell(
             "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"
         )
+    if pairs is not None and pairs.calibration and tells_nothing(pairs.calibration):
+        output.tell(f"[yellow]note[/]: {unknown_data(model)}")
     if known:
-        output.say("random_inputs was remembered from an earlier run.")
+        output.tell("random_inputs was remembered from an earlier run.")
     output.result(
         {"scorer": estimator.identity.to_dict(), "auto": chosen.to_dict(), "modes": [b.to_dict() for b in betas]}
     )

@@ -45,8 +45,12 @@ class Output:
         self.console.print()
 
     def say(self, text: str) -> None:
-        """A line of text; rich markup is honoured, so names from outside go through `escape`."""
+        """A line of text as it is; rich markup is honoured, so names from outside go through `escape`."""
         self.console.print(text, soft_wrap=True)
+
+    def tell(self, text: str) -> None:
+        """A sentence: broken between words on a terminal, one line elsewhere; markup as in `say`."""
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def note(self, text: str) -> None:
         """What goes on, for whoever watches; never in the way of the results."""
