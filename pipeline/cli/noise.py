@@ -42,6 +42,15 @@ def noise(
             "--derange", help="Let no caption stay by chance: exactly the rate.", rich_help_panel="Wrong captions"
         ),
     ] = False,
+    text_field: Annotated[
+        str | None,
+        typer.Option(
+            "--text-field",
+            help="JSON field with the caption (default: part txt, then caption, text).",
+            show_default=False,
+            rich_help_panel="Wrong captions",
+        ),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -152,10 +161,14 @@ def noise(
             raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4")
         if label_field is not None:
             raise ConfigError(f"label_field={label_field!r}: {protocol} noise does not read labels; leave it out")
-        report = noise_captions(shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange)
+        report = noise_captions(
+            shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange, text_field=text_field
+        )
         _print_captions(report, output)
         output.result({**vars(report), "rate": report.rate})
         return
+    if text_field is not None:
+        raise ConfigError(f"text_field={text_field!r}: {protocol} noise does not read captions; leave it out")
     made = noise_labels(
         shards,
         out,

@@ -53,8 +53,9 @@ def noise_captions(
     rate: float,
     seed: int,
     derange: bool = False,
+    text_field: str | None = None,
 ) -> NoiseReport:
-    """Copy shards to `out` with mismatched captions.
+    """Copy shards to `out` with mismatched captions, which are read from `txt` or json as in annotate.
 
     A sample counts as noisy when its new caption comes from another picture and reads differently. Each sample's json
     gets `noisy`, `noise_protocol` and, where changed, `original_caption`; `noise.parquet` lists the same for all.
@@ -66,7 +67,7 @@ def noise_captions(
     if seed < 0:
         raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
     found = find_shards(shards)
-    captions, images = _captions(found)
+    captions, images = _captions(found, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
     shuffle = shuffle_captions if protocol == "shuffle-captions" else shuffle_images
     moved = shuffle(images[usable], rate, np.random.default_rng(seed), derange)
@@ -84,8 +85,9 @@ def noise_captions(
         parts = dict(raw.parts)
         if caption is not None and caption != captions[row]:
             record["original_caption"] = captions[row]
-            record |= {name: caption for name in ("caption", "text") if name in record}
-            if "txt" in parts or not {"caption", "text"} & set(record):
+            names = [text_field] if text_field else ["caption", "text"]
+            record |= {name: caption for name in names if name in record}
+            if text_field is None and ("txt" in parts or not {"caption", "text"} & set(record)):
                 parts["txt"] = caption.encode()
         return parts | {"json": json.dumps(record).encode()}
 
@@ -134,21 +136,25 @@ def rewrite_shards(
     return [str(target) for target in targets.values()]
 
 
-def _captions(shards: Sequence[Shard]) -> tuple[list[str | None], NDArray[np.int64]]:
+def _captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | None], NDArray[np.int64]]:
     """Captions (None where there is none) and picture ids; samples with the same picture share an id."""
     captions: list[str | None] = []
+    problem = ""
     ids: dict[bytes, int] = {}
     images: list[int] = []
     for shard, raw in ((one, raw) for one in shards for raw in ShardReader(one)):
         refuse_noisy(raw, shard)
         try:
-            captions.append(decode_text(raw.parts, None, Limits()))
-        except BadSample:
+            captions.append(decode_text(raw.parts, field, Limits()))
+        except BadSample as error:
             captions.append(None)
+            problem = problem or str(error)
         picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
         images.append(ids.setdefault(picture, len(ids)))
     if not captions:
         raise ConfigError(f"the {len(shards)} shards hold no samples")
+    if all(caption is None for caption in captions):
+        raise ConfigError(f"no sample has a caption to shuffle: {problem}; name its json field with --text-field")
     return captions, np.array(images, np.int64)
 
 

@@ -196,6 +196,11 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("noise", "clean/*.tar", "--rate", "0.4", "--protocol", "magic", "--out", "o"), "magic"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--seed", "-1", "--out", "o"), "seed"),
         (("noise", "clean/x-0.tar", "--rate", "0.4", "--out", "noisy"), "noisy holds other shards, such as x-1.tar"),
+        (("noise", "clean/*.tar", "--rate", "0.4", "--text-field", "title", "--out", "o"), "no json field 'title'"),
+        (
+            ("noise", "clean/*.tar", "--protocol", "symmetric", "--text-field", "a", "--out", "o"),
+            "does not read captions",
+        ),
         (("scenes", "clean", "--count", "4"), "clean holds other shards, such as x-0.tar"),
         (("scenes", "o", "--count", "0"), "count=0"),
         (("scenes", "clean/x-0.tar", "--count", "2", "--shards", "1"), "clean/x-0.tar"),

@@ -222,3 +222,21 @@ def test_a_json_with_half_a_character_is_kept(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [*pairs(2), ("a.png", picture()), ("a.txt", b"x"), ("a.json", half)])
     noise_captions(str(tmp_path / "x.tar"), tmp_path / "out", rate=1.0, seed=1)
     assert record_of(samples_of(tmp_path / "out")[-1])["note"] == "\ud800"
+
+
+def test_captions_in_another_field_are_shuffled_there(tmp_path: Path) -> None:
+    members = [
+        part
+        for i in range(10)
+        for part in ((f"{i}.png", picture("red", (10 + i, 9))), (f"{i}.json", b'{"TEXT": "number %d", "n": 1}' % i))
+    ]
+    shard = write_tar(tmp_path / "clean" / "a.tar", members)
+    with pytest.raises(ConfigError, match=r"no sample has a caption to shuffle: no part txt .*--text-field"):
+        noise_captions(shard, tmp_path / "none", rate=0.5, seed=1)
+    assert not (tmp_path / "none").exists()
+    report = noise_captions(shard, tmp_path / "noisy", rate=0.5, seed=1, derange=True, text_field="TEXT")
+    assert report.noisy == 5
+    for i, raw in enumerate(samples_of(tmp_path / "noisy")):
+        record = record_of(raw)
+        assert record["noisy"] == (record["TEXT"] != f"number {i}")
+        assert raw.names == ["png", "json"], "no txt appears, which annotate would read first"
