@@ -272,7 +272,7 @@ def test_the_graph_is_kept_until_rows_or_k_change_or_it_is_damaged(tmp_path: Pat
 
 def test_labels_do_not_depend_on_whether_neighbourhoods_are_asked_for(tmp_path: Path) -> None:
     """The graph is as wide as the wider of the two wants it; labels see their own k."""
-    images, given = clusters(count=60)
+    images, given = clusters(count=18)
     texts = captions(images)
     for name, more in (("plain", False), ("more", True)):
         settings = ScoreSettings(beta="fixed:0.2", neighbourhood=more)
@@ -280,7 +280,7 @@ def test_labels_do_not_depend_on_whether_neighbourhoods_are_asked_for(tmp_path: 
     widths = [
         Neighbours.load(tmp_path / n / "out" / "neighbours.safetensors").indices.shape[1] for n in ("plain", "more")
     ]
-    assert widths == [7, 20]
+    assert widths == [5, 17]
     tables = [read_table(tmp_path / name / "out") for name in ("plain", "more")]
     for column in ("knn_consistency", "label_quality", "refined_label"):
         assert tables[0][column] == tables[1][column]

@@ -1,0 +1,59 @@
+"""What clean_probability promises holds on pairs it has not seen."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.calibration import PairCalibration
+from pipeline.embeddings import read_embeddings
+from pipeline.table import RunFolder, read_metadata
+from tests.embeddings import Rows, scored
+
+COPIES = (10, 40)  # of each scene, blurred in its own way; more to check with, so that chance decides nothing
+
+
+@pytest.fixture(scope="module")
+def halves(labelled_run: Path) -> list[tuple[Rows, Rows]]:
+    """Images and texts of two disjoint halves of the scenes, blurred so that some pairs are hard to tell.
+
+    The embedded model parts right from shuffled captions so well that hardly any pair would be in doubt.
+    """
+    run, rng = RunFolder(labelled_run / "tables"), np.random.default_rng(2)
+    sides = []
+    for part in ("image", "text"):
+        rows = np.concatenate([read_embeddings(run.embeddings(stem), part) for stem in run.stems()])
+        sides.append(rows)
+    found = []
+    for half, copies in zip(rng.permutation(len(sides[0])).reshape(2, -1), COPIES, strict=True):
+        many = np.tile(half, copies)
+        blurred = [rows[many] + 0.15 * rng.standard_normal((len(many), rows.shape[1])) for rows in sides]
+        images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in blurred)
+        found.append((images.astype(np.float32), texts.astype(np.float32)))
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.2, 0.4, 0.6])
+def test_each_decile_holds_as_many_clean_pairs_as_it_says(
+    rate: float, halves: list[tuple[Rows, Rows]], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(int(100 * rate))
+    shuffled = []
+    for (images, texts), copies in zip(halves, COPIES, strict=True):
+        chosen = rng.permutation(len(texts))[: int(rate * len(texts))]
+        order = np.arange(len(texts))
+        order[chosen] = np.roll(chosen, 1)
+        scene = np.arange(len(texts)) % (len(texts) // copies)
+        shuffled.append((images, texts[order], scene[order] != scene))
+    (images, texts, seen), (new_images, new_texts, unseen) = shuffled
+    scored(tmp_path, images, texts)
+    calibration = PairCalibration.from_dict(read_metadata(tmp_path / "out" / "images.parquet")["calibration"])
+    low, high = calibration.noise_interval
+    assert low <= seen.mean() <= high
+    probability = calibration.clean_probability((new_images * new_texts).sum(axis=1))
+    decile = np.minimum((probability * 10).astype(int), 9)
+    judged = [i for i in range(10) if (decile == i).sum() >= 100]
+    assert len(judged) >= 4  # the ends and some between
+    for i in judged:
+        share = float((~unseen[decile == i]).mean())
+        assert i / 10 - 0.05 <= share <= (i + 1) / 10 + 0.05, (i, share, int((decile == i).sum()))
