@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import PIL.Image
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import ConfigError
+from pipeline.estimators.base import Estimator, normalise
 
-__all__ = ["Indicator", "eme", "eme_from_matches", "eme_of_pair", "noun_phrases", "patches"]
+__all__ = ["Indicator", "eme", "eme_from_matches", "eme_of_pair", "estimator_indicator", "noun_phrases", "patches"]
 
 Image: TypeAlias = NDArray[Any]
 Indicator: TypeAlias = Callable[[Sequence[Image], Sequence[str]], ArrayLike]
@@ -76,6 +78,20 @@ def eme_of_pair(
     if told.shape != (len(parts), 1) or shown.shape != (1, len(phrases)):
         raise ConfigError(f"indicator returned shapes {told.shape} and {shown.shape}; give (images, texts) booleans")
     return eme(told[:, 0], shown[0])
+
+
+def estimator_indicator(estimator: Estimator, threshold: float) -> Indicator:
+    """The estimator as the indicator: an element is there where its cosine with the other side is above `threshold`.
+
+    β is the natural threshold: what unrelated things have.  Images are uint8 (H, W, 3), as `np.asarray` gives a picture.
+    """
+
+    def indicate(images: Sequence[Image], texts: Sequence[str]) -> NDArray[np.bool_]:
+        pictures = [PIL.Image.fromarray(np.asarray(image, dtype=np.uint8)) for image in images]
+        left, right = normalise(estimator.encode_images(pictures)), normalise(estimator.encode_texts(texts))
+        return np.asarray(left @ right.T > threshold)
+
+    return indicate
 
 
 def patches(image: Image, grid: int | tuple[int, int] = 3) -> list[Image]:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.eme import eme, eme_from_matches, eme_of_pair, noun_phrases, patches
+from pipeline.eme import eme, eme_from_matches, eme_of_pair, estimator_indicator, noun_phrases, patches
 from pipeline.errors import ConfigError
+from pipeline.estimators.custom import CustomEstimator
 
 booleans = st.lists(st.booleans(), min_size=1, max_size=12)
 
@@ -110,3 +111,32 @@ def test_the_label_side_loads_without_torch_and_faiss() -> None:
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
     assert {f"pipeline.{name}" for name in names} <= set(loaded)
     assert not {"torch", "faiss"} & set(loaded)
+
+
+class ColourModel:
+    """Embeds a picture by its mean colour and a text by the colours it names."""
+
+    identity = "colours"
+
+    def encode_images(self, images: Sequence[object]) -> NDArray[np.float32]:
+        return np.stack([np.asarray(image, np.float32).mean(axis=(0, 1)) for image in images])
+
+    def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return np.array([[name in text for name in ("red", "green", "blue")] for text in texts], np.float32)
+
+
+def test_an_estimator_can_be_the_indicator() -> None:
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[:2, :, 0], image[2:, :, 2] = 255, 255  # red above, blue below
+    indicator = estimator_indicator(CustomEstimator(ColourModel(), "colours"), 0.8)
+    assert np.asarray(indicator([image[:2], image[2:]], ["red", "blue"])).tolist() == [[True, False], [False, True]]
+    halves = [image[:2], image[2:]]
+    half_told = eme_of_pair(
+        image,
+        "red",
+        indicator,
+        elements_of_image=lambda _: halves,
+        elements_of_text=lambda text: [text, "red and blue"],
+    )
+    # one of two halves is told; "red and blue" is shown by the whole picture (cosine 1), "red" is not (.71)
+    assert half_told == pytest.approx((1 / 2 + 1 / 2) / 2)

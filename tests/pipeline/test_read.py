@@ -227,6 +227,7 @@ class TestDamage:
     @pytest.mark.parametrize(
         "content",
         [b"<!DOCTYPE html><html>" * 99, b"PK\x03\x04" + bytes(900), b"x", picture(), gzip.compress(b"text" * 999)],
+        ids=["html", "zip", "one byte", "png", "gzipped text"],  # the bytes of gzip hold the time of day
     )
     def test_not_a_tar(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "x.tar").write_bytes(content)
