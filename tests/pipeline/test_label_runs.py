@@ -9,6 +9,7 @@ import pytest
 
 from pipeline import read_table
 from pipeline.classes import ClassSet
+from pipeline.decode import Limits
 from pipeline.errors import MismatchError, TableError
 from pipeline.table import RunFolder
 from pipeline.workers import DecodeOptions
@@ -125,3 +126,23 @@ def test_other_classes_are_another_run(shards: Path, tmp_path: Path) -> None:
     other = ClassSet(("red", "green", "brown"), (("it is red.",), ("it is green.",), ("it is brown.",)))
     with pytest.raises(MismatchError, match="classes: "):
         score(shards, tmp_path / "out", **{**TASK, "classes": other})
+
+
+def test_samples_that_are_read_on_a_second_try_are_judged_with_the_others(shards: Path, tmp_path: Path) -> None:
+    """Flags and scores of the first time go, as if the sample had been there from the start."""
+    small = DecodeOptions(tasks=("labels",), limits=Limits(max_pixels=16 * 40))
+    summary = score(shards, tmp_path / "out", **{**TASK, "options": small})
+    assert summary.statuses["too_large"] == 20
+    large = DecodeOptions(tasks=("labels",), limits=Limits(max_pixels=16 * 100))
+    score(shards, tmp_path / "out", retry_failed=True, **{**TASK, "options": large})
+    score(shards, tmp_path / "whole", **{**TASK, "options": large})
+    assert read_table(tmp_path / "out") == read_table(tmp_path / "whole")
+
+
+def test_a_run_whose_embeddings_were_dropped_keeps_its_labels_scores(shards: Path, tmp_path: Path) -> None:
+    first = score(shards, tmp_path / "out", keep_embeddings=False, **TASK)
+    before = tables_of(tmp_path / "out")
+    again = score(shards, tmp_path / "out", keep_embeddings=False, **TASK)
+    assert tables_of(tmp_path / "out") == before
+    assert again.labels == first.labels
+    assert again.kept == first.kept
