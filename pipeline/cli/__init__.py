@@ -1,5 +1,6 @@
 """The command `noisegate`."""
 
+import inspect
 import os
 import sys
 
@@ -12,28 +13,48 @@ __all__ = ["app", "main"]
 
 STOPPED = "run the same command again, without --overwrite, and it goes on"
 
+EXAMPLE = "[cyan]"
+HELP = """Scores every image-text pair of your shards once, so that training can trust the right ones.
+
+A first look, with drawn scenes and the small embedded model (no download, no GPU):
+
+[cyan]noisegate scenes clean --count 2000[/]
+
+[cyan]noisegate noise 'clean/*.tar' --rate 0.4 --out noisy[/]
+
+[cyan]noisegate annotate 'noisy/*.tar' --out tables[/]
+
+[cyan]noisegate evaluate tables[/]
+
+[cyan]noisegate show tables[/]
+
+or all of it at once:
+
+[cyan]noisegate demo[/]
+
+Your own data, with a real CLIP:
+
+[cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
+"""
+
+
+def _flowing(text: str) -> str:
+    """Help from a docstring: sentences flow to the terminal's width, examples stand one under the other behind a $."""
+    found = ""
+    for part in inspect.cleandoc(text).split("\n\n"):
+        example = part.startswith(EXAMPLE)
+        after_example = found.rpartition("\n")[2].startswith("$")
+        found += ("\n" if example and after_example else "\n\n") + ("$ " if example else "") + " ".join(part.split())
+    return found.strip()
+
+
 app = typer.Typer(
     name="noisegate",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Scores every image-text pair of your shards once, so that training can trust the right ones.
-
-A first look, with drawn scenes and the small embedded model (no download, no GPU):
-
-[cyan]noisegate scenes clean --count 2000[/]
-
-[cyan]noisegate noise 'clean/*.tar' --protocol shuffle-captions --rate 0.4 --out noisy[/]
-
-[cyan]noisegate annotate 'noisy/*.tar' --out tables[/]
-
-[cyan]noisegate evaluate tables[/]
-
-Your own data, with a real CLIP:
-
-[cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
-""",
+    help=_flowing(HELP),
 )
 for module in (
     annotate,
@@ -51,6 +72,8 @@ for module in (
     demo,
 ):
     module.register(app)
+for command in app.registered_commands:
+    command.help = _flowing((command.callback.__doc__ if command.callback else None) or "")
 
 
 def _print_version(wanted: bool) -> None:

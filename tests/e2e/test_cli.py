@@ -50,6 +50,16 @@ def test_every_help_has_an_example_that_the_command_would_take(name: str) -> Non
     assert used <= set(re.findall(r"--[a-z-]+", shown.stdout.split("Options", 1)[1]))
 
 
+def test_help_flows_to_the_terminals_width() -> None:
+    shown = CliRunner().invoke(app, ["noise", "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).stdout
+    text = [line.strip() for line in shown.split("Arguments")[0].splitlines()]
+    start = next(i for i, line in enumerate(text) if line.startswith("The mask is in"))
+    sentences = text[start : text.index("", start)]
+    assert all(len(line) > 60 for line in sentences[:-1]), sentences
+    examples = [line for line in text[:start] if line.startswith("$ noisegate noise ")]
+    assert len(examples) == 5
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
 def test_help_does_not_import_what_is_heavy(flag: str) -> None:
     program = (
