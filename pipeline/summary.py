@@ -51,7 +51,9 @@ class Summary:
     def warnings(self) -> list[str]:
         """What a reader should know before using the weights."""
         if self.samples and not self.statuses.get("ok"):
-            return [f"no sample could be scored: {next(iter(self.errors.values()), 'there is no reason on record')}"]
+            hint = "; name the caption's json field with --text-field, or score class labels with --task labels"
+            reason = next(iter(self.errors.values()), "no reason is on record")
+            return [f"no sample could be scored: {reason}{hint if 'no_text' in self.errors else ''}"]
         found: list[str] = []
         if self.beta is None or not self.scored:
             return found

@@ -62,4 +62,7 @@ def test_nothing_rejected_is_right_for_clean_data(model_is_sure: bool, words: st
 def test_everything_rejected_and_nothing_scored() -> None:
     assert "all weights are 0" in replace(PLAIN, zero_weight=1000).warnings[0]
     failed = replace(PLAIN, statuses={"no_text": 1000}, errors={"no_text": "no json field 'title'"}, scored=0)
-    assert failed.warnings == ["no sample could be scored: no json field 'title'"]
+    (note,) = failed.warnings
+    assert note.startswith("no sample could be scored: no json field 'title'; name the caption's json field")
+    broken = replace(PLAIN, statuses={"bad_image": 1000}, errors={"bad_image": "OSError: cut"}, scored=0)
+    assert broken.warnings == ["no sample could be scored: OSError: cut"]
