@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
-from .output import JsonOption, Output, escape, percent, program
+from .output import JsonOption, Output, escape, percent, program, why
 
 if TYPE_CHECKING:
     from ..summary import Summary
@@ -149,7 +149,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
     beta, calibration = summary.beta, summary.calibration
     rows = _count_rows(summary)
     if beta and summary.scored:
-        rows += [("β", str(beta)), ("  why", beta.reason or "–")]
+        rows += [("β", str(beta)), ("  why", why(beta.reason))]
         rows += [("weight 0", percent(summary.zero_share)), ("mean weight", f"{summary.mean_weight or 0.0:.4g}")]
     if summary.similarity_quantiles:
         quantiles = summary.similarity_quantiles.items()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, TextField, Workers
-from .output import JsonOption, Output, number, percent
+from .output import JsonOption, Output, number, percent, why
 
 __all__ = ["register"]
 
@@ -77,7 +77,7 @@ def calibrate(
         "a β well beyond that shows a cone."
     )
     if found:
-        output.tell(f"* auto takes {chosen.mode}: {chosen.reason}")
+        output.tell(f"* auto takes {chosen.mode}: {why(chosen.reason)}")
     else:
         output.tell(
             "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"

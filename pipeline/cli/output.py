@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["JsonOption", "Output", "escape", "number", "percent", "program"]
+__all__ = ["JsonOption", "Output", "escape", "number", "percent", "program", "why"]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, all else on standard error.")
@@ -90,6 +90,13 @@ def percent(share: float | None) -> str:
 
 def number(value: float | None, digits: int = 4) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
+def why(reason: str) -> str:
+    """The reason for a β in words; `crossing` is what a table records for the plain case of `intersection`."""
+    if reason in ("", "crossing"):
+        return "where right and shuffled pairs are equally dense" if reason else "–"
+    return reason.removesuffix("; crossing")
 
 
 def program(*arguments: str) -> str:

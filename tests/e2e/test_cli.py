@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import pipeline
 from pipeline.cli import app
+from pipeline.cli.output import why
 from tests.commands import FAKE, called, noisegate
 from tests.fakes import pairs, picture, write_tar
 
@@ -151,6 +152,13 @@ def test_figures_stand_in_columns_on_a_narrow_terminal(work: Path) -> None:
     at = next(i for i, line in enumerate(quantiles) if line.startswith("similarity"))
     assert " ".join(quantiles[at].split()) == "similarity 1 % 5 % 25 % 50 % 75 % 95 % 99 %"
     assert len(quantiles[at + 1].split()) == 7
+
+
+def test_a_reason_reads_as_words() -> None:
+    assert why("no cone: random inputs 0.1; crossing") == "no cone: random inputs 0.1"
+    assert why("crossing") == "where right and shuffled pairs are equally dense"
+    assert why("given by the user") == "given by the user"
+    assert why("") == "–"
 
 
 def test_the_summary_says_why_samples_failed(work: Path) -> None:
