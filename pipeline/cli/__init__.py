@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+from importlib.metadata import entry_points
 
 import typer
 
@@ -72,6 +73,8 @@ for module in (
     demo,
 ):
     module.register(app)
+for package in entry_points(group="noisegate.commands"):  # service and trainers, which this package must not know
+    package.load().register(app)
 for command in app.registered_commands:
     command.help = _flowing((command.callback.__doc__ if command.callback else None) or "")
 

@@ -1,0 +1,9 @@
+"""The commands `noisegate serve` and `noisegate score`; nothing heavy is imported before one of them runs."""
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the service's commands."""
