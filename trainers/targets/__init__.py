@@ -1,0 +1,23 @@
+"""Targets: the networks that are trained. Each gives a similarity matrix for a batch; methods know nothing else."""
+
+from .base import PROMPT, Target, TargetConfig
+from .build import TARGETS, build_target, load_target, resolve_target, save_target, target_config
+from .encoded import Encoded, concat, count, gather, gather_tensor, take
+
+__all__ = [
+    "PROMPT",
+    "TARGETS",
+    "Encoded",
+    "Target",
+    "TargetConfig",
+    "build_target",
+    "concat",
+    "count",
+    "gather",
+    "gather_tensor",
+    "load_target",
+    "resolve_target",
+    "save_target",
+    "take",
+    "target_config",
+]

@@ -1,0 +1,215 @@
+"""What a target is: a network that gives a similarity for every image and every text of a batch.
+
+Methods know nothing else of it.  Inputs come from `image_transform` and `tokenizer`, both picklable, so that data
+workers can hold them without the network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from pipeline.classes import BUILT_IN, ClassSet, load_classes, prompts
+from pipeline.errors import ConfigError
+
+from .encoded import Encoded
+
+__all__ = ["PROMPT", "Target", "TargetConfig", "full_precision", "unit"]
+
+PROMPT = "This is a picture of a {}."  # OSA's, for classification
+
+
+class TargetConfig(BaseModel):
+    """What all targets can be told; each has its own on top."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    classes: str | tuple[str, ...] = ()
+    """For classification: names in id order, a file of them, or one of pipeline.classes.BUILT_IN."""
+    head: Literal["prompts", "linear"] = "prompts"
+    """How classes are recognised: by the similarity to their prompts, or by a linear layer on image vectors."""
+    prompts: tuple[str, ...] = (PROMPT,)
+
+    def class_set(self) -> ClassSet | None:
+        """The classes with their sentences, or None."""
+        if not self.classes:
+            return None
+        if isinstance(self.classes, str):
+            if self.classes not in BUILT_IN and not Path(self.classes).is_file():
+                raise ConfigError(
+                    f"target.classes={self.classes!r}: no such file; give a list of names, a file with one per line, or "
+                    f"one of {', '.join(BUILT_IN)}"
+                )
+            return load_classes(self.classes, self.prompts)
+        return ClassSet(self.classes, prompts(self.classes, self.prompts))
+
+
+class Target(nn.Module, ABC):
+    """An image-text network.  Built by `trainers.targets.build_target(config)`.
+
+    Pictures come as uint8 (B, 3, H, W) and are scaled on the device; `pixels` does that step alone, for methods that mix
+    pictures.  Precomputed features come as float32 (B, K, D) or (B, D); a row of zeros is padding.
+    """
+
+    config: TargetConfig
+    width: int  # d of the vectors
+
+    def __init__(self, config: TargetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.classes: ClassSet | None = None
+        self.linear: nn.Linear | None = None
+        self.logit_scale: nn.Parameter | None = None
+
+    # ---- inputs
+
+    @abstractmethod
+    def image_transform(self, train: bool) -> Callable[[Any], Tensor]:
+        """From a picture (PIL), or an array of features, to one sample's tensor; picklable.
+
+        Augmentation (train=True) draws from torch's global generator, so that whoever seeds it per sample decides.
+        """
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Callable[[list[str]], Tensor]:
+        """From texts to (N, L) int64 token ids; picklable."""
+
+    def tokenize(self, texts: list[str]) -> Tensor:
+        """Token ids (N, L) int64 on the target's device."""
+        return self.tokenizer(list(texts)).to(self.device)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """What the image tower takes: float pixels, scaled and normalised; features are left as they are."""
+        return images
+
+    # ---- what methods use
+
+    @abstractmethod
+    def encode_images(self, images: Tensor) -> Encoded:
+        """Encode a batch of what `image_transform` gave, or of `pixels`."""
+
+    @abstractmethod
+    def encode_texts(self, tokens: Tensor) -> Encoded:
+        """Encode token ids (N, L)."""
+
+    def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
+        """(Bi, Bt) float32, cosines where a target says nothing else; never multiplied by `scale`."""
+        return self.vector_similarity(images, texts)
+
+    def vector_similarity(self, one: Encoded, other: Encoded) -> Tensor:
+        """(N, M) float32 cosines of `vectors`: between images, between texts, or both."""
+        with full_precision(one["vectors"]):
+            return one["vectors"].float() @ other["vectors"].float().T
+
+    def forward(
+        self, images: Tensor | None = None, texts: Tensor | None = None
+    ) -> tuple[Encoded | None, Encoded | None]:
+        """Encode both sides; what DDP and Fabric call, so that gradients are reduced over ranks."""
+        return (
+            None if images is None else self.encode_images(images),
+            None if texts is None else self.encode_texts(texts),
+        )
+
+    @property
+    def scale(self) -> Tensor:
+        """Similarities are MULTIPLIED by it before a softmax: exp(logit_scale), learnable in CLIP; 20 elsewhere (1 / 0.05)."""
+        if self.logit_scale is None:
+            return torch.tensor(20.0, device=self.device)
+        return self.logit_scale.float().exp()
+
+    @property
+    def temperature(self) -> Tensor:
+        """Similarities are DIVIDED by it before a softmax: 1 / scale."""
+        return 1.0 / self.scale
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """To be called after every optimiser step: keeps logit_scale within [0, ln 100], as CLIP does."""
+        if self.logit_scale is not None:
+            self.logit_scale.clamp_(0.0, 4.605170185988092)
+
+    # ---- classification
+
+    def attach_classes(self) -> None:
+        """Build the head that `config.classes` asks for; called once, by `build_target`."""
+        self.classes = self.config.class_set()
+        if self.classes is None:
+            return
+        if self.config.head == "linear":
+            self.linear = nn.Linear(self.width, len(self.classes))
+            return
+        tokens = self.tokenizer(list(self.classes.anchors))
+        self.register_buffer("class_tokens", tokens, persistent=False)
+        self.register_buffer("class_ids", torch.tensor(self.classes.anchor_labels), persistent=False)
+
+    def encode_classes(self) -> Encoded:
+        """All prompts of all classes, class after class; without gradient where the text side is frozen."""
+        self._require_classes("prompts")
+        return self.encode_texts(self.get_buffer("class_tokens"))
+
+    def class_similarity(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
+        """(B, C) float32, the mean similarity to the prompts of each class; `anchors` from `encode_classes` saves time."""
+        classes = self._require_classes("prompts")
+        similarity = self.similarity(images, self.encode_classes() if anchors is None else anchors)
+        ids = self.get_buffer("class_ids")
+        total = similarity.new_zeros(len(similarity), len(classes)).index_add(1, ids, similarity)
+        return total / torch.bincount(ids, minlength=len(classes))
+
+    def class_logits(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
+        """(B, C) float32 for a softmax: scale x similarity, or the linear head (on vectors of length sqrt(d))."""
+        if self.config.head == "linear":
+            self._require_classes("linear")
+            assert self.linear is not None
+            with full_precision(images["vectors"]):
+                logits: Tensor = self.linear(images["vectors"].float() * self.width**0.5)
+            return logits
+        return self.scale * self.class_similarity(images, anchors)
+
+    def _require_classes(self, head: str) -> ClassSet:
+        if self.classes is None or self.config.head != head:
+            raise ConfigError(
+                f"target.classes: {'none were given' if self.classes is None else f'target.head is not {head!r}'}; "
+                f"classification needs names, for example classes: [cat, dog] with head: {head}"
+            )
+        return self.classes
+
+    # ---- parameters
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """By name; what the configuration froze is not among them."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def frozen_modules(self) -> list[nn.Module]:
+        """Modules that stay in evaluation mode, so that their running statistics do not move."""
+        return []
+
+    def train(self, mode: bool = True) -> Target:
+        super().train(mode)
+        for module in self.frozen_modules():
+            module.eval()
+        return self
+
+
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: similarities and their gradients are computed in float32 whatever the towers use."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows of length one along the last axis, in float32; a row of zeros stays zero, with a finite gradient."""
+    with full_precision(rows):
+        return F.normalize(rows.float(), dim=-1, eps=1e-12)

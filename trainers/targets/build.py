@@ -1,0 +1,114 @@
+"""Targets by name: a checked configuration, the network it describes, and that network as one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from pipeline.errors import ConfigError
+from pipeline.table import write_atomically
+
+from .base import Target, TargetConfig
+
+__all__ = ["TARGETS", "build_target", "load_target", "resolve_target", "save_target", "target_config"]
+
+# name -> module and class; a module's Config class sits beside it.
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "clip": ("trainers.targets.clip", "Clip"),
+    "dual": ("trainers.targets.dual", "Dual"),
+    "sgraf": ("trainers.targets.sgraf", "Sgraf"),
+    "video": ("trainers.targets.video", "Video"),
+}
+
+
+def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
+    """Check a configuration; one that cannot work raises a ConfigError of one line."""
+    if isinstance(config, TargetConfig):
+        return config
+    name = config.get("name")
+    if name not in TARGETS:
+        raise ConfigError(f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}")
+    kind: type[TargetConfig] = _class(str(name), "Config")
+    try:
+        return kind.model_validate(dict(config))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, kind)) from error
+
+
+def resolve_target(
+    config: TargetConfig | Mapping[str, Any], captions: Callable[[], Iterable[str]] | None = None
+) -> TargetConfig:
+    """The configuration with everything that the data decides written out: the vocabulary, class names.
+
+    `captions` gives the training captions and is called only when the vocabulary is still open.  Building from the result
+    needs no data, so it is what a run records.
+    """
+    checked = target_config(config)
+    classes = checked.class_set()
+    if classes is not None and isinstance(checked.classes, str):
+        checked = checked.model_copy(update={"classes": classes.names})
+    vocabulary = getattr(checked, "vocabulary", None)
+    if vocabulary is not None and vocabulary.is_open:
+        if captions is None:
+            raise ConfigError(
+                "target.vocabulary: its words are to be taken from captions, and there are none here; give words, or "
+                "kind: hashing"
+            )
+        prompts = classes.anchors if classes is not None else ()
+        checked = checked.model_copy(update={"vocabulary": vocabulary.filled(captions(), always=prompts)})
+    return checked
+
+
+def build_target(config: TargetConfig | Mapping[str, Any], *, seed: int = 0, weights: bool = True) -> Target:
+    """Build a target.  The same seed gives the same random weights, whatever was drawn before, and draws nothing.
+
+    weights=False leaves out what would be read from files or a hub, for a checkpoint that follows.
+    """
+    checked = resolve_target(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        target: Target = _class(checked.name, "")(checked, weights=weights)
+        target.attach_classes()
+    return target
+
+
+def save_target(target: Target, path: Path) -> None:
+    """One safetensors file with the configuration in its metadata."""
+    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in target.state_dict().items()}
+    write_atomically(Path(path), save(state, metadata={"target": target.config.model_dump_json()}))
+
+
+def load_target(path: Path) -> Target:
+    """The inverse of `save_target`; needs neither the data nor the weights that training began with."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            config = json.loads((file.metadata() or {})["target"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: no saved target ({type(error).__name__}: {error}); give a file of save_target"
+        ) from error
+    target = build_target(config, weights=False)
+    target.load_state_dict(state)
+    return target
+
+
+def _class(name: str, suffix: str) -> Any:
+    module, kind = TARGETS[name]
+    return getattr(import_module(module), kind + suffix)
+
+
+def _one_line(error: ValidationError, kind: type[TargetConfig]) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"target.{place} is no setting of {kind.model_fields['name'].default!r}; it knows {', '.join(kind.model_fields)}"
+    return f"target.{place}={first.get('input')!r}: {first['msg']}"
