@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.neighbours import Neighbours
 from pipeline.rows import RowBlocks, unit_rows
 
-__all__ = ["Refinement", "refine"]
+__all__ = ["Refinement", "mix_sources", "refine", "verdict"]
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -123,8 +123,8 @@ def refine(
             columns.at_label(columns.p_sem, part, label[part], p_sem)
             shares.append(p_sem)
             soft.append(mean_or(truth[part], p_sem))
-        columns.select(part, label[part], _fuse(shares, b))
-        columns.correct(part, label[part], _fuse(soft, b))
+        columns.select(part, label[part], mix_sources(shares, b))
+        columns.correct(part, label[part], mix_sources(soft, b))
     return columns.result(left_out)
 
 
@@ -145,13 +145,25 @@ def _invalid(invalid: ArrayLike | None, rows: RowBlocks | None, neighbours: Neig
     return mask
 
 
-def _fuse(sources: list[Float64], b: float) -> Float64:
+def mix_sources(sources: list[Float64], b: float) -> Float64:
     """(R, C) (1 - b) visual + b semantic of both, or the only one; where one is NaN the other has the word."""
     if len(sources) == 1:
         return sources[0]
     visual, semantic = sources
     mixed = (1 - b) * visual + b * semantic
     return np.where(np.isnan(visual), semantic, np.where(np.isnan(semantic), visual, mixed))
+
+
+def verdict(q: Float64, label: Index) -> tuple[Mask, Float64]:
+    """(R,) whether no class beats the given one, and (R,) q[y] / max q, which is 1 there; every row has a label.
+
+    >>> clean, consistency = verdict(np.array([[.5, .5], [.8, .2]]), np.array([1, 1]))
+    >>> clean.tolist(), consistency.tolist()
+    ([True, False], [1.0, 0.25])
+    """
+    mine, largest = q[np.arange(len(q)), label], q.max(axis=1)
+    clean = mine >= largest * (1 - SAME)
+    return clean, np.where(clean, 1, mine / largest)
 
 
 class _Columns:
@@ -172,10 +184,8 @@ class _Columns:
         """Clean where no class beats the given one."""
         row = np.flatnonzero(label >= 0)
         at = part.start + row
-        mine, largest = q[row, label[row]], q[row].max(axis=1)
-        self.q[at] = mine
-        self.clean[at] = mine >= largest * (1 - SAME)
-        self.consistency[at] = np.where(self.clean[at], 1, mine / largest)
+        self.q[at] = q[row, label[row]]
+        self.clean[at], self.consistency[at] = verdict(q[row], label[row])
 
     def correct(self, part: slice, label: Index, soft: Float64) -> None:
         """The best class of the soft label, the given one where it ties; rows without a soft label keep theirs."""

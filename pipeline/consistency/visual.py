@@ -103,7 +103,12 @@ class VisualVotes:
 
     def consistency(self, part: slice) -> tuple[Float64, NDArray[np.bool_]]:
         """(R, C) p_vis of the rows, and (R,) which of them no labelled neighbour speaks for."""
-        lists = self.lists[part]
+        share, alone = self.shares(self.lists[part])
+        share[alone] = self.given(part)[alone]
+        return share, alone
+
+    def shares(self, lists: NDArray[np.integer[Any]]) -> tuple[Float64, NDArray[np.bool_]]:
+        """The same for lists (R, k) of anybody, with zeros where no labelled neighbour speaks."""
         rows = len(lists)
         row, place = np.nonzero(lists >= 0)
         voter = lists[row, place]
@@ -120,7 +125,6 @@ class VisualVotes:
         total = score.sum(axis=1)
         alone = total <= 0
         share = score / np.where(alone, 1, total)[:, None]
-        share[alone] = self.given(part)[alone]
         return share, alone
 
     def given(self, part: slice) -> Float64:
