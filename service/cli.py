@@ -2,8 +2,11 @@
 
 import typer
 
+from . import cli_serve
+
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the service's commands."""
+    cli_serve.register(app)

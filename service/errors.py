@@ -1,0 +1,98 @@
+"""What a request can be refused with; the body is always `{"error": {"code", "message", "request_id"}}`.
+
+ApiError(status, code, message, retry_after)
+├── Overloaded       429 overloaded: the queue is full, come back after Retry-After seconds
+├── Unavailable      503 not_ready, draining, worker_lost: the same later will do
+├── TimedOut         504 timeout: admitted, but not done in request_timeout
+└── InvalidRequest   422 invalid_request: the body does not fit the schema
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+__all__ = ["ApiError", "InvalidRequest", "Overloaded", "TimedOut", "Unavailable", "add_handlers", "error_response"]
+
+CODES = {
+    400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
+    406: "not_acceptable", 413: "too_large", 415: "unsupported_media_type", 422: "invalid_request",
+}  # fmt: skip
+
+
+class ApiError(Exception):
+    """An answer that is no success: `code` is for programs and stays, `message` is for people and may change."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+
+class Overloaded(ApiError):
+    """The queue is full."""
+
+    def __init__(self, message: str, retry_after: float = 1) -> None:
+        super().__init__(429, "overloaded", message, retry_after)
+
+
+class Unavailable(ApiError):
+    """The service cannot work at the moment; `code` says why."""
+
+    def __init__(self, code: str, message: str, retry_after: float = 1) -> None:
+        super().__init__(503, code, message, retry_after)
+
+
+class TimedOut(ApiError):
+    """Admitted, but not done in time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(504, "timeout", message, 1)
+
+
+class InvalidRequest(ApiError):
+    """The body does not fit the schema; the message names the place."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(422, "invalid_request", message)
+
+
+def error_response(error: ApiError, request_id: str | None, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer for an error."""
+    body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
+    extra = dict(headers or {})
+    if error.retry_after is not None:
+        extra["Retry-After"] = str(max(1, round(error.retry_after)))
+    return JSONResponse(body, error.status, extra)
+
+
+def describe(problems: Any) -> str:
+    """pydantic's list of problems as one line: where, and what is wrong there; values are left out."""
+    lines = [
+        f"{'.'.join(map(str, p['loc'])) or 'body'}: {p['msg'].removeprefix('Value error, ')}" for p in problems[:5]
+    ]
+    return "; ".join(lines)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every error that leaves a route has the same shape."""
+
+    @app.exception_handler(ApiError)
+    async def _(request: Request, error: ApiError) -> JSONResponse:
+        return error_response(error, _id(request))
+
+    @app.exception_handler(RequestValidationError)
+    async def _(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(InvalidRequest(describe(error.errors())), _id(request))
+
+    @app.exception_handler(HTTPException)
+    async def _(request: Request, error: HTTPException) -> JSONResponse:
+        code = CODES.get(error.status_code, f"http_{error.status_code}")
+        found = ApiError(error.status_code, code, str(error.detail))
+        return error_response(found, _id(request), error.headers)
+
+
+def _id(request: Request) -> str | None:
+    return getattr(request.state, "request_id", None)
