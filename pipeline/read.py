@@ -12,7 +12,7 @@ from .tar_members import TarMembers
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .shards import Shard
 
-__all__ = ["RawSample", "ShardReader"]
+__all__ = ["RawSample", "ShardReader", "split_name"]
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # webdataset's own, and the next as well
 _META = re.compile(r"__[^/]*__($|/)")
@@ -36,10 +36,21 @@ class RawSample:
     oversized: dict[str, int] = field(default_factory=dict)
     duplicate: bool = False
     broken: str | None = None
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)  # offset and bytes of each part, by `index` alone
 
     @property
     def image(self) -> bytes | None:
         return next((self.parts[name] for name in IMAGE_PARTS if name in self.parts), None)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """The sample's prefix and the part that a member's name says; None for a member of no sample.
+
+    >>> split_name("a.b/000.seg.PNG"), split_name("__meta__/x.json")
+    (('a.b/000', 'seg.png'), None)
+    """
+    match = _NAME.match(name)
+    return (match.group(1), match.group(2).lower()) if match and not _META.match(name) else None
 
 
 class _Hashed:
@@ -91,36 +102,59 @@ class ShardReader:
             yield from self._samples(members)
             while hashed.read(1 << 20):
                 pass
+        self.sha256, self.size = hashed.sha256.hexdigest(), hashed.size
+        self._finish(members)
+
+    def index(self) -> Iterator[RawSample]:
+        """The same samples by their headers alone, with `places` instead of `parts`; for a local tar that is not packed.
+
+        Hashes nothing; `size` and `damage` are told afterwards.
+        """
+        with self.shard.open() as stream:
+            self.size = stream.seek(0, 2)
+            stream.seek(0)
+
+            def skip(count: int) -> int:
+                passed = min(count, self.size - stream.tell())
+                stream.seek(passed, 1)
+                return passed
+
+            members = TarMembers(stream.read, lambda name, size: False, skip)
+            yield from self._samples(members, places=True)
+        self._finish(members)
+
+    def _finish(self, members: TarMembers) -> None:
         if members.damage and not members.found:
             what = f"it begins with {members.beginning!r}" if members.beginning else members.damage
             raise ShardError(f"shard {self.shard.url} is not a tar or tar.gz: no readable header; {what}")
-        self.sha256, self.size = hashed.sha256.hexdigest(), hashed.size
         self.damage = members.damage if self.size else "the file is empty (0 bytes)"
 
     def _wanted(self, name: str, size: int) -> bool:
         return size <= MAX_PART_BYTES and (self._all_parts or name.rpartition(".")[2].lower() in READ_PARTS)
 
-    def _samples(self, members: TarMembers) -> Iterator[RawSample]:
+    def _samples(self, members: TarMembers, places: bool = False) -> Iterator[RawSample]:
         seen: set[bytes] = set()
         current: RawSample | None = None
         prefix, count = "", 0
         for member in members:
             if member.after_damage and current is not None:
                 current.broken = current.broken or members.damage
-            match = _NAME.match(member.name)
-            if not match or _META.match(member.name):
+            named = split_name(member.name)
+            if named is None:
                 continue
-            part = match.group(2).lower()
-            if current is None or prefix != match.group(1) or part in current.names:
+            part = named[1]
+            if current is None or prefix != named[0] or part in current.names:
                 if current is not None:
                     yield current
-                prefix = match.group(1)
+                prefix = named[0]
                 key = prefix.encode("utf-8", "surrogateescape")
                 digest = hashlib.blake2b(key, digest_size=12).digest()
                 current = RawSample(key.decode("utf-8", "backslashreplace"), count, duplicate=digest in seen)
                 seen.add(digest)
                 count += 1
             current.names.append(part)
+            if places and not member.broken:
+                current.places[part] = (member.offset, member.size)
             if member.data is not None:
                 current.parts[part] = member.data
             elif member.size > MAX_PART_BYTES:

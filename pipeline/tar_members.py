@@ -11,6 +11,7 @@ __all__ = ["Member", "TarMembers"]
 
 BLOCK = 512
 _CHUNK = 1 << 17  # of gzip this becomes 135 MB at worst
+_HEADER_CHUNK = 1 << 13  # where the data is passed over
 _EMPTY_TAR = 10_240  # tar's own padding of an archive without files
 _ZEROS = bytes(BLOCK)
 _FILES = b"0\x007S"  # regular, regular of old, contiguous, sparse
@@ -27,6 +28,8 @@ class Member:
     data: bytes | None = None
     broken: str | None = None
     after_damage: bool = False  # something unreadable lies between this file and the one before
+    offset: int = 0  # of its data, in the uncompressed tar
+    start: int = 0  # of its first header, in bytes of the plain tar
 
 
 class TarMembers:
@@ -34,12 +37,19 @@ class TarMembers:
 
     `wanted(name, size)` tells whether a file's data is kept. Afterwards `damage` is None, or says what is wrong with the
     tar; `cut` is true where it ends too early, `found` where it has at least one readable header; `beginning` holds the
-    first bytes that are none.
+    first bytes that are none. `skip(n)` passes over at most n bytes of a source that is not compressed and returns how
+    many: with it the data of files that are not wanted is not read.
     """
 
-    def __init__(self, read: Callable[[int], bytes], wanted: Callable[[str, int], bool]) -> None:
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        wanted: Callable[[str, int], bool],
+        skip: Callable[[int], int] | None = None,
+    ) -> None:
         self._wanted = wanted
-        self._source = _plain(read)
+        self._skip_source = skip
+        self._source = _plain(read, _HEADER_CHUNK if skip else _CHUNK)
         self._buffer = b""
         self._start = 0  # of what is not yet taken from the buffer
         self._offset = 0  # of the same, in the tar
@@ -55,6 +65,7 @@ class TarMembers:
         ended: int | None = None  # where an end marker began
         bad: int | None = None  # where unreadable bytes began
         skipped = False
+        start: int | None = None  # of the headers that belong to the next file
         while len(block := self._take(BLOCK)) == BLOCK:
             at = self._offset - BLOCK
             if block == _ZEROS:
@@ -72,16 +83,17 @@ class TarMembers:
             skipped = skipped or bad is not None or ended is not None
             self.found, ended, bad = True, None, None
             name, size, kind = header
+            start = at if start is None else start
             if kind in b"LKxXg":
                 data = self._take(size) if size <= _MAX_HEADER_DATA else b""
                 if len(data) < size:
-                    bad, for_next = at, {}
+                    bad, for_next, start = at, {}, None
                     continue
                 self._pad(size)
                 records = {b"path": data.rstrip(b"\0")} if kind == b"L" else _pax(data) if kind != b"K" else {}
                 (for_all if kind == b"g" else for_next).update(records)
                 continue
-            records, for_next = for_all | for_next, {}
+            records, for_next, began, start = for_all | for_next, {}, start, None
             if kind in _NO_DATA or (kind == b"\0" and name.endswith(b"/")):
                 continue
             name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
@@ -89,7 +101,9 @@ class TarMembers:
             sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records)
             if kind == b"S":
                 self._skip_sparse_map(block)
-            member = Member(name.decode("utf-8", "surrogateescape"), size, after_damage=skipped)
+            member = Member(
+                name.decode("utf-8", "surrogateescape"), size, after_damage=skipped, start=began, offset=self._offset
+            )
             skipped = False
             if self._contents(member, kind, sparse):
                 yield member
@@ -162,6 +176,12 @@ class TarMembers:
     def _skip(self, size: int) -> int:
         """Pass over `size` bytes, fewer at the end; how many."""
         left = size
+        buffered = len(self._buffer) - self._start
+        if self._skip_source is not None and size > buffered:
+            self._take(buffered)
+            passed = self._skip_source(size - buffered)
+            self._offset += passed
+            return buffered + passed
         while left:
             passed = len(self._take(min(left, _CHUNK)))
             if not passed:
@@ -224,13 +244,13 @@ def _digits(text: bytes) -> int:
     return int(text) if text.isdigit() and len(text) < 20 else 0
 
 
-def _plain(read: Callable[[int], bytes]) -> Iterator[bytes]:
+def _plain(read: Callable[[int], bytes], chunk: int) -> Iterator[bytes]:
     """The uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
-    data = read(_CHUNK)
+    data = read(chunk)
     if data[:2] != b"\x1f\x8b":
         while data:
             yield data
-            data = read(_CHUNK)
+            data = read(chunk)
         return
     stream = zlib.decompressobj(31)
     while data:
