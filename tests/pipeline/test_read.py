@@ -337,3 +337,38 @@ class TestOddMembers:
 
 def _pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[start : start + size] for start in range(0, len(data), size))
+
+
+class TestIndex:
+    @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+    def test_places_hold_the_same_bytes(self, tmp_path: Path, format: int) -> None:
+        files = [*AWKWARD, ("big.jpg", random.Random(0).randbytes(100_000)), ("big.txt", b"after it")]
+        path = write_tar(tmp_path / "x.tar", files, "w", format)
+        data, samples = path.read_bytes(), read(path, all_parts=True)[0]
+        reader = ShardReader(Shard(str(path)))
+        indexed = list(reader.index())
+        found = [{part: data[at : at + size] for part, (at, size) in s.places.items()} for s in indexed]
+        assert found == [sample.parts for sample in samples]
+        assert [(s.key, s.index) for s in indexed] == [(s.key, s.index) for s in samples]
+        assert reader.damage is None and reader.size == len(data)
+
+    @settings(max_examples=40, deadline=None)
+    @given(cut=st.integers(1, 50_000), noise=st.integers(0, 40_000))
+    def test_damage_is_found_as_in_reading(
+        self, tmp_path_factory: pytest.TempPathFactory, cut: int, noise: int
+    ) -> None:
+        files = [(f"{i}.{part}", random.Random(i).randbytes(9_000)) for i in range(3) for part in ("jpg", "txt")]
+        data = bytearray(tar_bytes(files))[:cut]
+        data[noise : noise + 600] = b"\xff" * len(data[noise : noise + 600])
+        path = tmp_path_factory.mktemp("damaged") / "x.tar"
+        path.write_bytes(data)
+        whole, headers = ShardReader(Shard(str(path))), ShardReader(Shard(str(path)))
+        try:
+            expected = [(s.key, s.broken, set(s.parts)) for s in whole]
+        except ShardError as error:
+            with pytest.raises(ShardError) as raised:
+                list(headers.index())
+            assert str(raised.value) == str(error)
+            return
+        assert [(s.key, s.broken, set(s.places)) for s in headers.index()] == expected
+        assert headers.damage == whole.damage
