@@ -12,7 +12,7 @@ from .tar_members import TarMembers
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .shards import Shard
 
-__all__ = ["RawSample", "ShardReader", "split_name"]
+__all__ = ["RawSample", "ShardReader"]
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # webdataset's own, and the next as well
 _META = re.compile(r"__[^/]*__($|/)")
@@ -41,16 +41,6 @@ class RawSample:
     @property
     def image(self) -> bytes | None:
         return next((self.parts[name] for name in IMAGE_PARTS if name in self.parts), None)
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """The sample's prefix and the part that a member's name says; None for a member of no sample.
-
-    >>> split_name("a.b/000.seg.PNG"), split_name("__meta__/x.json")
-    (('a.b/000', 'seg.png'), None)
-    """
-    match = _NAME.match(name)
-    return (match.group(1), match.group(2).lower()) if match and not _META.match(name) else None
 
 
 class _Hashed:
@@ -139,14 +129,14 @@ class ShardReader:
         for member in members:
             if member.after_damage and current is not None:
                 current.broken = current.broken or members.damage
-            named = split_name(member.name)
-            if named is None:
+            match = _NAME.match(member.name)
+            if not match or _META.match(member.name):
                 continue
-            part = named[1]
-            if current is None or prefix != named[0] or part in current.names:
+            part = match.group(2).lower()
+            if current is None or prefix != match.group(1) or part in current.names:
                 if current is not None:
                     yield current
-                prefix = named[0]
+                prefix = match.group(1)
                 key = prefix.encode("utf-8", "surrogateescape")
                 digest = hashlib.blake2b(key, digest_size=12).digest()
                 current = RawSample(key.decode("utf-8", "backslashreplace"), count, duplicate=digest in seen)

@@ -29,7 +29,6 @@ class Member:
     broken: str | None = None
     after_damage: bool = False  # something unreadable lies between this file and the one before
     offset: int = 0  # of its data, in the uncompressed tar
-    start: int = 0  # of its first header, in bytes of the plain tar
 
 
 class TarMembers:
@@ -65,7 +64,6 @@ class TarMembers:
         ended: int | None = None  # where an end marker began
         bad: int | None = None  # where unreadable bytes began
         skipped = False
-        start: int | None = None  # of the headers that belong to the next file
         while len(block := self._take(BLOCK)) == BLOCK:
             at = self._offset - BLOCK
             if block == _ZEROS:
@@ -83,17 +81,16 @@ class TarMembers:
             skipped = skipped or bad is not None or ended is not None
             self.found, ended, bad = True, None, None
             name, size, kind = header
-            start = at if start is None else start
             if kind in b"LKxXg":
                 data = self._take(size) if size <= _MAX_HEADER_DATA else b""
                 if len(data) < size:
-                    bad, for_next, start = at, {}, None
+                    bad, for_next = at, {}
                     continue
                 self._pad(size)
                 records = {b"path": data.rstrip(b"\0")} if kind == b"L" else _pax(data) if kind != b"K" else {}
                 (for_all if kind == b"g" else for_next).update(records)
                 continue
-            records, for_next, began, start = for_all | for_next, {}, start, None
+            records, for_next = for_all | for_next, {}
             if kind in _NO_DATA or (kind == b"\0" and name.endswith(b"/")):
                 continue
             name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
@@ -101,9 +98,7 @@ class TarMembers:
             sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records)
             if kind == b"S":
                 self._skip_sparse_map(block)
-            member = Member(
-                name.decode("utf-8", "surrogateescape"), size, after_damage=skipped, start=began, offset=self._offset
-            )
+            member = Member(name.decode("utf-8", "surrogateescape"), size, after_damage=skipped, offset=self._offset)
             skipped = False
             if self._contents(member, kind, sparse):
                 yield member

@@ -6,27 +6,29 @@ A position is only served while it still holds what was scored: the key and the 
 import hashlib
 import io
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.decode import FORMATS, BadSample, Limits, decode_image, decode_text
 from pipeline.errors import NoisegateError, ShardError
-from pipeline.read import RawSample, ShardReader, split_name
+from pipeline.read import MAX_PART_BYTES, READ_PARTS, RawSample, ShardReader
 from pipeline.report.pictures import thumbnail
 from pipeline.shards import Shard
-from pipeline.tar_members import TarMembers
 
 __all__ = ["NoPicture", "SampleGone", "ShardSamples", "caption_of", "original", "small_picture"]
 
-SHARDS_REMEMBERED = 256
+SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
+PARTS = tuple(sorted(READ_PARTS))
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
@@ -43,15 +45,11 @@ class NoPicture(NoisegateError):
 
 
 @dataclass(frozen=True)
-class _ShardFrom(Shard):
-    """A shard from one of its samples on."""
+class _Places:
+    """Where the parts of a shard's samples lie: keys (N,), and offsets and sizes (N, parts, 2), -1 for no such part."""
 
-    offset: int = 0
-
-    def open(self) -> IO[bytes]:
-        stream = super().open()
-        stream.seek(self.offset)
-        return stream
+    keys: pa.StringArray
+    parts: NDArray[np.int64]
 
 
 class ShardSamples:
@@ -59,7 +57,7 @@ class ShardSamples:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, int, int], NDArray[np.int64]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, int], _Places | None] = OrderedDict()
 
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
@@ -69,33 +67,50 @@ class ShardSamples:
             raise SampleGone(f"shard {stem} is not where it was when the run was scored")
         try:
             raw = self._sample(path, index)
-        except ShardError as error:
+        except (ShardError, OSError) as error:
             raise SampleGone(f"shard {stem} cannot be read again") from error
         if raw is None or not _same(raw, row):
             raise SampleGone(f"sample {index} of shard {stem} is not the one that was scored", changed=True)
         return raw
 
     def _sample(self, path: Path, index: int) -> RawSample | None:
-        starts = self._starts(path)
-        if starts is not None and index >= len(starts):
+        places = self._places(path)
+        if places is None:
+            with closing(iter(ShardReader(Shard(str(path))))) as samples:  # type: ignore[type-var]
+                return next((raw for raw in samples if raw.index == index), None)
+        if index >= len(places.keys):
             return None
-        shard = Shard(str(path)) if starts is None else _ShardFrom(str(path), int(starts[index]))
-        passed = index if starts is None else 0
-        with closing(iter(ShardReader(shard))) as samples:  # type: ignore[type-var]
-            return next((raw for raw in samples if raw.index == passed), None)
+        found = RawSample(places.keys[index].as_py(), index)
+        with path.open("rb") as stream:
+            for part, (offset, size) in zip(PARTS, places.parts[index].tolist(), strict=True):
+                if 0 <= size <= MAX_PART_BYTES:
+                    stream.seek(offset)
+                    found.parts[part] = stream.read(size)
+        return found
 
-    def _starts(self, path: Path) -> NDArray[np.int64] | None:
-        """Where each sample begins; None for a compressed shard, which can only be read from its beginning."""
+    def _places(self, path: Path) -> _Places | None:
+        """None for a compressed shard, which can only be read from its beginning."""
         stat = path.stat()
         name = (str(path), stat.st_mtime_ns, stat.st_size)
         with self._lock:
             if name not in self._known:
-                self._known[name] = _sample_starts(path)
+                self._known[name] = _index(path)
             self._known.move_to_end(name)
             while len(self._known) > SHARDS_REMEMBERED:
                 self._known.popitem(last=False)
-            starts = self._known[name]
-        return starts if len(starts) else None
+            return self._known[name]
+
+
+def _index(path: Path) -> _Places | None:
+    with path.open("rb") as stream:
+        if stream.read(2) == b"\x1f\x8b":
+            return None
+    keys, offsets = [], array("q")
+    for raw in ShardReader(Shard(str(path))).index():
+        keys.append(raw.key)
+        for part in PARTS:
+            offsets.extend(raw.places.get(part, (-1, -1)))
+    return _Places(pa.array(keys, pa.string()), np.array(offsets, np.int64).reshape(-1, len(PARTS), 2))
 
 
 def _same(raw: RawSample, row: Mapping[str, Any]) -> bool:
@@ -103,25 +118,6 @@ def _same(raw: RawSample, row: Mapping[str, Any]) -> bool:
         return False
     digest = row["image_sha256"]
     return raw.image is None or not digest or hashlib.sha256(raw.image).digest() == digest
-
-
-def _sample_starts(path: Path) -> NDArray[np.int64]:
-    """(N,) offsets by the rules of `ShardReader`; none for a compressed shard."""
-    with path.open("rb") as stream:
-        if stream.read(2) == b"\x1f\x8b":
-            return np.zeros(0, np.int64)
-        stream.seek(0)
-        starts: list[int] = []
-        prefix, parts = None, set[str]()
-        for member in TarMembers(stream.read, lambda name, size: False):
-            named = split_name(member.name)
-            if named is None:
-                continue
-            if named[0] != prefix or named[1] in parts:
-                starts.append(member.start)
-                prefix, parts = named[0], set()
-            parts.add(named[1])
-    return np.array(starts, np.int64)
 
 
 def _local(folder: Path, url: str) -> Path | None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from fastapi import Request
 
+from .browse import Browser
 from .items import Engine
 from .settings import Settings
 
@@ -23,7 +24,11 @@ class Service:
     class_sets: Any = None
     jobs: Any = None
     metrics: Any = None
+    browser: Browser = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.browser = Browser(self.settings.limits)
 
 
 def service_of(request: Request) -> Service:

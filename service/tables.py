@@ -23,7 +23,7 @@ from pipeline.show import bin_width, glance
 from pipeline.table import COLUMNS, RunFolder, read_metadata
 from pipeline.where import Where, parse_where
 
-__all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "usual"]
+__all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "plain", "usual"]
 
 DEPTH = 10_000  # rows of a view that can be paged through
 REMEMBERED = 48  # answers per run
@@ -122,6 +122,7 @@ class RunTables:
     def __init__(self, path: Path) -> None:
         self.run = RunFolder(path)
         self._lock = threading.Lock()
+        self._record: tuple[object, dict[str, Any]] = (None, {})
         self._stamp: object = None
         self._known: OrderedDict[object, Any] = OrderedDict()
 
@@ -197,10 +198,7 @@ class RunTables:
 
     def _remember(self, question: object, answer: Callable[[], Known]) -> Known:
         """The answer as long as no file of the run changes; the oldest ones are forgotten."""
-        run, tables = self.run, self._stems()
-        stamp = tuple(
-            (path.stat().st_mtime_ns, path.stat().st_size) for path in (run.run_file, *map(run.table, tables))
-        )
+        stamp = tuple(_stamp(path) for path in (self.run.run_file, *map(self.run.table, self._stems())))
         if stamp != self._stamp:
             self._stamp = stamp
             self._known.clear()
@@ -213,14 +211,16 @@ class RunTables:
         return known
 
     def _recorded(self) -> dict[str, Any]:
-        found = self.run.read_run()
-        if found is None or found.get("finished") is False:
+        stamp = _stamp(self.run.run_file)
+        if stamp != self._record[0]:
+            self._record = (stamp, self.run.read_run() or {})
+        found = self._record[1]
+        if not found or found.get("finished") is False:
             raise TableError(f"{self.run.path} holds no finished run; finish it with the same annotate command")
         return found
 
     def _stems(self) -> tuple[str, ...]:
-        self._recorded()
-        return tuple(self.run.stems())
+        return tuple(shard["table"] for shard in self._recorded()["shards"] if self.run.table(shard["table"]).exists())
 
     def _facts(self) -> dict[str, Any]:
         stems = self._stems()
@@ -323,6 +323,15 @@ class RunTables:
             order = np.argsort(score, kind="stable")[:DEPTH]  # the earlier row first where scores tie
             score, places, rows = score[order], places[order], rows[order]
         return Chosen(total, self._stems(), places, rows)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Changes with the file; raises TableError where there is none."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror}") from error
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _floats(table: pa.Table, name: str) -> Floats:

@@ -1,0 +1,347 @@
+"""GET /v1/runs and below: finished runs, their figures, histograms, views, samples and pictures."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from pipeline.errors import ConfigError, ShardError, TableError
+from pipeline.report.lens import Lens
+
+from ..browse import Browser
+from ..errors import ApiError
+from ..shard_samples import NoPicture, SampleGone
+from ..state import service_of
+from ..tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+Column = Literal[
+    "similarity", "osa_weight", "clean_probability", "knn_consistency", "anchor_consistency", "consistency",
+    "probe_consistency", "label_quality", "neighbourhood", "refined_confidence",
+]  # fmt: skip
+assert set(get_args(Column)) == set(NUMBERS)
+
+
+class ErrorBody(BaseModel):
+    code: str
+    message: str
+    request_id: str | None
+
+
+class Problem(BaseModel):
+    """Every answer that is no success."""
+
+    error: ErrorBody
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    meaning = {
+        404: "`unknown_run`, `unknown_sample` or `no_picture`",
+        409: "`run_unusable`: the run is not finished, or its tables are damaged",
+        410: "`shard_gone`: the shard is not where it was; `sample_changed`: another sample is there now",
+        422: "`invalid_request`: a parameter, or the rule in `where`, cannot be understood",
+    }
+    return {status: {"model": Problem, "description": meaning[status]} for status in statuses}
+
+
+class RunEntry(BaseModel):
+    """A run that can be looked into. `problem` says why one cannot."""
+
+    name: str
+    shards: int = 0
+    model: str | None = None
+    tasks: list[str] = []
+    problem: str | None = None
+
+
+class RunList(BaseModel):
+    runs: list[RunEntry]
+
+
+class ScoreLens(BaseModel):
+    """A score to look at: `column` is drawn and cut, `rank` orders worst to best."""
+
+    column: str
+    rank: str
+    noun: str
+    cut: float | None
+    cut_name: str
+    interval: tuple[float, float] | None
+
+
+class ClassCount(BaseModel):
+    label: int
+    name: str | None
+    count: int
+    kept: int
+
+
+class RunSummary(BaseModel):
+    """Figures of a whole run, as `noisegate show --json` prints them."""
+
+    name: str
+    model: str
+    samples: int
+    shards: int
+    statuses: dict[str, int]
+    errors: dict[str, str] = Field(description="the first reason for each status but ok")
+    flags: dict[str, int]
+    kept: int
+    scored: int
+    zero_weight: int
+    mean_weight: float | None
+    beta: dict[str, Any] | None
+    calibration: dict[str, Any] | None = Field(
+        description="noise rate with interval, and what the cut is expected to do"
+    )
+    labels: dict[str, Any] | None
+    neighbourhood: dict[str, Any] | None
+    similarity_quantiles: dict[str, float]
+    usual: dict[str, tuple[float, float, float] | None] | None = Field(
+        description="similarities below which 5, 50 and 95 % of the wrong and of the right pairs lie, by the calibration"
+    )
+    lenses: list[ScoreLens]
+    class_counts: list[ClassCount]
+    damaged_shards: dict[str, str]
+    warnings: list[str]
+    notes: list[str]
+
+
+class HistogramBins(BaseModel):
+    """Rows by score: bin i is [edges[i], edges[i + 1]). All lists are empty where no row has the score."""
+
+    column: str
+    edges: list[float]
+    kept: list[int]
+    dropped: list[int]
+    unknown: list[int]
+    cut: float | None
+    cut_name: str
+
+
+class Sample(BaseModel):
+    """A row of a weight table, with the names of its classes; `caption` only where it was asked for and is at hand."""
+
+    shard: str
+    key: str
+    index: int
+    status: str
+    error: str | None
+    image_sha256: str | None
+    text_sha256: str | None
+    similarity: float | None
+    osa_weight: float | None
+    clean_probability: float | None
+    label: int | None
+    label_name: str | None = None
+    knn_consistency: float | None
+    anchor_consistency: float | None
+    consistency: float | None
+    probe_consistency: float | None
+    label_quality: float | None
+    neighbourhood: float | None
+    clean: bool | None
+    clean_tango: bool | None
+    refined_label: int | None
+    refined_name: str | None = None
+    refined_confidence: float | None
+    flags: list[str] | None
+    caption: str | None = None
+    problem: str | None = Field(None, description="why there is no caption or no picture")
+
+
+class SamplePage(BaseModel):
+    """Some samples of a view. At most `reachable` of `total` can be paged through; filters lead to the others."""
+
+    view: str
+    total: int
+    reachable: int
+    offset: int
+    samples: list[Sample]
+
+
+def _filters(
+    min_probability: Annotated[float | None, Query(ge=0, le=1, description="of `clean_probability`")] = None,
+    max_probability: Annotated[float | None, Query(ge=0, le=1)] = None,
+    status: Annotated[str | None, Query(max_length=40, examples=["ok"])] = None,
+    label: Annotated[int | None, Query(ge=0, lt=2**31, description="the given class")] = None,
+    clean: Annotated[bool | None, Query(description="kept (true) or dropped (false)")] = None,
+    flag: Annotated[str | None, Query(max_length=100, examples=["duplicate_of"])] = None,
+    key: Annotated[str | None, Query(max_length=300, description="a part of the key")] = None,
+    shard: Annotated[str | None, Query(max_length=300)] = None,
+    where: Annotated[
+        str | None,
+        Query(max_length=2000, description="a rule as in `noisegate export --where`", examples=["label = 3"]),
+    ] = None,
+) -> Filters:
+    return Filters(min_probability, max_probability, status, label, clean, flag, key, shard, where)
+
+
+def _browser(request: Request) -> Browser:
+    return service_of(request).browser
+
+
+def _tables(request: Request, name: Annotated[str, Path(max_length=100)]) -> RunTables:
+    return _browser(request).tables(service_of(request).runs.path(name))
+
+
+Chosen = Annotated[Filters, Depends(_filters)]
+Tables = Annotated[RunTables, Depends(_tables)]
+Looking = Annotated[Browser, Depends(_browser)]
+
+
+@contextmanager
+def _answerable() -> Iterator[None]:
+    """Errors of the tables as answers; messages that name files of this machine stay here."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ApiError(422, "invalid_request", str(error)) from error
+    except (TableError, OSError) as error:
+        raise ApiError(409, "run_unusable", "the run is not finished, or its tables cannot be read") from error
+    except SampleGone as error:
+        raise ApiError(410, "sample_changed" if error.changed else "shard_gone", str(error)) from error
+    except NoPicture as error:
+        raise ApiError(404, "no_picture", str(error)) from error
+
+
+@router.get("", response_model=RunList, summary="Finished runs")
+def list_runs(request: Request, browser: Looking) -> RunList:
+    """All runs that can be looked into, by name."""
+    registry, found = service_of(request).runs, []
+    for name in registry.names():
+        try:
+            recorded = browser.tables(registry.path(name)).recorded()
+        except (TableError, ShardError, OSError):
+            found.append(RunEntry(name=name, problem="not finished, or not readable"))
+            continue
+        scorer, reading = recorded.get("scorer") or {}, recorded.get("reading") or {}
+        shards, tasks = len(recorded["shards"]), list(reading.get("tasks") or [])
+        found.append(RunEntry(name=name, shards=shards, model=scorer.get("model"), tasks=tasks))
+    return RunList(runs=found)
+
+
+@router.get("/{name}/summary", response_model=RunSummary, responses=_errors(404, 409, 422), summary="Figures of a run")
+def summary(name: str, tables: Tables) -> RunSummary:
+    """Counts by status, β, calibration with the expected precision and recall, and what can be looked at."""
+    with _answerable():
+        lenses = [_lens(lens) for lens in tables.lenses()]
+        return RunSummary.model_validate({**tables.overview(), "name": name, "lenses": lenses})
+
+
+def _lens(lens: Lens) -> ScoreLens:
+    return ScoreLens(**{name: getattr(lens, name) for name in ScoreLens.model_fields})
+
+
+@router.get(
+    "/{name}/histogram", response_model=HistogramBins, responses=_errors(404, 409, 422), summary="A score's spread"
+)
+def histogram(
+    tables: Tables,
+    filters: Chosen,
+    column: Annotated[Column | None, Query(description="the run's own score unless given")] = None,
+    bins: Annotated[int, Query(ge=5, le=200, description="at most so many")] = 50,
+) -> HistogramBins:
+    """How many kept and dropped rows have which score; the cut is always an edge."""
+    with _answerable():
+        lenses = tables.lenses()
+        wanted = column or lenses[0].column
+        lens = next((lens for lens in lenses if lens.column == wanted), None)
+        found = tables.histogram(wanted, filters, bins)
+    cut, name = (lens.cut, lens.cut_name) if lens else (None, "")
+    parts: dict[str, Any] = vars(found) if found else dict.fromkeys(("edges", "kept", "dropped", "unknown"), ())
+    return HistogramBins.model_validate({**parts, "column": wanted, "cut": cut, "cut_name": name})
+
+
+@router.get(
+    "/{name}/samples", response_model=SamplePage, responses=_errors(404, 409, 422), summary="A view of the rows"
+)
+def samples(
+    tables: Tables,
+    filters: Chosen,
+    browser: Looking,
+    view: Annotated[View, Query(description="`all` is the table's order and has failed samples too")] = "worst",
+    by: Annotated[Column | None, Query(description="ranks the rows; the run's own score unless given")] = None,
+    offset: Annotated[int, Query(ge=0, lt=DEPTH)] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 24,
+    captions: Annotated[bool, Query(description="read the captions from the shards")] = False,
+) -> SamplePage:
+    """The worst, best or most doubtful rows that pass all filters, a page at a time."""
+    with _answerable():
+        chosen = tables.choose(view, filters, by)
+        rows = tables.rows(chosen, offset, limit)
+        found = [_sample(tables, row) for row in rows]
+        if captions:
+            for sample, row in zip(found, rows, strict=True):
+                _add_caption(browser, tables, sample, row)
+    return SamplePage(view=view, total=chosen.total, reachable=len(chosen.rows), offset=offset, samples=found)
+
+
+@router.get(
+    "/{name}/samples/{shard}/{index}", response_model=Sample, responses=_errors(404, 409, 422), summary="One sample"
+)
+def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tables, browser: Looking) -> Sample:
+    """All columns of a row, and its caption."""
+    with _answerable():
+        row = _row(tables, shard, index)
+        found = _sample(tables, row)
+        _add_caption(browser, tables, found, row)
+    return found
+
+
+@router.get(
+    "/{name}/samples/{shard}/{index}/image",
+    response_class=Response,
+    responses=_errors(404, 409, 410, 422)
+    | {200: {"content": {"image/jpeg": {}}}, 304: {"description": "not modified"}},
+    summary="One picture",
+)
+def image(
+    request: Request,
+    shard: str,
+    index: Annotated[int, Path(ge=0, lt=2**31)],
+    tables: Tables,
+    browser: Looking,
+    size: Annotated[int, Query(ge=16, le=2048, description="pixels of the longer side, at most")] = 320,
+    original: Annotated[bool, Query(description="the picture's own bytes, as they were scored")] = False,
+) -> Response:
+    """A picture out of the run's own shard, as a small JPEG unless the original is asked for."""
+    with _answerable():
+        row = _row(tables, shard, index)
+        digest = (row["image_sha256"] or hashlib.sha256(f"{shard}/{index}".encode()).digest()).hex()[:32]
+        tag = f'"{digest}-{"original" if original else size}"'
+        headers = {"ETag": tag, "Cache-Control": "private, max-age=300", "Content-Disposition": "inline"}
+        if row["image_sha256"] and tag in request.headers.get("If-None-Match", ""):
+            return Response(status_code=304, headers=headers)
+        data, kind = browser.original(tables, row) if original else (browser.small(tables, row, size), "image/jpeg")
+    return Response(data, media_type=kind, headers={**headers, "X-Content-Type-Options": "nosniff"})
+
+
+def _row(tables: RunTables, shard: str, index: int) -> dict[str, Any]:
+    row = tables.row(shard, index)
+    if row is None:
+        raise ApiError(404, "unknown_sample", "the run has no sample with this shard and index")
+    return row
+
+
+def _sample(tables: RunTables, row: dict[str, Any]) -> Sample:
+    names = tables.names()
+
+    def name(label: int | None) -> str | None:
+        return names[label] if label is not None and 0 <= label < len(names) else None
+
+    labels = {"label_name": name(row["label"]), "refined_name": name(row["refined_label"])}
+    return Sample.model_validate({**plain(row), **labels})
+
+
+def _add_caption(browser: Browser, tables: RunTables, sample: Sample, row: dict[str, Any]) -> None:
+    try:
+        sample.caption = browser.caption(tables, row)
+    except (SampleGone, NoPicture) as error:
+        sample.problem = str(error)
