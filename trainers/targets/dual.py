@@ -1,0 +1,182 @@
+"""Dual encoders in the manner of VSE++ (Faghri et al., 2018) and VSE∞ (Chen et al., 2021).
+
+Image: the grid of a timm network, or precomputed region features, one linear map per part, pooled.  Text: words in
+context, pooled.  Both are scaled to length one; the similarity is their cosine.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError
+from pipeline.estimators.torchvision_import import allow_torchvision
+from pipeline.preprocess import Preprocess
+
+from .base import Target, TargetConfig, unit
+from .encoded import Encoded
+from .pictures import Augment, FeatureTransform, PictureTransform, pixel_scaling
+from .pooling import Pooling, build_pooling
+from .texts import TextKind, WordEncoder
+from .vocabulary import Vocabulary
+
+__all__ = ["Dual", "DualConfig"]
+
+
+class DualConfig(TargetConfig):
+    """Settings of `dual`; without a backbone, images are precomputed features."""
+
+    name: Literal["dual"] = "dual"
+    width: int = Field(default=1024, ge=1)
+    """of the joint space"""
+    backbone: str | None = None
+    """a timm name, such as resnet50 or vgg19"""
+    backbone_weights: str | None = None
+    """a file (safetensors, or a checkpoint without code), `download`, or none for random ones"""
+    train_backbone: bool = True
+    image_size: int = Field(default=224, ge=8)
+    augment: Augment = Augment()
+    features: int = Field(default=2048, ge=1)
+    """width of precomputed features"""
+    regions: int = Field(default=36, ge=1)
+    """the most of them in one image"""
+    image_mlp: bool = False
+    """adds a two-layer perceptron to the linear map of each part, as VSE∞ does for region features"""
+    pooling: Pooling = "gpo"
+    text: TextKind = "gru"
+    text_pooling: Pooling = "gpo"
+    text_layers: int = Field(default=1, ge=1)
+    heads: int = Field(default=4, ge=1)
+    word_width: int = Field(default=300, ge=1)
+    word_vectors: str | None = None
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    drop_parts: float = Field(default=0.0, ge=0, lt=1)
+    """share of regions and words left out at random in training (VSE∞: .2), so that GPO meets many sizes"""
+    vocabulary: Vocabulary = Vocabulary()
+
+
+class Dual(Target):
+    """Images uint8 (B, 3, H, W), or features float32 (B, K, D); tokens (B, L); vectors (B, width)."""
+
+    config: DualConfig
+
+    def __init__(self, config: DualConfig, weights: bool = True) -> None:
+        super().__init__(config)
+        self.width = config.width
+        self.preprocess = Preprocess(size=config.image_size)
+        self.backbone: nn.Module | None = None
+        features = config.features
+        if config.backbone is not None:
+            self.backbone, features, self.preprocess = _backbone(config, weights)
+            self.backbone.requires_grad_(config.train_backbone)
+            mean, std = pixel_scaling(self.preprocess)
+            self.register_buffer("mean", mean, persistent=False)
+            self.register_buffer("std", std, persistent=False)
+        self.to_joint = nn.Linear(features, config.width)
+        self.mlp = _mlp(features, config.width) if config.image_mlp else None
+        self.pool_parts = build_pooling(config.pooling)
+        self.words = WordEncoder(
+            config.vocabulary,
+            config.width,
+            kind=config.text,
+            word_width=config.word_width,
+            layers=config.text_layers,
+            heads=config.heads,
+            dropout=config.dropout,
+            vectors=config.word_vectors if weights else None,
+        )
+        self.pool_words = build_pooling(config.text_pooling)
+        self._tokenizer = config.vocabulary.tokenizer()
+
+    def image_transform(self, train: bool) -> Callable[[Any], Tensor]:
+        if self.backbone is None:
+            return FeatureTransform(self.config.regions, self.config.features)
+        return PictureTransform(self.preprocess, self.config.augment if train else None)
+
+    @property
+    def tokenizer(self) -> Callable[[list[str]], Tensor]:
+        return self._tokenizer
+
+    def pixels(self, images: Tensor) -> Tensor:
+        if self.backbone is None or images.dtype != torch.uint8:
+            return images
+        return (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+
+    def encode_images(self, images: Tensor) -> Encoded:
+        images = self.pixels(images)
+        if self.backbone is None:
+            parts = images.unsqueeze(1) if images.ndim == 2 else images
+            mask = (parts != 0).any(dim=-1)
+        else:
+            grid = self.backbone.forward_features(images)  # type: ignore[operator]
+            parts = _grid_rows(grid)
+            mask = parts.new_ones(parts.shape[:2], dtype=torch.bool)
+        joint = self.to_joint(parts)
+        joint = joint if self.mlp is None else joint + self.mlp(parts)
+        return {"vectors": unit(self.pool_parts(joint, self._thinned(mask)))}
+
+    def encode_texts(self, tokens: Tensor) -> Encoded:
+        words, mask = self.words(tokens)
+        pool = mask if self.config.text_pooling == "last" else self._thinned(mask)
+        return {"vectors": unit(self.pool_words(words, pool))}
+
+    def _thinned(self, mask: Tensor) -> Tensor:
+        """In training, without a random share of the parts; never without all of them."""
+        if not (self.training and self.config.drop_parts):
+            return mask
+        kept = mask & (torch.rand(mask.shape, device=mask.device) >= self.config.drop_parts)
+        return torch.where(kept.any(dim=1, keepdim=True), kept, mask)
+
+
+def _mlp(features: int, width: int) -> nn.Module:
+    hidden = max(1, width // 2)
+    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
+
+
+def _grid_rows(grid: Tensor) -> Tensor:
+    """(B, K, D) from the (B, D, H, W) of a convolutional network or the (B, K, D) of a transformer."""
+    return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid
+
+
+def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Preprocess]:
+    """The network, the width of its grid and its own preprocessing; nothing is fetched unless `download` asks for it."""
+    allow_torchvision()
+    import timm
+
+    name, source = str(config.backbone), config.backbone_weights if weights else None
+    if not timm.is_model(name):
+        close = timm.list_models(f"*{name[:4]}*")[:3]
+        raise ConfigError(
+            f"target.backbone={name!r} is no timm model; use {', '.join(close) or 'for example resnet50'}"
+        )
+    if source not in (None, "download") and not Path(str(source)).is_file():
+        raise ConfigError(
+            f"target.backbone_weights={source!r}: no such file; give a safetensors file, `download`, or leave it out for "
+            "random weights"
+        )
+    file = {"file": source} if source not in (None, "download") else None
+    sizes = {"img_size": config.image_size} if _takes_size(name) else {}
+    network = timm.create_model(
+        name, pretrained=source is not None, pretrained_cfg_overlay=file, num_classes=0, **sizes
+    )
+    was_training = network.training
+    with torch.no_grad():
+        grid = network.eval().forward_features(torch.zeros(1, 3, config.image_size, config.image_size))
+    network.train(was_training)
+    if grid.ndim == 4 and grid.shape[1] != network.num_features:
+        raise ConfigError(
+            f"target.backbone={name!r}: its grid is {tuple(grid.shape)}, with channels last; use a network with channels "
+            "first, such as resnet50, or a transformer, such as vit_small_patch16_224"
+        )
+    own = timm.data.resolve_model_data_config(network)
+    interpolation = "bilinear" if own["interpolation"] == "bilinear" else "bicubic"
+    preprocess = Preprocess(config.image_size, "shortest", interpolation, tuple(own["mean"]), tuple(own["std"]))  # type: ignore[arg-type]
+    return network, int(grid.shape[1] if grid.ndim == 4 else grid.shape[2]), preprocess
+
+
+def _takes_size(name: str) -> bool:
+    """Transformers fix their picture size when they are built."""
+    return name.startswith(("vit_", "deit", "beit", "swin", "eva", "test_vit"))

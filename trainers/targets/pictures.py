@@ -1,0 +1,109 @@
+"""Pictures and precomputed features on their way into a target: what data workers do to each sample."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+from pipeline.preprocess import Preprocess
+
+__all__ = ["Augment", "FeatureTransform", "PictureTransform", "pixel_scaling"]
+
+
+class Augment(BaseModel):
+    """What training does to pictures: a random crop of that share of the area, and a mirror image with probability `flip`.
+
+    Mirrored pictures belie captions with "left" and "right", so flip is 0 unless asked for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    crop: tuple[float, float] | None = (0.9, 1.0)
+    flip: float = Field(default=0.0, ge=0, le=1)
+
+    @field_validator("crop")
+    @classmethod
+    def _a_share(cls, crop: tuple[float, float] | None) -> tuple[float, float] | None:
+        if crop is not None and not 0 < crop[0] <= crop[1] <= 1:
+            raise ValueError("give two shares of the area, for example [0.9, 1.0], or null")
+        return crop
+
+
+@dataclass(frozen=True)
+class PictureTransform:
+    """PIL picture to uint8 (3, size, size); random parts draw from torch's global generator."""
+
+    preprocess: Preprocess
+    augment: Augment | None = None
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        image = image.convert("RGB")
+        if self.augment is None:
+            return _channels_first(self.preprocess(image))
+        if self.augment.crop is not None:
+            size = self.preprocess.size
+            box = _random_box(image.width, image.height, self.augment.crop)
+            kind = (
+                Image.Resampling.BILINEAR if self.preprocess.interpolation == "bilinear" else Image.Resampling.BICUBIC
+            )
+            pixels: NDArray[np.uint8] = np.asarray(image.resize((size, size), kind, box=box), dtype=np.uint8)
+        else:
+            pixels = self.preprocess(image)
+        if self.augment.flip and float(torch.rand(())) < self.augment.flip:
+            pixels = pixels[:, ::-1]
+        return _channels_first(pixels)
+
+
+def _random_box(width: int, height: int, share: tuple[float, float]) -> tuple[int, int, int, int]:
+    """A box of that share of the area and of a ratio in 3/4 to 4/3, the largest central square after ten vain tries."""
+    for _ in range(10):
+        draw = torch.rand(4)
+        area = width * height * (share[0] + (share[1] - share[0]) * float(draw[0]))
+        ratio = math.exp((2 * float(draw[1]) - 1) * math.log(4 / 3))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, top = int(float(draw[2]) * (width - across + 1)), int(float(draw[3]) * (height - down + 1))
+            return left, top, left + across, top + down
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
+def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+@dataclass(frozen=True)
+class FeatureTransform:
+    """Array (K, width) or (width,) to float32 (parts, width): rows beyond `parts` are cut off, missing ones are zeros.
+
+    >>> FeatureTransform(parts=3, width=2)(np.ones((2, 2))).tolist()
+    [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    """
+
+    parts: int
+    width: int
+
+    def __call__(self, features: NDArray[np.floating] | Tensor) -> Tensor:
+        rows = torch.as_tensor(np.asarray(features, dtype=np.float32))
+        rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
+        if rows.ndim != 2 or rows.shape[1] != self.width:
+            raise ConfigError(
+                f"features of shape {tuple(np.shape(features))} do not fit target.features={self.width}; they must be "
+                f"(K, {self.width}) or ({self.width},)"
+            )
+        padded = rows.new_zeros(self.parts, self.width)
+        padded[: len(rows)] = rows[: self.parts]
+        return padded
+
+
+def pixel_scaling(preprocess: Preprocess) -> tuple[Tensor, Tensor]:
+    """(1, 3, 1, 1) each: what is taken from pixels in 0..255 and what they are divided by."""
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) * 255 for values in (preprocess.mean, preprocess.std))
+    return mean, std
