@@ -1,0 +1,256 @@
+"""What a method is, and what it may ask of the run that drives it.
+
+A method decides which samples an epoch shows, what their loss is, and what it remembers about each; the loop does the rest
+(devices, precision, ranks, optimiser, checkpoints, evaluation). It sees similarities and logits, never a network's inside.
+
+    epochs(wanted)       how many epochs, where the method itself knows
+    begin_epoch(run)     before each epoch; run.measure(…) passes over all data with the current networks
+    streams(run)         which rows this epoch shows, in how many streams; a step gets one batch of each
+    loss(batches, run)   one step; run.forward(batch, network) gives the similarities of the whole batch of all ranks
+    end_epoch(run)
+    state_dict()         everything that begin_epoch and loss change, arrays by global row number above all
+    sample_columns()     what was learnt about the samples, by row, for a weight table
+
+A step's loss may add up the losses of several networks, for these share no parameters: one backward serves all. A run that
+goes on in the middle of an epoch loads the state and does not begin the epoch again, so `streams` must follow from the state.
+
+How the others of METHODS fit, as a check of this interface:
+
+LNC (3): `networks = 2`. begin_epoch: for k in 0, 1 run.measure of `triplet(seen.similarity, .2, same=seen.same)`, GMM,
+  swap: network 0 gets network 1's confidences. streams: clean and noisy of each network, {"a_clean": Stream(rows),
+  "b_clean": Stream(rows, order=1), …}; in the warm-up all rows but those that random noise abandon drops. loss: predictions
+  of both networks under no_grad, Ψ2 margins, hardest triplet of each network, added. gamma and w live in (2, N) arrays.
+CRCL (4): epochs: the pieces' sum. begin_epoch: at the start of a piece run.restart(epochs=its length), which draws the
+  networks anew, forgets the optimiser and the best figure, and restarts the schedule. loss: updates the labels (N,) at
+  seen.rows and takes the active complementary loss. All ranks see the whole batch, so their label arrays stay equal.
+GSL (5): as LNC, with a BMM on its own loss, and anchors taken from seen.images and seen.texts of the clean stream.
+TANGO (6): begin_epoch: run.measure of `seen.images["vectors"]` gives (N, d), refined into clean (N,) and soft labels
+  (N, C). loss: x = run.network().pixels(run.on_device(batch).images), mixed with itself by run.random("mixup"), encoded by
+  run.encode_images, its own logits from the anchors, gathered by run.gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+
+from .. import losses
+
+if TYPE_CHECKING:
+    from ..data import Batch
+    from ..targets import Encoded, Target
+
+__all__ = ["Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream"]
+
+ALL = "all"
+Array = NDArray[Any]
+LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "cross_entropy", "contrastive"]
+LOSSES: Mapping[str, tuple[str, ...]] = {  # of each task, the usual one first
+    "retrieval": ("info_nce", "triplet", "hardest_triplet"),
+    "classification": ("cross_entropy",),
+    "image_retrieval": ("contrastive",),
+}
+
+
+class MethodConfig(BaseModel):
+    """What all methods can be told; each has its own on top."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    loss: LossName = "auto"
+    """auto: info_nce for retrieval, cross_entropy for classification, contrastive for image_retrieval"""
+    margin: float = Field(0.2, gt=0)
+    temperature: float | None = Field(None, gt=0)
+    """None: the target's own, which CLIP learns"""
+    mask_same: bool = True
+    """two samples with the same picture or the same caption are no negatives for one another"""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows (total_rows,) bool to show, None for all that data.where lets through; another `order` shuffles anew."""
+
+    rows: NDArray[np.bool_] | None = None
+    order: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One network's view of a batch, of all ranks together; B samples in the order of the plan.
+
+    similarity: (B, B), images against texts, or against images for image_retrieval. logits: (B, C) for classification,
+    already scaled. same: (B, B) bool, pairs that show the same picture or caption. Either may be None.
+    """
+
+    rows: Tensor
+    images: Encoded
+    temperature: Tensor
+    texts: Encoded | None = None
+    similarity: Tensor | None = None
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    same: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """`loss` is None when there is nothing to learn from the batch: it is skipped, and counted."""
+
+    loss: Tensor | None
+    logs: Mapping[str, float | Tensor] = field(default_factory=dict)
+
+
+class Run(Protocol):
+    """What a method may ask of the loop. Everything is the same on all ranks."""
+
+    task: str
+    seed: int
+    epoch: int
+    step: int
+    total_rows: int
+    device: torch.device
+    table: Path | None
+
+    def forward(self, batch: Batch, network: int = 0) -> Seen:
+        """Encode a batch, gather it over the ranks, and compare."""
+        ...
+
+    def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
+        """Encode this rank's images alone: mixed ones, say."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """This rank's rows and those of all others, in rank order, with gradients."""
+        ...
+
+    def network(self, network: int = 0) -> Target: ...
+
+    def measure(
+        self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
+    ) -> dict[str, Array]:
+        """Pass over all data in shuffled batches, without augmentation and gradients; (total_rows, …), NaN where not seen."""
+        ...
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Batches come as the data loader left them; `forward` moves them by itself."""
+        ...
+
+    def column(self, name: str) -> Array:
+        """A whole column of the table, (total_rows,)."""
+        ...
+
+    def row_mean(self, values: Array) -> float:
+        """Mean of (total_rows,) values over the rows trained on, NaN as 0."""
+        ...
+
+    def random(self, purpose: str) -> np.random.Generator:
+        """A generator of its own for each purpose, epoch and step: going on after a stop draws the same."""
+        ...
+
+    def restart(self, epochs: int) -> None:
+        """Draw the networks anew, forget optimiser and best figure, and begin the schedule again for so many epochs."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Tell the user once."""
+        ...
+
+
+class Method:
+    """The base of all: plain training over all rows. A method overrides what it does differently."""
+
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+    networks: ClassVar[int] = 1
+    needs_table: ClassVar[bool] = False
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        """Raises ConfigError where the configuration does not fit the task."""
+        self.config = config
+        self.task = task
+        self.loss_name = self._loss_for(task)
+
+    # --- what it needs ---------------------------------------------------------------------------------------------------
+
+    def columns(self) -> tuple[str, ...]:
+        """Of the table, to come with every batch."""
+        return ()
+
+    def where(self) -> str | None:
+        """A rule over the table's columns that narrows the data for the whole run."""
+        return None
+
+    def check(self, table: Path | None) -> None:
+        """Raises ConfigError, before anything is loaded, where the table lacks what the method needs."""
+
+    def prepare(self, run: Run) -> None:
+        """Once, before the first step and after every resume: what can be computed again and need not be saved."""
+
+    def epochs(self, wanted: int) -> int:
+        """How many epochs there will be, where loop.epochs says `wanted`."""
+        return wanted
+
+    # --- an epoch ----------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, run: Run) -> None: ...
+
+    def streams(self, run: Run) -> dict[str, Stream]:
+        """By name; a step gets one batch of each, and shorter streams start over until the longest ends."""
+        return {ALL: Stream()}
+
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        raise NotImplementedError
+
+    def end_epoch(self, run: Run) -> None: ...
+
+    # --- what it remembers -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        """Arrays that a checkpoint must hold."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """The inverse of `state_dict`."""
+
+    def sample_columns(self) -> dict[str, Array]:
+        """(total_rows,) each: what was learnt about the samples."""
+        return {}
+
+    # --- what several share ------------------------------------------------------------------------------------------------
+
+    def losses(self, seen: Seen, negatives: Tensor | None = None) -> Tensor:
+        """(B,) by `config.loss` and the task; `negatives` (B,) bool may leave samples out of the others' negatives."""
+        temperature = self.config.temperature or seen.temperature
+        same = seen.same if self.config.mask_same else None
+        if self.loss_name == "cross_entropy":
+            assert seen.logits is not None and seen.labels is not None
+            return losses.cross_entropy(seen.logits, seen.labels)
+        assert seen.similarity is not None
+        if self.loss_name == "contrastive":
+            assert seen.labels is not None
+            return losses.contrastive(seen.similarity, seen.labels, temperature, negatives)
+        if self.loss_name == "info_nce":
+            return losses.info_nce(seen.similarity, temperature, same, negatives)
+        hardest = self.loss_name == "hardest_triplet"
+        return losses.triplet(seen.similarity, self.config.margin, hardest=hardest, same=same, negatives=negatives)
+
+    def _loss_for(self, task: str) -> str:
+        fitting = LOSSES[task]
+        if self.config.loss == "auto":
+            return fitting[0]
+        if self.config.loss not in fitting:
+            raise ConfigError(
+                f"method.loss={self.config.loss} does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
+            )
+        return self.config.loss

@@ -1,0 +1,53 @@
+"""Does a folder of weight tables hold what a method wants? Asked before anything is loaded."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from pipeline.errors import ConfigError
+from pipeline.table import COLUMNS, RunFolder
+
+__all__ = ["finished_run", "require_columns"]
+
+_MADE_BY = {
+    "osa_weight": "noisegate annotate SHARDS --out TABLE",
+    "similarity": "noisegate annotate SHARDS --out TABLE",
+    "neighbourhood": "noisegate rescore TABLE --neighbourhood",
+}
+_LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
+
+
+def finished_run(table: Path | None, setting: str) -> RunFolder:
+    """The run in `table`; raises ConfigError where there is none or where it is not finished."""
+    if table is None:
+        raise ConfigError(
+            f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
+        )
+    run = RunFolder(table)
+    recorded = run.read_run()
+    if recorded is None:
+        raise ConfigError(
+            f"data.table={table}: no run there; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
+        )
+    if recorded.get("finished") is False:
+        raise ConfigError(
+            f"data.table={table}: this run is not finished; run the same annotate command again, it goes on"
+        )
+    if next(run.stems(), None) is None:
+        raise ConfigError(f"data.table={table}: no tables there; run the same annotate command again")
+    return run
+
+
+def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
+    """Raises ConfigError where a column does not exist, or holds nothing in all the tables."""
+    run = finished_run(table, setting)
+    for name in columns:
+        if name == "shard":
+            continue
+        if name not in COLUMNS:
+            raise ConfigError(f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}")
+        if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
+            raise ConfigError(
+                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_MADE_BY.get(name, _LABELS)}"
+            )
