@@ -18,19 +18,21 @@ Row = NDArray[np.float32]
 class Item:
     """One sample of a request: an image file's bytes, a caption, or both.
 
-    `problem` is (status, error) of a picture that could not even be read from the request, such as broken base64.
+    `problem` is (status, error) of a picture that could not even be read from the request, such as broken base64;
+    `text_problem` the same of a caption.
     """
 
     image: bytes | None = None
     text: str | None = None
     problem: tuple[str, str] | None = None
+    text_problem: tuple[str, str] | None = None
 
 
 @dataclass
 class Embedded:
     """A sample as the table would have it: status and error, unit embeddings (d,) where there are some, and the cosine.
 
-    `missing` is the status of a part that is not there or not usable; `status` and `error` are about the pair.
+    `status` and `error` are about the pair, `image_status` and `text_status` about each part alone, errors likewise.
     """
 
     status: str = "ok"
@@ -41,7 +43,9 @@ class Embedded:
     image_sha256: bytes | None = None
     text_sha256: bytes | None = None
     image_status: str = "ok"
+    image_error: str | None = None
     text_status: str = "ok"
+    text_error: str | None = None
 
 
 class Engine(Protocol):

@@ -175,11 +175,12 @@ def load_settings(config: Path | None = None, **given: Any) -> Settings:
             return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, from_file)
 
     try:
-        return WithFile(**flags)
+        found = WithFile(**flags)
     except NoisegateError:
         raise
     except ValidationError as error:
         raise ConfigError("; ".join(_problem(problem) for problem in error.errors()[:3])) from error
+    return Settings.model_construct(found.model_fields_set, **dict(found))  # of a class that other processes know
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -65,13 +65,13 @@ class FakeEngine:
             found.image = normalise(self._model.encode_images([decode_image(item.image, self.limits)]))[0]
         except BadSample as error:
             found.image_status = found.status = error.status
-            found.error = str(error)
+            found.image_error = found.error = str(error)
         try:
             text = decode_text({} if item.text is None else {"txt": item.text.encode()}, None, self.limits)
             found.text_sha256 = hashlib.sha256(text.encode()).digest()
             found.text = normalise(self._model.encode_texts([text]))[0]
         except BadSample as error:
-            found.text_status = error.status
+            found.text_status, found.text_error = error.status, str(error)
             if found.status == "ok":
                 found.status, found.error = error.status, str(error)
         if found.status == "ok":
