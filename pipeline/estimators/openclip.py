@@ -19,16 +19,16 @@ from PIL import Image
 from ..decode import DECODER
 from ..errors import ConfigError
 from ..preprocess import Preprocess
-from .base import Identity, Pixels, array_digest, normalise
+from .base import Identity, Pixels, array_digest
 from .device import Device
 from .hub import hub_or_cache
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
+from .openclip_text import PROBE_TEXTS, encode_tokens, trimmed, trimming_is_exact
 from .torchvision_import import allow_torchvision
 
-__all__ = ["OpenClipEstimator", "open_clip_source"]
+__all__ = ["OpenClipEstimator", "open_clip_source", "preprocess_of", "quietly"]
 
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
-_PROBE_TEXTS = ("a", "a red circle", "two small green triangles on the left of a wide blue square, on white paper")
 
 
 class OpenClipEstimator:
@@ -48,11 +48,11 @@ class OpenClipEstimator:
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
         self.batch_size = batch_size or device.batch_size
-        self.preprocess = _preprocess_of(model)
+        self.preprocess = preprocess_of(model)
         self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
         self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
         self._padding = int(tokenizer([""])[0, -1])
-        self.trims_texts = self._trimming_is_exact()
+        self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
         weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
         architecture = np.frombuffer(json.dumps(config, sort_keys=True).encode(), np.uint8)
         self.identity = Identity(
@@ -80,7 +80,7 @@ class OpenClipEstimator:
         quick = bool(tag.get("quick_gelu"))  # these weights need it, whatever the built-in configuration says
         problem = None
         try:
-            with _quiet(), _weights_only(), contextlib.ExitStack() as stack:
+            with quietly(), _weights_only(), contextlib.ExitStack() as stack:
                 if needs_hub(source, bool(tag)):
                     problem = stack.enter_context(hub_or_cache())
                 if seed is not None:
@@ -147,11 +147,7 @@ class OpenClipEstimator:
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
         """Token ids (N, L): cut to the longest text where that changes nothing, else the model's whole context."""
         tokens = self._tokenizer(list(texts))
-        return self._trimmed(tokens) if self.trims_texts else tokens
-
-    def _trimmed(self, tokens: torch.Tensor) -> torch.Tensor:
-        used = (tokens != self._padding).any(dim=0).nonzero()
-        return tokens[:, : int(used.max()) + 1] if len(used) else tokens[:, :1]
+        return trimmed(tokens, self._padding) if self.trims_texts else tokens
 
     def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
         parts = [
@@ -176,40 +172,11 @@ class OpenClipEstimator:
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
-            return self._text_forward(tokens.to(self._device.name))
-
-    def _text_forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        model, length = self._model, tokens.shape[1]
-        tower = getattr(model, "text", model)  # a plain CLIP holds the parts of its text tower itself
-        positions = getattr(tower, "positional_embedding", None)
-        if positions is None or length == len(positions) or getattr(tower, "cls_emb", None) is not None:
-            return model.encode_text(tokens)  # type: ignore[no-any-return]
-        # open_clip's own towers take their whole table of positions and mask; a shorter text needs the first rows of both
-        from open_clip.transformer import text_global_pool
-
-        kind = tower.transformer.get_cast_dtype()
-        x = tower.token_embedding(tokens).to(kind) + positions[:length].to(kind)
-        mask = tower.attn_mask[:length, :length] if tower.attn_mask is not None else None
-        x = tower.ln_final(tower.transformer(x, attn_mask=mask))
-        pool, end = (model.text_pool_type, model.text_eos_id) if tower is model else (tower.pool_type, tower.eos_id)
-        x = text_global_pool(x, tokens, pool, eos_token_id=end)
-        projection = tower.text_projection
-        if projection is None:
-            return x  # type: ignore[no-any-return]
-        return projection(x) if isinstance(projection, torch.nn.Linear) else x @ projection  # type: ignore[no-any-return]
-
-    @torch.inference_mode()
-    def _trimming_is_exact(self) -> bool:
-        """Whether cut texts embed as whole ones do: true of causal and masked towers, not of those that read padding."""
-        tokens = self._tokenizer(list(_PROBE_TEXTS)).to(self._device.name)
-        try:  # without autocast: in half precision a small dependence on the padding would drown
-            whole, cut = (self._text_forward(t).float().cpu().numpy() for t in (tokens, self._trimmed(tokens)))
-        except (RuntimeError, AssertionError, IndexError, AttributeError):  # a tower that only takes its full context
-            return False
-        return bool(np.abs(normalise(whole) - normalise(cut)).max() <= 1e-5)
+            return encode_tokens(self._model, tokens.to(self._device.name))
 
 
-def _preprocess_of(model: Any) -> Preprocess:
+def preprocess_of(model: Any) -> Preprocess:
+    """The preprocessing that an open_clip model was made for."""
     config = model.visual.preprocess_cfg
     size = config.get("size", 224)
     height, width = (size, size) if isinstance(size, int) else size
@@ -234,12 +201,12 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _tokenizer_name(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
     """How long texts may be, and what the tokenizer makes of some."""
-    tokens = tokenizer([*_PROBE_TEXTS, *_ODD_TEXTS])
+    tokens = tokenizer([*PROBE_TEXTS, *_ODD_TEXTS])
     return f"{tokens.shape[1]} tokens of tokenizer {array_digest({'tokens': tokens.numpy()})[:16]}"
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Loading without the steps that open_clip reports on the root logger; what matters of them is an exception here."""
     root, silent = logging.getLogger(), logging.NullHandler()
 
