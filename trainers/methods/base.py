@@ -70,8 +70,8 @@ class MethodConfig(BaseModel):
     name: str
     loss: LossName = "auto"
     """auto: info_nce for retrieval, cross_entropy for classification, contrastive for image_retrieval"""
-    margin: float = Field(0.2, gt=0)
-    temperature: float | None = Field(None, gt=0)
+    margin: float = Field(default=0.2, gt=0)
+    temperature: float | None = Field(default=None, gt=0)
     """None: the target's own, which CLIP learns"""
     mask_same: bool = True
     """two samples with the same picture or the same caption are no negatives for one another"""

@@ -1,0 +1,187 @@
+"""Can this configuration work? Asked of files' names, tables and devices, before a shard is read or a network built."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.shards import Shard, find_shards
+from pipeline.table import RunFolder
+from pipeline.where import parse_where
+
+from .config import TrainConfig, build_method
+from .methods import Method
+from .methods.table_columns import finished_run, require_columns
+from .targets import TargetConfig, target_config
+
+__all__ = ["Checked", "check", "joined_rule"]
+
+_M_PER_CLASS = re.compile(r"m_per_class:([1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks found out on their way; `notes` are worth a line to the user."""
+
+    method: Method
+    target: TargetConfig
+    shards: list[Shard]
+    eval_shards: list[Shard]
+    sampler: str
+    where: str | None
+    notes: list[str]
+
+
+def check(config: TrainConfig) -> Checked:
+    """Raises ConfigError for the first thing that cannot work."""
+    _check_out(config.out)
+    _check_device(config)
+    method = build_method(config)
+    target = _check_target(config)
+    sampler = _check_sampler(config)
+    if config.data.table is None and config.data.where is not None:
+        raise ConfigError(
+            f"data.where={config.data.where!r} is a rule over a table's columns, and data.table is not given; "
+            "give data.table=tables"
+        )
+    run = None if config.data.table is None else finished_run(config.data.table, "data.table")
+    if config.data.where is not None:
+        require_columns(config.data.table, parse_where(config.data.where).columns, f"data.where={config.data.where!r}")
+    if method.needs_table and run is None:
+        raise ConfigError(
+            f"method.name={config.method['name']} needs a weight table; give data.table, made by: "
+            "noisegate annotate SHARDS --out tables"
+        )
+    method.check(config.data.table)
+    where = joined_rule(config.data.where, method.where())
+    if run is not None:
+        _check_size(config, run, where)
+    shards = _check_shards(config, run)
+    eval_shards = _check_evaluation(config)
+    seen = {shard.url for shard in shards} & {shard.url for shard in eval_shards}
+    notes = [f"{min(seen)} is trained on and evaluated on: figures will flatter"] if seen else []
+    return Checked(method, target, shards, eval_shards, sampler, where, notes)
+
+
+def joined_rule(one: str | None, other: str | None) -> str | None:
+    """Both rules at once.
+
+    >>> joined_rule("similarity > 0.2", "clean")
+    '(similarity > 0.2) and (clean)'
+    """
+    return f"({one}) and ({other})" if one and other else one or other
+
+
+def _check_out(out: Path) -> None:
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):
+        raise ConfigError(f"out={out} is a URL; runs are written to a local folder, such as out=runs")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"out={out} is a file; give a folder, such as out=runs")
+
+
+def _check_device(config: TrainConfig) -> None:
+    loop = config.loop
+    if loop.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto")
+    if loop.device == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("loop.device=mps: torch finds no Apple GPU here; use loop.device=cpu or auto")
+    gpu = loop.device != "cpu" and torch.cuda.is_available()
+    if gpu and loop.devices > torch.cuda.device_count():
+        raise ConfigError(
+            f"loop.devices={loop.devices}: torch finds {torch.cuda.device_count()} here; use as many or fewer"
+        )
+    if loop.precision == "16-mixed" and not gpu:
+        raise ConfigError("loop.precision=16-mixed needs a GPU; use loop.precision=32-true")
+    if loop.precision == "bf16-mixed" and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError(
+            "loop.precision=bf16-mixed: this GPU does not compute in bfloat16; use loop.precision=16-mixed"
+        )
+    world = loop.devices * loop.nodes
+    if config.data.batch_size % world:
+        fitting = max(world, config.data.batch_size // world * world)
+        raise ConfigError(
+            f"data.batch_size={config.data.batch_size} is that of all {world} devices and cannot be shared evenly; "
+            f"use data.batch_size={fitting}"
+        )
+    if config.optimizer.nesterov and config.optimizer.momentum == 0:
+        raise ConfigError("optimizer.nesterov=true needs momentum; use optimizer.momentum=0.9")
+
+
+def _check_target(config: TrainConfig) -> TargetConfig:
+    if not config.target:
+        raise ConfigError("target.name is not given; use for example target.name=clip with target.model=ViT-B-32")
+    target = target_config(config.target)
+    if config.task.name == "classification" and not target.classes:
+        raise ConfigError(
+            "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line"
+        )
+    return target
+
+
+def _check_sampler(config: TrainConfig) -> str:
+    sampler = config.data.sampler
+    if sampler == "auto":
+        sampler = "m_per_class:4" if config.task.name == "image_retrieval" else "window"
+        if sampler != "window" and config.data.batch_size % 4:
+            raise ConfigError(
+                f"data.batch_size={config.data.batch_size}: four samples of each class fill a batch of image_retrieval; "
+                f"use data.batch_size={max(8, config.data.batch_size // 4 * 4)}"
+            )
+    found = _M_PER_CLASS.fullmatch(sampler)
+    if not found and sampler not in ("window", "sequential"):
+        raise ConfigError(f"data.sampler={sampler!r} is unknown; use window, sequential or m_per_class:4")
+    if found and config.data.batch_size % int(found[1]):
+        size = int(found[1])
+        raise ConfigError(
+            f"data.batch_size={config.data.batch_size} is no multiple of the {size} samples per class of "
+            f"data.sampler={sampler}; use data.batch_size={max(2, config.data.batch_size // size) * size}"
+        )
+    if found and config.task.name == "retrieval":
+        raise ConfigError(f"data.sampler={sampler} draws by class, and task.name=retrieval has none; use window")
+    return sampler
+
+
+def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
+    """Enough rows for one batch? Stops counting once there are."""
+    rule = parse_where(where) if where else None
+    count = 0
+    for stem in run.stems():
+        table = run.read(stem)
+        ok = pc.equal(table["status"], "ok").to_numpy(zero_copy_only=False)
+        count += int((ok & rule.mask(table)).sum() if rule else ok.sum())
+        if count >= config.data.batch_size:
+            return
+    chosen = f" for which {where} holds" if where else ""
+    raise ConfigError(
+        f"data.batch_size={config.data.batch_size} is more than the {count:,} good samples{chosen} of "
+        f"data.table={run.path}; use for example data.batch_size={max(2, count // 4)}"
+    )
+
+
+def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
+    if config.data.shards:
+        return find_shards(config.data.shards)
+    if run is None:
+        raise ConfigError(
+            "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table"
+        )
+    return [Shard(entry["url"]) for entry in (run.read_run() or {"shards": []})["shards"]]
+
+
+def _check_evaluation(config: TrainConfig) -> list[Shard]:
+    if config.loop.evaluate_every == 0:
+        if config.loop.patience is not None:
+            raise ConfigError(
+                f"loop.patience={config.loop.patience} waits for better figures, and loop.evaluate_every=0 makes none; "
+                "use loop.evaluate_every=1"
+            )
+        return []
+    if not config.data.eval_shards:
+        raise ConfigError(
+            "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0 to train "
+            "without measuring"
+        )
+    return find_shards(config.data.eval_shards)
