@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
 
-from .batch import Batch
+from pipeline.decode import Limits
+from pipeline.errors import ConfigError, MismatchError, ShardError
+from pipeline.read import IMAGE_PARTS
+
+from .batch import Batch, Dropped
+from .catalogue import Catalogue, Needs, find_catalogue, labels_of
+from .join import EXAMPLES, Reading, check_columns, shares
+from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source, start_worker
+from .plan import Plan, make_plan, part_of
+from .row_mask import RowMask
+from .shard_cache import ShardCache
+from .transforms import ArrayTensor
 
 __all__ = ["WeightedShards"]
 
 ImageTransform = Callable[..., Tensor]  # of a PIL picture, or of the array of an npy part; may take `rng` too
 TextTransform = Callable[[list[str]], Any]
+OPEN_SHARDS = 128  # where batches draw from all shards at once
 
 
 class WeightedShards:
@@ -67,52 +83,284 @@ class WeightedShards:
         max_mismatch: float = 0.0,
         cache: str | Path | None = None,
         pin_memory: bool = False,
+        limits: Limits | None = None,
+        _found: _Found | None = None,
     ) -> None:
-        raise NotImplementedError
+        if shards is not None and not isinstance(shards, str | Path):
+            shards = list(shards)
+        self._settings = {name: value for name, value in locals().items() if name not in ("self", "_found")}
+        _check(batch_size, world, rank, workers, window_shards, max_mismatch)
+        check_columns(columns)
+        if isinstance(label, str):
+            check_columns([label])
+        if table is None and (columns or isinstance(label, str)):
+            name = label if isinstance(label, str) else columns[0]
+            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table")
+        if image_part not in (None, "npy"):
+            raise ConfigError(f"image_part {image_part!r} is unknown; use 'npy', or None for jpg, jpeg, png and webp")
+        if image == "npy":
+            image, image_part = ArrayTensor(), "npy"
+        self.batch_size, self.rank, self.world, self.seed = batch_size, rank, world, seed
+        self._reading = Reading(text_field, label_field, limits)
+        self._captions = CaptionSource.of(captions) if text is not None or captions != "one" else None
+        self._sampler, self._window = sampler, window_shards
+        self._drop_last = True if drop_last is None else drop_last
+        self._label, self._max_mismatch = label, max_mismatch
+        self._folder = _found.folder if _found else _Folder(cache)
+        self._cache = ShardCache(self._folder.path, copies=2 * window_shards + 2)
+        needs = self._needs(where, image is not None, image_part)
+        if _found is not None and _found.needs == needs:
+            self._catalogue = _found.catalogue
+        else:
+            self._catalogue = find_catalogue(shards, table, needs, self._cache)
+        self._found = _Found(self._catalogue, needs, self._folder)
+        self.notes = list(self._catalogue.notes)
+        self.total_rows = self._catalogue.ok.total
+        self.epoch = 0
+        self._batch = 0
+        self.read_samples = self.dropped_samples = 0
+        source = Source(
+            shards=self._catalogue.shards,
+            offsets=self._catalogue.ok.offsets,
+            run=self._catalogue.run,
+            cache=self._cache,
+            open_shards=OPEN_SHARDS if sampler.startswith("m_per_class") else 2 * window_shards,
+            columns=tuple(columns),
+            image=image,
+            image_part=image_part,
+            text=text,
+            captions=self._captions,
+            label=label,
+            reading=self._reading,
+            strict=max_mismatch == 0,
+            seed=seed,
+        )
+        self._source = BatchLoader(source)
+        self._loader = _loader(self._source, _Refs(self._refs), workers, pin_memory)
+        self._rows = self._catalogue.ok
+        self._plan = self._planned(self._rows)
 
-    total_rows: int  # of all tables (or shards), failed rows included: the length of arrays by global row number
-    selected_rows: int  # that an epoch draws from
-    epoch: int
-    notes: list[str]  # what a user should know about the data, one line each
-
+    # --- what an epoch sees ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        raise NotImplementedError
+        return len(self._plan)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of this epoch that are still to come; at its end the next epoch begins."""
-        raise NotImplementedError
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of `epoch`; where it is the current one, the place in it is kept (after a resume)."""
-        raise NotImplementedError
+    @property
+    def selected_rows(self) -> int:
+        """Rows that an epoch draws from."""
+        return int(self._rows.kept.sum())
 
     def set_selection(self, mask: NDArray[np.bool_] | None) -> None:
         """From the next iteration on see only rows that are also true in `mask`, (total_rows,) bool; None: all again.
 
         Not part of the state: a method that selects by its own state calls this again before a resumed epoch.
         """
-        raise NotImplementedError
+        if mask is None:
+            rows = self._catalogue.ok
+        else:
+            mask = np.asarray(mask)
+            if mask.shape != (self.total_rows,) or mask.dtype != bool:
+                raise ConfigError(
+                    f"a selection of {mask.dtype} {mask.shape} does not fit; it must be bool of shape ({self.total_rows},)"
+                )
+            rows = self._catalogue.ok.where(mask)
+        self._plan, self._rows = self._planned(rows), rows
 
     def ok_rows(self) -> NDArray[np.int64]:
         """Global numbers of all rows that `where` and the table's status allow, in order, whatever `set_selection` says."""
-        raise NotImplementedError
+        return np.flatnonzero(self._catalogue.ok.to_array())
 
     def column(self, name: str) -> NDArray[Any]:
         """A whole column by global row number, (total_rows,): float32 with nan, int64 with -1, or bool with false."""
-        raise NotImplementedError
+        check_columns([name])
+        return self._catalogue.column(name)
+
+    def row_keys(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Each shard's stem with the global numbers of its rows, in order: for writing per-row arrays as tables."""
+        offsets = self._catalogue.ok.offsets
+        for place, shard in enumerate(self._catalogue.shards):
+            yield shard.stem, np.arange(offsets[place], offsets[place + 1])
 
     def view(self, **changes: Any) -> WeightedShards:
-        """The same data under other settings, such as `sampler="sequential", image=…`, without looking at tables again."""
-        raise NotImplementedError
+        """The same data under other settings, such as `sampler="sequential", image=…`; tables are looked at again only
+        where the change needs it. A selection is not taken along.
+        """
+        return WeightedShards(**(self._settings | changes), _found=self._found)
+
+    # --- iteration ------------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of this epoch that are still to come; at its end the next epoch begins."""
+        if self._batch == 0:
+            self.read_samples = self.dropped_samples = 0
+            self._examples: list[Dropped] = []
+        for result in self._loader:
+            if isinstance(result, Failure):
+                raise result.error
+            self._account(result)
+            self._batch = result.number + 1
+            yield result
+        self.epoch, self._batch = self.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of `epoch`; where it is the current one, the place in it is kept (after a resume)."""
+        if epoch != self.epoch:
+            self.epoch, self._batch = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
         """{"epoch", "batch"}: the batch that comes next."""
-        raise NotImplementedError
+        return {"epoch": self.epoch, "batch": self._batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        raise NotImplementedError
+        """Go on with exactly the batch that would have come next; raises ConfigError where this data has no such batch."""
+        if not 0 <= state["batch"] <= len(self):
+            raise ConfigError(
+                f"the state is at batch {state['batch']} of an epoch, and this data has {len(self)}; resume with the same "
+                "shards, table, where and batch_size"
+            )
+        self.epoch, self._batch = state["epoch"], state["batch"]
 
     def close(self) -> None:
-        """End the workers and remove the temporary folder."""
-        raise NotImplementedError
+        """End the workers and close all files; the temporary folder goes with the last view of it."""
+        self._loader = _loader(self._source, _Refs(self._refs), 0, False)
+        self._source.close()
+
+    def _refs(self) -> Iterator[BatchRef]:
+        epoch, start = self.epoch, self._batch
+        for number, batch in enumerate(self._plan.batches(epoch, start), start):
+            rows = part_of(batch, self.rank, self.world)
+            yield BatchRef(epoch, number, rows if len(rows) else batch[:1], empty=not len(rows))
+
+    def _account(self, batch: Batch) -> None:
+        """Count what was dropped, and stop where it is too much."""
+        self.read_samples += len(batch) + len(batch.dropped)
+        self.dropped_samples += len(batch.dropped)
+        self._examples = [*self._examples, *batch.dropped][:EXAMPLES]
+        if not batch.dropped:
+            return
+        share = shares(self.dropped_samples, self.read_samples)
+        rate = f"{self.dropped_samples:,} of the {self.read_samples:,} samples read so far ({share})"
+        examples = "; ".join(str(example) for example in self._examples)
+        if self._catalogue.run is None:
+            if self.dropped_samples == self.read_samples:
+                raise ShardError(f"{rate} cannot be used: {examples}")
+        elif self.dropped_samples > self._max_mismatch * self.selected_rows / self.world:
+            raise MismatchError(
+                f"{rate} differ from their rows in table {self._catalogue.run.path}: {examples}; annotate these shards "
+                f"again, or allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
+            )
+
+    # --- preparation ----------------------------------------------------------------------------------------------------
+    def _needs(self, where: str | None, image: bool, image_part: str | None) -> Needs:
+        parts: list[tuple[str, ...]] = []
+        if image:
+            parts.append((image_part,) if image_part else IMAGE_PARTS)
+        own = self._captions is not None and self._captions.field is not None
+        if self._captions is not None:
+            parts.append(("json",) if own or self._reading.text_field else ("txt", "json"))
+        if self._label is True:
+            parts.append(("json",) if self._reading.label_field else ("cls", "json"))
+        named = self._label if isinstance(self._label, str) else None
+        if self._label is True and self._reading.label_field is None:
+            named = "label"
+        caption = self._captions is not None and not own and self._reading.text_field is None
+        return Needs(where, tuple(parts), caption, named)
+
+    def _planned(self, rows: RowMask) -> Plan:
+        """The plan over these rows; raises ConfigError where it has no batch."""
+        selected = int(rows.kept.sum())
+        if not selected:
+            where = self._settings["where"]
+            why = f"where {where!r} and the selection leave" if where else "the table's status and the selection leave"
+            raise ConfigError(f"{why} none of {rows.total:,} rows to train on; use a wider rule")
+        plan = make_plan(
+            self._sampler,
+            rows,
+            self._labels,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            window_shards=self._window,
+            drop_last=self._drop_last,
+        )
+        if not len(plan):
+            raise ConfigError(
+                f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less"
+            )
+        return plan
+
+    def _labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not self._label:
+            raise ConfigError(
+                f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'"
+            )
+        if self._catalogue.run is None or (self._label is True and self._reading.label_field is not None):
+            found = labels_of(self._catalogue, self._cache, rows, self._reading.label_field)
+        else:
+            found = self._catalogue.column(self._label if isinstance(self._label, str) else "label")[rows]
+        return found.astype(np.int64)
+
+
+class _Folder:
+    """The cache's folder: the user's, or a temporary one that goes away with the last that uses it."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="noisegate-") if path is None else None
+        self.path = Path(self._temporary.name if self._temporary else str(path))
+
+
+class _Found:
+    """What a view takes over: the catalogue, for which needs it was made, and the cache's folder."""
+
+    def __init__(self, catalogue: Catalogue, needs: Needs, folder: _Folder) -> None:
+        self.catalogue, self.needs, self.folder = catalogue, needs, folder
+
+
+class _Refs(Sampler[BatchRef]):
+    """What DataLoader asks for the batches to load; it lives in this process, also where workers do the loading."""
+
+    def __init__(self, refs: Callable[[], Iterator[BatchRef]]) -> None:
+        self._refs = refs
+
+    def __iter__(self) -> Iterator[BatchRef]:
+        return self._refs()
+
+
+def _loader(source: BatchLoader, refs: _Refs, workers: int, pin_memory: bool) -> DataLoader[Any]:
+    context = None
+    if workers:
+        # forkserver: this process may already run torch's threads, which do not survive a fork, and torch is imported once
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["trainers.data.loading"])
+    return DataLoader(
+        source,
+        batch_size=None,
+        sampler=refs,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=start_worker if workers else None,
+        multiprocessing_context=context,
+        persistent_workers=workers > 0,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # of its own, so that iterating draws nothing from the training's generator
+    )
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _check(batch_size: int, world: int, rank: int, workers: int, window_shards: int, max_mismatch: float) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size {batch_size} is not a number of samples; use 64")
+    if world < 1 or not 0 <= rank < world:
+        raise ConfigError(f"rank {rank} of world {world} does not exist; ranks go from 0 to world - 1")
+    if batch_size % world:
+        raise ConfigError(
+            f"batch_size {batch_size} is that of all ranks together and is not a multiple of world {world}; "
+            f"use {max(1, batch_size // world) * world}"
+        )
+    if workers < 0:
+        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
+    if window_shards < 1:
+        raise ConfigError(f"window_shards {window_shards} is not a number of shards; use 8")
+    if not 0 <= max_mismatch < 1:
+        raise ConfigError(f"max_mismatch {max_mismatch} is not a share of samples; use 0.01")

@@ -1,0 +1,170 @@
+"""Which shards there are, in which order, how many rows each has, and which of those can be trained on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.decode import BadSample, decode_label
+from pipeline.errors import ConfigError, ShardError, TableError
+from pipeline.shards import Shard, find_shards
+from pipeline.table import RunFolder
+from pipeline.where import parse_where
+
+from .join import column_values
+from .row_mask import RowMask
+from .shard_cache import ShardCache
+
+__all__ = ["Catalogue", "Needs", "find_catalogue"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a row must have to be trained on, beside the status ok."""
+
+    where: str | None = None
+    parts: tuple[tuple[str, ...], ...] = ()  # without a table: of each group at least one
+    caption: bool = False  # with a table: the caption that was scored
+    label: str | None = None  # a column that is not null; without a table: the class is read from the shard
+    label_field: str | None = None
+
+
+@dataclass
+class Catalogue:
+    """The shards in the order of global row numbers; `ok` tells which rows can be trained on."""
+
+    shards: list[Shard]
+    run: RunFolder | None
+    ok: RowMask
+    notes: list[str] = field(default_factory=list)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """(total,) a column of the tables by global row number; a label without a table is read from the shards."""
+        if self.run is None:
+            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table")
+        parts = [column_values(self.run.read(shard.stem, [name])[name]) for shard in self.shards]
+        return np.concatenate(parts)
+
+
+def find_catalogue(
+    shards: str | Path | Iterable[str | Path] | None, table: str | Path | None, needs: Needs, cache: ShardCache
+) -> Catalogue:
+    """Look at every table (or, without tables, at the headers of every shard) once.
+
+    Raises TableError for a run that is not finished or lacks a shard's table, ConfigError for a rule that cannot work, and
+    ShardError for a shard that cannot be read.
+    """
+    if table is None:
+        if shards is None:
+            raise ConfigError("shards and table are both missing; give at least one, such as shards 'data/*.tar'")
+        if needs.where is not None:
+            raise ConfigError(f"where {needs.where!r} needs a table; give the folder of a run as table")
+        found = find_shards(shards)
+        notes: list[str] = []
+        return Catalogue(found, None, RowMask(_from_shards(found, needs, cache, notes)), notes)
+    run = RunFolder(Path(table))
+    found, notes = _tabled(run, shards)
+    return Catalogue(found, run, RowMask(_from_tables(run, found, needs)), notes)
+
+
+def _tabled(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
+    """The shards that have a table, in the run's order, and what is to be said about it."""
+    facts = run.read_run()
+    if facts is None:
+        raise TableError(
+            f"table {run.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {run.path}"
+        )
+    if facts.get("finished") is False:
+        raise TableError(f"the run in {run.path} is not finished; run the same annotate command again, it goes on")
+    urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
+    given = {
+        shard.stem: shard
+        for shard in ([Shard(url) for url in urls.values()] if shards is None else find_shards(shards))
+    }
+    lost = [shard for stem, shard in given.items() if stem not in urls or not run.table(stem).exists()]
+    if lost and shards is None:
+        lost, given = [], {stem: shard for stem, shard in given.items() if shard not in lost}
+    if lost:
+        reason = facts.get("unreadable", {}).get(lost[0].stem) or facts.get("unreadable", {}).get(lost[0].url)
+        others = "all are" if len(lost) == len(given) else f"{len(lost)} of {len(given)} are"
+        why = (
+            f"it could not be read when the run was made: {reason}"
+            if reason
+            else f"{others} without one; the run is of other shards, such as {next(iter(urls), 'none')}"
+        )
+        raise TableError(
+            f"shard {lost[0].url} has no table in {run.path} ({why}); annotate it, or give the shards of this run"
+        )
+    for shard in given.values():
+        if shard.is_local and not Path(shard.url).is_file():
+            where = "give their place as shards" if shards is None else "give the shards that are there"
+            raise ShardError(f"shard {shard.url} of table {run.path} is not there; {where}")
+    notes = []
+    if len(given) < len(urls):
+        notes.append(f"{len(urls) - len(given)} of the {len(urls)} shards of run {run.path} are not used")
+    return [given[stem] for stem in urls if stem in given], notes
+
+
+def _from_tables(run: RunFolder, shards: Sequence[Shard], needs: Needs) -> Iterator[NDArray[np.bool_]]:
+    rule = parse_where(needs.where) if needs.where is not None else None
+    names = ["status", *(rule.columns if rule else ())]
+    names += ["text_sha256"] if needs.caption else []
+    names += [needs.label] if needs.label is not None else []
+    names = [name for name in dict.fromkeys(names) if name != "shard"]
+    for shard in shards:
+        table = run.read(shard.stem, names)
+        ok = pc.equal(table["status"].cast(pa.string()), "ok").to_numpy()
+        if needs.caption:
+            ok = ok & pc.is_valid(table["text_sha256"]).to_numpy()
+        if needs.label is not None:
+            ok = ok & pc.is_valid(table[needs.label]).to_numpy()
+        if rule is not None:
+            stem = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [shard.stem])
+            ok = ok & rule.mask(table.append_column("shard", stem))
+        yield ok
+
+
+def _from_shards(
+    shards: Sequence[Shard], needs: Needs, cache: ShardCache, notes: list[str]
+) -> Iterator[NDArray[np.bool_]]:
+    for shard in shards:
+        samples = cache.open(shard)
+        try:
+            if samples.damage:
+                notes.append(f"shard {shard.url} is damaged ({samples.damage}); its whole samples are used")
+            ok = samples.whole.copy()
+            for parts in needs.parts:
+                ok &= samples.having(parts)
+            yield ok
+        finally:
+            samples.close()
+
+
+def labels_of(
+    catalogue: Catalogue, cache: ShardCache, rows: NDArray[np.int64], label_field: str | None
+) -> NDArray[np.int64]:
+    """Classes of these rows out of the shards themselves, -1 where there is none; `rows` ascend."""
+    found = np.full(len(rows), -1, np.int64)
+    places = np.searchsorted(catalogue.ok.offsets, rows, side="right") - 1
+    for place in np.unique(places):
+        samples = cache.open(catalogue.shards[place])
+        try:
+            for at in np.flatnonzero(places == place):
+                parts = samples.read(int(rows[at] - catalogue.ok.offsets[place]), ("cls", "json"))
+                try:
+                    found[at] = decode_label(parts, label_field)
+                except BadSample as problem:
+                    log.debug("row %d has no class: %s", rows[at], problem)
+        finally:
+            samples.close()
+    return found

@@ -1,0 +1,205 @@
+"""One shard with its table: which sample belongs to which row, and whether it is still the one that was scored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.decode import Limits, decode_text
+from pipeline.errors import ConfigError, MismatchError, TableError
+from pipeline.read import IMAGE_PARTS
+from pipeline.table import COLUMNS, RunFolder, read_metadata
+from pipeline.verify_shard import options_of
+from pipeline.workers import DecodeOptions
+
+from .tar_index import TarSamples
+
+__all__ = ["EXAMPLES", "JoinedShard", "Reading", "column_values", "join", "number_columns", "shares"]
+
+EXAMPLES = 3  # of what is wrong, in a message
+_PROOF = ("image_sha256", "text_sha256", "label")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where captions and labels are in a sample, and what is refused; None where the table says it."""
+
+    text_field: str | None = None
+    label_field: str | None = None
+    limits: Limits | None = None
+
+
+def number_columns() -> list[str]:
+    """The columns that a batch can carry."""
+    return [name for name, (kind, _) in COLUMNS.items() if pa.types.is_primitive(kind)]
+
+
+def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
+    """float32 with nan for null, int64 with -1, bool with false."""
+    if pa.types.is_boolean(column.type):
+        return column.fill_null(False).to_numpy()  # type: ignore[no-any-return]
+    if pa.types.is_integer(column.type):
+        return column.cast(pa.int64()).fill_null(-1).to_numpy()  # type: ignore[no-any-return]
+    return column.cast(pa.float32()).fill_null(float("nan")).to_numpy()  # type: ignore[no-any-return]
+
+
+class JoinedShard:
+    """An open shard whose rows are known by their place in the table, or in the tar where there is no table."""
+
+    def __init__(
+        self,
+        samples: TarSamples,
+        places: NDArray[np.int64] | None,
+        columns: dict[str, NDArray[Any]],
+        proof: _Proof | None,
+        options: DecodeOptions,
+    ) -> None:
+        self.samples, self.columns, self.proof, self.options = samples, columns, proof, options
+        self._places = places  # of each row's sample in the tar, -1 for none; None: the same
+
+    def sample_of(self, row: int) -> int:
+        """The sample's place in the tar, -1 where the shard has none for this row."""
+        return row if self._places is None else int(self._places[row])
+
+    def key_of(self, row: int) -> str:
+        return self.samples.key(row) if self.proof is None else str(self.proof.keys[row].as_py())
+
+    def close(self) -> None:
+        self.samples.close()
+
+
+def join(
+    samples: TarSamples,
+    run: RunFolder | None,
+    stem: str,
+    columns: Sequence[str],
+    reading: Reading,
+    strict: bool,
+) -> JoinedShard:
+    """Put an open shard and its table together, by key; `strict` raises MismatchError where any key has no partner.
+
+    The table says how captions and labels were read, so that the proof compares the same bytes; `reading` may say otherwise
+    for what is delivered.
+    """
+    if run is None:
+        options = DecodeOptions(("pairs",), reading.text_field, reading.label_field, reading.limits or Limits())
+        return JoinedShard(samples, None, {}, None, options)
+    metadata = read_metadata(run.table(stem))
+    if "limits" not in metadata["reading"]:
+        raise TableError(
+            f"{run.table(stem)} was made from arrays, not from shards; annotate the shards to train on them"
+        )
+    table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
+    keys = table["key"].combine_chunks()
+    places = _places(samples, keys, strict)
+    scored = options_of(metadata["reading"])
+    options = DecodeOptions(
+        scored.tasks,
+        reading.text_field or scored.text_field,
+        reading.label_field or scored.label_field,
+        reading.limits or scored.limits,
+    )
+    proof = _Proof(keys, table, scored)
+    return JoinedShard(samples, places, {name: column_values(table[name]) for name in columns}, proof, options)
+
+
+def _places(samples: TarSamples, keys: pa.Array, strict: bool) -> NDArray[np.int64] | None:
+    """The place in the tar of each row's sample; None where rows and samples are the same, in the same order."""
+    if pa.chunked_array([keys]).equals(samples.keys):
+        return None
+    waiting: dict[str, list[int]] = {}
+    for place in range(len(samples) - 1, -1, -1):
+        waiting.setdefault(samples.key(place), []).append(place)
+    rows: list[str] = keys.to_pylist()
+    places = np.array([waiting[key].pop() if waiting.get(key) else -1 for key in rows], np.int64)
+    lost = [rows[row] for row in np.flatnonzero(places < 0)]
+    extra = [key for key, left in waiting.items() for _ in left]
+    if strict and (lost or extra):
+        what = [f"{len(lost):,} of its table's {len(rows):,} samples ({shares(len(lost), len(rows))}) are not in it"]
+        what[0] += f", such as {', '.join(lost[:EXAMPLES])}" if lost else ""
+        if extra:
+            what.append(f"{len(extra):,} are in it and not in the table, such as {', '.join(extra[:EXAMPLES])}")
+        if samples.damage:
+            what.append(samples.damage)
+        raise MismatchError(
+            f"shard {samples.name} is not the one that was scored: {'; '.join(what)}; annotate it again, or allow a share "
+            "of differing samples such as max_mismatch 0.01"
+        )
+    return places
+
+
+def shares(count: int, of: int) -> str:
+    return f"{count / of:.2%}" if of else "0%"
+
+
+class _Proof:
+    """What a table says about the bytes of its samples."""
+
+    def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions) -> None:
+        self.keys = keys
+        self._options = scored
+        self._image, self._text = _digests(table["image_sha256"]), _digests(table["text_sha256"])
+        self._label = column_values(table["label"])
+
+    def image(self, row: int, parts: dict[str, bytes]) -> str | None:
+        """What is wrong with the picture, None where its bytes are those that were scored."""
+        data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
+        return _differs("image", self._image[row].tobytes(), data)
+
+    def text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
+        """The same of the caption; `text` is it where it was decoded as the table says, None where it is to be decoded."""
+        options = self._options
+        from_json = options.text_field is not None or "txt" not in parts
+        if not from_json:
+            data: bytes | None = parts["txt"]
+        elif text is not None:
+            data = text.encode()
+        else:
+            data = decode_text(parts, options.text_field, options.limits).encode()
+        return _differs("caption", self._text[row].tobytes(), data)
+
+    def label(self, row: int, label: int) -> str | None:
+        """The same of the class number."""
+        then = int(self._label[row])
+        return None if label == then else f"the label is {label}, {'none' if then < 0 else then} in the table"
+
+    def same_text(self, options: DecodeOptions) -> bool:
+        """Whether a caption read by `options` is the one that was scored."""
+        return options.text_field == self._options.text_field
+
+    def same_label(self, options: DecodeOptions) -> bool:
+        return options.label_field == self._options.label_field
+
+
+def _digests(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+    """(N, 32); a null digest is all zeros, which no bytes have."""
+    array = column.fill_null(bytes(32)).combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    first = array.offset * 32
+    return np.frombuffer(array.buffers()[1], np.uint8)[first : first + 32 * len(array)].reshape(-1, 32)
+
+
+def _differs(name: str, then: bytes, data: bytes | None) -> str | None:
+    if data is None:
+        return f"the {name} is gone"
+    if hashlib.sha256(data).digest() == then:
+        return None
+    return f"the {name}'s bytes have changed" if any(then) else f"has {_article(name)} {name} now, and had none"
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "aeiou" else "a"
+
+
+def check_columns(columns: Sequence[str]) -> None:
+    """Raises ConfigError for a column that is unknown, or that holds texts."""
+    known = number_columns()
+    for name in columns:
+        if name not in known:
+            raise ConfigError(f"columns {name!r} is not a number of the weight table; use {', '.join(known)}")

@@ -1,0 +1,129 @@
+"""A folder that makes any shard one that can be read at any place: indexes, and copies of remote or compressed shards."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from pipeline.errors import ShardError
+from pipeline.shards import Shard
+
+from .tar_index import TarSamples, write_index
+
+__all__ = ["ShardCache"]
+
+_GZIP = b"\x1f\x8b"
+_CHUNK = 1 << 20
+
+
+class ShardCache:
+    """Opens shards, with at most `copies` copies in `folder`, the ones used last; indexes stay (40 bytes for each part).
+
+    Any number of processes may share a folder: whoever comes first copies and indexes a shard, the others wait for it. A
+    local shard that has changed is indexed again; a remote one is taken to be what was copied.
+    """
+
+    def __init__(self, folder: str | Path, copies: int = 18) -> None:
+        self.folder, self._copies = Path(folder), copies
+
+    def open(self, shard: Shard) -> TarSamples:
+        """Raises ShardError where the shard cannot be read at all."""
+        name = PurePosixPath(shard.url).name
+        plain = shard.is_local and not _is_packed(shard)
+        place = self.folder / f"{shard.stem[:80]}-{_digest(shard, plain)}"
+        index = place.with_name(f"{place.name}.index")
+        with self._alone(place):
+            if plain:
+                if not index.exists():
+                    write_index(Path(shard.url), index)
+                return TarSamples(Path(shard.url), index, name)
+            copy = place.with_name(f"{place.name}.tar")
+            while True:
+                try:
+                    os.utime(copy)  # used just now, so not the next to be deleted
+                    samples = TarSamples(copy, index, name)
+                    break
+                except FileNotFoundError:  # not here yet, or deleted by another process in between
+                    _copy(shard, copy)
+                    write_index(copy, index)
+        self._forget()
+        return samples
+
+    def _forget(self) -> None:
+        """Delete the copies that were used longest ago; processes that have one open keep it until they close it."""
+        found = []
+        for path in self.folder.glob("*.tar"):
+            try:
+                found.append((path.stat().st_mtime_ns, path))
+            except FileNotFoundError:  # another process was faster
+                continue
+        for _, path in sorted(found)[: -self._copies]:
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self, place: Path) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with place.with_name(f"{place.name}.lock").open("w") as lock:
+            _wait_for(lock)
+            yield
+
+
+def _digest(shard: Shard, plain: bool) -> str:
+    """Changes with the shard's name, and for a local one with its bytes as far as size and time tell."""
+    what = shard.url
+    if shard.is_local:
+        size, changed = shard.size_and_time()
+        what = f"{Path(shard.url).resolve()} {size} {changed}"
+    return hashlib.blake2b(f"{plain} {what}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def _is_packed(shard: Shard) -> bool:
+    with shard.open() as stream:
+        return stream.read(2) == _GZIP
+
+
+def _copy(shard: Shard, to: Path) -> None:
+    """The uncompressed tar; of a damaged gzip stream as much as can be read, and the index will say where it breaks off."""
+    temporary = to.with_suffix(".part")
+    with shard.open() as stream, temporary.open("wb") as out:
+        begin = stream.read(2)
+        source = _Joined(begin, stream)
+        unpacked = gzip.GzipFile(fileobj=source) if begin == _GZIP else source  # type: ignore[call-overload]
+        try:
+            while data := unpacked.read(_CHUNK):
+                out.write(data)
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            pass  # damage of the tar, which its index reports
+        except OSError as error:
+            raise ShardError(f"shard {shard.url} cannot be copied: {error}") from error
+    temporary.replace(to)
+
+
+class _Joined:
+    """A stream whose first bytes were already taken; remote ones cannot always be wound back."""
+
+    def __init__(self, begin: bytes, stream: IO[bytes]) -> None:
+        self._begin, self._stream = begin, stream
+
+    def read(self, size: int) -> bytes:
+        if self._begin:
+            data, self._begin = self._begin[:size], self._begin[size:]
+            return data
+        return self._stream.read(size)
+
+
+if os.name == "nt":
+
+    def _wait_for(lock: IO[str]) -> None:
+        """Files appear whole by renaming, so without a lock only work is done twice."""
+else:
+    import fcntl
+
+    def _wait_for(lock: IO[str]) -> None:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
