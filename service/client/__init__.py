@@ -1,0 +1,30 @@
+"""Scores from a running service, from Python.
+
+    from service.client import Client
+
+    with Client("http://127.0.0.1:8765") as client:
+        for score in client.score([("cat.jpg", "a cat on a mat"), (pixels, "a dog")]):
+            print(score.status, score.similarity, score.osa_weight)
+
+`AsyncClient` is the same with `await`. Needs httpx only, neither torch nor fastapi.
+"""
+
+from .answers import Embedding, Embeddings, Neighbour, Score, Scores, ServiceError
+from .clients import AsyncClient, Client
+from .events import Event
+from .pairs import Pair
+from .retry import Retry
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Embedding",
+    "Embeddings",
+    "Event",
+    "Neighbour",
+    "Pair",
+    "Retry",
+    "Score",
+    "Scores",
+    "ServiceError",
+]

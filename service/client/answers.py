@@ -1,0 +1,135 @@
+"""What comes back from the service, as values with names; and what goes wrong, as one kind of error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, overload
+
+from pipeline.errors import NoisegateError
+
+__all__ = ["Embedding", "Embeddings", "Neighbour", "Score", "Scores", "ServiceError", "as_list", "as_object"]
+
+Kind = TypeVar("Kind")
+
+
+class ServiceError(NoisegateError):
+    """The service refused, failed or was not there.
+
+    `code` is the service's own (`overloaded`, `unauthorized`, `unknown_run`, …), or `unreachable`, `timeout` and
+    `bad_answer` where it did not get to say one. `request_id` finds the request in its logs.
+    """
+
+    def __init__(self, code: str, message: str, request_id: str | None = None, status: int | None = None) -> None:
+        super().__init__(f"{code}: {message}" + (f" (request {request_id})" if request_id else ""))
+        self.code, self.message, self.request_id, self.status = code, message, request_id, status
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A sample of the run that was asked against, and its cosine with the new one."""
+
+    key: str
+    shard: str | None = None
+    similarity: float | None = None
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One result; the names are the weight table's columns, None where nothing was asked for or nothing is known."""
+
+    status: str
+    error: str | None = None
+    similarity: float | None = None
+    osa_weight: float | None = None
+    clean_probability: float | None = None
+    clean: bool | None = None
+    label: int | None = None
+    anchor_consistency: float | None = None
+    knn_consistency: float | None = None
+    consistency: float | None = None
+    clean_tango: bool | None = None
+    refined_label: int | None = None
+    refined_confidence: float | None = None
+    refined_name: str | None = None
+    neighbours: tuple[Neighbour, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+    @classmethod
+    def from_dict(cls, plain: Any) -> "Score":
+        """From the service's JSON; names that a newer service adds are left out."""
+        values = _known(cls, as_object(plain, "a result"))
+        if not isinstance(values.get("status"), str):
+            raise ServiceError("bad_answer", "a result has no status; is this a noisegate service?")
+        near = tuple(
+            Neighbour(**_known(Neighbour, as_object(n, "a neighbour"))) for n in values.get("neighbours") or ()
+        )
+        return cls(**{**values, "neighbours": near, "flags": tuple(values.get("flags") or ())})
+
+
+@dataclass(frozen=True)
+class Scores(Sequence[Score]):
+    """All results in the order of the pairs, and what they were measured with."""
+
+    results: tuple[Score, ...]
+    beta: Mapping[str, Any] | None = None
+    scorer: str | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> Score: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Score]: ...
+    def __getitem__(self, index: int | slice) -> Score | Sequence[Score]:
+        return self.results[index]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Score]:
+        return iter(self.results)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A unit vector, or the reason why there is none."""
+
+    status: str
+    error: str | None = None
+    embedding: tuple[float, ...] | None = None
+
+    @classmethod
+    def from_dict(cls, plain: Any) -> "Embedding":
+        """From the service's JSON."""
+        values = _known(cls, as_object(plain, "an embedding"))
+        row = values.get("embedding")
+        return cls(**{**values, "embedding": None if row is None else tuple(row)})
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """One for each picture and one for each text, in order."""
+
+    images: tuple[Embedding, ...]
+    texts: tuple[Embedding, ...]
+
+
+def as_object(value: Any, what: str) -> dict[str, Any]:
+    """The value itself where it is a JSON object."""
+    if not isinstance(value, dict):
+        raise ServiceError("bad_answer", f"{what} is no JSON object; is this a noisegate service?")
+    return value
+
+
+def as_list(value: Any, what: str) -> list[Any]:
+    """The value itself where it is a JSON list."""
+    if not isinstance(value, list):
+        raise ServiceError("bad_answer", f"{what} is no JSON list; is this a noisegate service?")
+    return value
+
+
+def _known(kind: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in plain.items() if name in names}

@@ -1,0 +1,314 @@
+"""The two clients: thin shells that send, wait and hand over; what is sent and what it means is decided beside them."""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, closing
+from threading import Event as Flag
+from typing import Any, Self
+
+import httpx
+
+from .answers import Embeddings, Scores, ServiceError, as_list
+from .calls import Calls, asked, connection, job_path
+from .events import Event
+from .gather import Progress, ScoreGatherer, gather_rows
+from .pairs import AnyPair, Batch, Sizes, image_batches, pair_batches, text_batches
+from .retry import Flow, Outcome, Retry
+from .watch import Watch
+
+__all__ = ["AsyncClient", "Client"]
+
+Answered = tuple[Batch, dict[str, Any]]
+
+
+class Client(Calls):
+    """A connection to a service; close it, or use it in a `with`. Safe to share between threads.
+
+    `timeout` is in seconds for one answer. Requests that were refused for now (429, 503) or lost with their connection
+    are sent again up to `retries` times, after as long as the service asks for. Large lists go out in requests of at
+    most `batch_items`, `in_flight` of them at a time.
+    """
+
+    _http: httpx.Client
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout: float = 90.0,
+        retries: int = 5,
+        *,
+        batch_items: int = 64,
+        in_flight: int = 4,
+        sleep: Callable[[float], object] = time.sleep,
+        draw: Callable[[], float] = random.random,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        super().__init__(Retry(retries), batch_items, in_flight, draw)
+        self._sleep = sleep
+        self._http = httpx.Client(**connection(url, api_key, timeout), transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def score(
+        self,
+        pairs: Iterable[AnyPair],
+        classes: str | None = None,
+        against: str | None = None,
+        progress: Progress | None = None,
+    ) -> Scores:
+        """Score pairs, in their order. An image is a path, a URL, bytes of an image file or a PIL image.
+
+        `classes` names a registered class set, `against` a finished run. `progress(done, total)` is called after each
+        batch; total is None for an iterator. One bad pair is a status in its result, never an exception.
+        """
+        gatherer = ScoreGatherer(pairs, progress)
+        todo = pair_batches(pairs, self._limits(), asked(classes, against))
+        with closing(self._pump("v1/score", todo)) as answers:
+            for batch, answer in answers:
+                gatherer.add(batch, answer)
+        return gatherer.scores()
+
+    def embed(self, images: Iterable[Any] = (), texts: Iterable[str] = ()) -> Embeddings:
+        """Unit embeddings of pictures and texts, each on its own."""
+        sizes = self._limits()
+        pictures = gather_rows(self._pump("v1/embed", image_batches(images, sizes)), "images")
+        return Embeddings(pictures, gather_rows(self._pump("v1/embed", text_batches(texts, sizes)), "texts"))
+
+    def scorer(self) -> dict[str, Any]:
+        """Who scores: identity, β with its interval, calibration, limits, class sets and runs."""
+        return self._run(self._get("v1/scorer"))
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All background jobs, as the service lists them."""
+        return as_list(self._run(self._get("v1/jobs")).get("jobs"), "jobs")
+
+    def job(self, job: str) -> dict[str, Any]:
+        """One of them."""
+        return self._run(self._get(job_path(job)))
+
+    def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> dict[str, Any]:
+        """Annotate shards in the background: `task`, `classes`, `beta`, `k`, … as in `noisegate annotate`."""
+        return self._run(self._start_job(shards, name, settings))
+
+    def cancel_job(self, job: str) -> dict[str, Any]:
+        """Stop a job; what it wrote stays."""
+        return self._run(self._post(f"{job_path(job)}/cancel", {}, repeatable=True))
+
+    def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> dict[str, Any]:
+        """Follow a job to its end, through restarts of the service, and return it; `progress` gets every event."""
+        watch = Watch(self._retry, self._draw, progress)
+        while True:
+            request = self._events(job, watch)
+            outcome: Outcome
+            try:
+                outcome = response = self._http.send(request, stream=True)
+                try:
+                    if response.is_success:
+                        watch.opened()
+                        if any(watch.ends(line) for line in response.iter_lines()):
+                            return self.job(job)
+                    else:
+                        response.read()
+                finally:
+                    response.close()
+            except httpx.TransportError as error:
+                outcome = error
+            self._sleep(watch.pause(outcome, request))
+            found = self.job(job)
+            if watch.over(found):
+                return found
+
+    def _limits(self) -> Sizes:
+        return self._sizes or self._measured(self.scorer())
+
+    def _pump(self, path: str, todo: Iterator[Batch]) -> Generator[Answered, None, None]:
+        """Send batches, a few at a time, and give their answers in order; after an error nothing more is sent."""
+        stopped = Flag()
+        waiting: deque[tuple[Batch, Future[dict[str, Any]]]] = deque()
+        with ThreadPoolExecutor(self._in_flight, thread_name_prefix="score") as pool:
+            try:
+                for batch in todo:
+                    waiting.append((batch, pool.submit(self._send, path, batch, stopped)))
+                    if len(waiting) == self._in_flight:
+                        yield waiting[0][0], waiting.popleft()[1].result()
+                while waiting:
+                    yield waiting[0][0], waiting.popleft()[1].result()
+            finally:
+                stopped.set()
+                for _, future in waiting:
+                    future.cancel()
+
+    def _send(self, path: str, batch: Batch, stopped: Flag) -> dict[str, Any]:
+        return self._run(self._post_batch(path, batch), stopped) if batch.places else {}
+
+    def _run(self, flow: Flow, stopped: Flag | None = None) -> dict[str, Any]:
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                answer: dict[str, Any] = end.value
+                return answer
+            if stopped is not None and stopped.is_set():
+                raise ServiceError("stopped", "another request of the same call failed")
+            if isinstance(step, float):
+                self._sleep(step)
+                outcome = None
+                continue
+            try:
+                outcome = self._http.send(step)
+            except httpx.TransportError as error:
+                outcome = error
+
+
+class AsyncClient(Calls):
+    """`Client` with `await`; use it in an `async with`. It belongs to the event loop in which it is used."""
+
+    _http: httpx.AsyncClient
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout: float = 90.0,
+        retries: int = 5,
+        *,
+        batch_items: int = 64,
+        in_flight: int = 8,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        draw: Callable[[], float] = random.random,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        super().__init__(Retry(retries), batch_items, in_flight, draw)
+        self._sleep = sleep
+        self._http = httpx.AsyncClient(**connection(url, api_key, timeout), transport=transport)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give the connections back."""
+        await self._http.aclose()
+
+    async def score(
+        self,
+        pairs: Iterable[AnyPair],
+        classes: str | None = None,
+        against: str | None = None,
+        progress: Progress | None = None,
+    ) -> Scores:
+        """As `Client.score`; pictures are read in a thread."""
+        gatherer = ScoreGatherer(pairs, progress)
+        todo = pair_batches(pairs, await self._limits(), asked(classes, against))
+        async with aclosing(self._pump("v1/score", todo)) as answers:
+            async for batch, answer in answers:
+                gatherer.add(batch, answer)
+        return gatherer.scores()
+
+    async def embed(self, images: Iterable[Any] = (), texts: Iterable[str] = ()) -> Embeddings:
+        """As `Client.embed`."""
+        sizes = await self._limits()
+        pictures = [answered async for answered in self._pump("v1/embed", image_batches(images, sizes))]
+        written = [answered async for answered in self._pump("v1/embed", text_batches(texts, sizes))]
+        return Embeddings(gather_rows(pictures, "images"), gather_rows(written, "texts"))
+
+    async def scorer(self) -> dict[str, Any]:
+        """As `Client.scorer`."""
+        return await self._run(self._get("v1/scorer"))
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        """As `Client.jobs`."""
+        return as_list((await self._run(self._get("v1/jobs"))).get("jobs"), "jobs")
+
+    async def job(self, job: str) -> dict[str, Any]:
+        """As `Client.job`."""
+        return await self._run(self._get(job_path(job)))
+
+    async def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> dict[str, Any]:
+        """As `Client.start_job`."""
+        return await self._run(self._start_job(shards, name, settings))
+
+    async def cancel_job(self, job: str) -> dict[str, Any]:
+        """As `Client.cancel_job`."""
+        return await self._run(self._post(f"{job_path(job)}/cancel", {}, repeatable=True))
+
+    async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> dict[str, Any]:
+        """As `Client.wait_job`."""
+        watch = Watch(self._retry, self._draw, progress)
+        while True:
+            request = self._events(job, watch)
+            outcome: Outcome
+            try:
+                outcome = response = await self._http.send(request, stream=True)
+                try:
+                    if response.is_success:
+                        watch.opened()
+                        async for line in response.aiter_lines():
+                            if watch.ends(line):
+                                return await self.job(job)
+                    else:
+                        await response.aread()
+                finally:
+                    await response.aclose()
+            except httpx.TransportError as error:
+                outcome = error
+            await self._sleep(watch.pause(outcome, request))
+            found = await self.job(job)
+            if watch.over(found):
+                return found
+
+    async def _limits(self) -> Sizes:
+        return self._sizes or self._measured(await self.scorer())
+
+    async def _pump(self, path: str, todo: Iterator[Batch]) -> AsyncGenerator[Answered, None]:
+        """As `Client._pump`, with tasks."""
+        waiting: deque[tuple[Batch, asyncio.Task[dict[str, Any]]]] = deque()
+        try:
+            while (batch := await asyncio.to_thread(next, todo, None)) is not None:
+                waiting.append((batch, asyncio.create_task(self._send(path, batch))))
+                if len(waiting) == self._in_flight:
+                    yield waiting[0][0], await waiting[0][1]
+                    waiting.popleft()
+            while waiting:
+                yield waiting[0][0], await waiting[0][1]
+                waiting.popleft()
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+    async def _send(self, path: str, batch: Batch) -> dict[str, Any]:
+        return await self._run(self._post_batch(path, batch)) if batch.places else {}
+
+    async def _run(self, flow: Flow) -> dict[str, Any]:
+        outcome: Outcome | None = None
+        while True:
+            try:
+                step = flow.send(outcome)
+            except StopIteration as end:
+                answer: dict[str, Any] = end.value
+                return answer
+            if isinstance(step, float):
+                await self._sleep(step)
+                outcome = None
+                continue
+            try:
+                outcome = await self._http.send(step)
+            except httpx.TransportError as error:
+                outcome = error
