@@ -114,7 +114,7 @@ class FinishedRun:
         if texts is not None and texts.any() and (sides := self._sides):
             near_texts, _ = sides[1].search.nearest(texts, self.around, own)
             agreement = pair_agreement(*sides, images, texts, near[:, : self.around], near_texts)
-            for i in np.flatnonzero(np.isfinite(agreement)):
+            for i in np.flatnonzero(np.isfinite(agreement)).tolist():
                 judged[i].neighbourhood = float(agreement[i])
         return judged
 
@@ -138,7 +138,7 @@ class FinishedRun:
         p_vis[alone] = np.nan
         lonely = np.flatnonzero(alone & (numbers >= 0) & images.any(axis=1))
         p_vis[lonely] = np.eye(self.classes)[numbers[lonely]]
-        for i in lonely:
+        for i in lonely.tolist():
             judged[i].flags.append("no_neighbours")
         p_sem = None
         if anchors is not None:

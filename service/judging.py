@@ -92,11 +92,11 @@ def judge_labels(
     spoken = np.isfinite(largest)
     known = np.flatnonzero(spoken & (labels >= 0))
     clean, consistency = verdict(q[known], labels[known])
-    for at, i in enumerate(known):
+    for at, i in enumerate(known.tolist()):
         judged[i].clean_tango, judged[i].consistency = bool(clean[at]), float(consistency[at])
         judged[i].knn_consistency = _at(p_vis, i, labels)
         judged[i].anchor_consistency = _at(p_sem, i, labels)
-    for i in np.flatnonzero(spoken):
+    for i in np.flatnonzero(spoken).tolist():
         stays = labels[i] >= 0 and q[i, labels[i]] >= largest[i] * (1 - SAME)
         best = int(labels[i] if stays else q[i].argmax())
         judged[i].refined_label, judged[i].refined_confidence = best, float(largest[i])
