@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -37,7 +38,8 @@ class Batch:
     `captions`: one for each sample, or, where all captions of a picture are asked for, C ≥ B of them, with `caption_of`
     (C,) the place in the batch of each one's picture; empty where no captions are read.
     `labels`: (B,) int64, None where not asked for. `columns`: (B,) each; null is nan in float32, -1 in int64, false in bool.
-    `dropped`: samples left out; B is smaller than the plan's batch by that many.
+    `fields`: lists of B values of json fields, None where a sample lacks one.
+    `dropped`: samples left out; B is smaller than the plan's batch by that many, and where nothing is left, zero: skip it.
     """
 
     rows: Tensor
@@ -48,6 +50,7 @@ class Batch:
     labels: Tensor | None = None
     columns: dict[str, Tensor] = field(default_factory=dict)
     caption_of: Tensor | None = None
+    fields: dict[str, list[Any]] = field(default_factory=dict)
     epoch: int = 0
     number: int = 0  # of the batch in its epoch
     dropped: Sequence[Dropped] = ()
@@ -69,7 +72,7 @@ class Batch:
     def emptied(self) -> Batch:
         """The same kind of batch with no samples in it: shapes but for the first axis, and types, are kept."""
         empty = self._map(lambda tensor: tensor[:0])
-        return replace(empty, keys=[], captions=[])
+        return replace(empty, keys=[], captions=[], fields={name: [] for name in self.fields}, dropped=())
 
 
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -91,5 +94,5 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_mapped(part, change) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _mapped(getattr(value, f.name), change) for f in fields(value)})
+        return replace(value, **{f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value)})
     return value

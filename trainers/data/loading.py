@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import json
@@ -33,6 +34,8 @@ from .join import JoinedShard, Reading, join
 from .shard_cache import ShardCache
 
 __all__ = ["BatchLoader", "BatchRef", "CaptionSource", "Failure", "Source", "start_worker"]
+
+IMAGE_DIGEST = "image_sha256"  # a field that needs no json: equal pictures have the same
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Source:
     reading: Reading
     strict: bool
     seed: int
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class _Sample:
     image: Tensor | None = None
     captions: Sequence[str] = ()
     label: int = -1
+    fields: Sequence[Any] = ()
 
 
 class BatchLoader(Dataset[Batch | Failure]):
@@ -168,6 +173,7 @@ class BatchLoader(Dataset[Batch | Failure]):
             keys=[sample.key for sample in samples],
             captions=[caption for sample in samples for caption in sample.captions],
             columns={name: columns[name] for name in source.columns},
+            fields={name: [sample.fields[at] for sample in samples] for at, name in enumerate(source.fields)},
             epoch=ref.epoch,
             number=ref.number,
             dropped=dropped,
@@ -225,6 +231,8 @@ class BatchLoader(Dataset[Batch | Failure]):
                 wrong = wrong or proof.label(row, sample.label)
         if wrong:
             raise BadSample("mismatch", wrong)
+        if source.fields:
+            sample.fields = _fields_of(parts, source.fields)
         if source.image is not None:
             sample.image = self._image(source.image, parts, options.limits, number, epoch)
         return sample
@@ -238,6 +246,8 @@ class BatchLoader(Dataset[Batch | Failure]):
             names += ["json"] if source.captions.field else ["txt", "json"]
         if source.label is True:
             names += ["cls", "json"]
+        if source.fields:
+            names += [*IMAGE_PARTS, "json"] if IMAGE_DIGEST in source.fields else ["json"]
         return list(dict.fromkeys(names))
 
     def _captions(self, parts: dict[str, bytes], options: DecodeOptions, number: int, epoch: int) -> list[str]:
@@ -315,6 +325,21 @@ def _array(data: bytes | None, part: str) -> NDArray[Any]:
             "bad_image", f"part {part} is not a NumPy array: {' '.join(str(error).split())}"[:300]
         ) from error
     return found
+
+
+def _fields_of(parts: dict[str, bytes], names: Sequence[str]) -> list[Any]:
+    """Values of the json part, None where it has none; `image_sha256` is the picture's digest in hex."""
+    record: dict[str, Any] = {}
+    if "json" in parts:
+        try:
+            loaded = json.loads(parts["json"])
+        except (ValueError, RecursionError) as error:
+            raise BadSample("bad_text", f"json cannot be read: {' '.join(str(error).split())}"[:300]) from error
+        record = loaded if isinstance(loaded, dict) else {}
+    if IMAGE_DIGEST in names:
+        image = next((parts[name] for name in IMAGE_PARTS if name in parts), b"")
+        record = record | {IMAGE_DIGEST: hashlib.sha256(image).hexdigest()}
+    return [record.get(name) for name in names]
 
 
 def _list_of(parts: dict[str, bytes], name: str, limits: Limits) -> list[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from pipeline.decode import Limits
-from pipeline.errors import ConfigError, MismatchError, ShardError
+from pipeline.errors import ConfigError, MismatchError, NoisegateError, ShardError
 from pipeline.read import IMAGE_PARTS
 
 from .batch import Batch, Dropped
@@ -49,10 +49,13 @@ class WeightedShards:
     `text`: list of captions → anything made of tensors whose first axis is the caption, called in the workers.
     `captions`: "one" as the table was made from (reads captions only where `text` is given, or with `captions="read"`),
     "json:FIELD" a random one of that list for each epoch, "json:FIELD:all" each of them.
+    `fields`: fields of part json that come as lists, such as "image_id"; "image_sha256" is the picture's digest in hex.
     `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without one are
     left out.
     `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with four
     samples each of classes drawn in turn; "sequential" gives every row once, in order, the short last batch included.
+    The join is by key, and what is delivered is proven: pictures and captions by their digests, labels by their value. Lists
+    of captions and npy features have no digest in the table; for them the keys alone are compared.
     `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped
     and counted; one more is a MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
     `cache`: a folder for member indexes and for copies of remote or compressed shards (bounded), default a temporary one.
@@ -71,6 +74,7 @@ class WeightedShards:
         text: TextTransform | None = None,
         label: bool | str = False,
         captions: str = "one",
+        fields: Sequence[str] = (),
         image_part: str | None = None,
         text_field: str | None = None,
         label_field: str | None = None,
@@ -134,6 +138,7 @@ class WeightedShards:
             reading=self._reading,
             strict=max_mismatch == 0,
             seed=seed,
+            fields=tuple(fields),
         )
         self._source = BatchLoader(source)
         self._loader = _loader(self._source, _Refs(self._refs), workers, pin_memory)
@@ -193,7 +198,7 @@ class WeightedShards:
         if self._batch == 0:
             self.read_samples = self.dropped_samples = 0
             self._examples: list[Dropped] = []
-        for result in self._loader:
+        for result in _living(self._loader):
             if isinstance(result, Failure):
                 raise result.error
             self._account(result)
@@ -245,7 +250,7 @@ class WeightedShards:
                 raise ShardError(f"{rate} cannot be used: {examples}")
         elif self.dropped_samples > self._max_mismatch * self.selected_rows / self.world:
             raise MismatchError(
-                f"{rate} differ from their rows in table {self._catalogue.run.path}: {examples}; annotate these shards "
+                f"{rate} are not what their rows in table {self._catalogue.run.path} say: {examples}; annotate these shards "
                 f"again, or allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
             )
 
@@ -342,6 +347,24 @@ def _loader(source: BatchLoader, refs: _Refs, workers: int, pin_memory: bool) ->
         pin_memory=pin_memory,
         generator=torch.Generator(),  # of its own, so that iterating draws nothing from the training's generator
     )
+
+
+def _living(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What the workers send; one that dies becomes an error that says what to do."""
+    results = iter(loader)
+    while True:
+        try:
+            result = next(results)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            raise NoisegateError(
+                "a data worker died, perhaps for want of memory: use fewer workers; in a script of your own, iterate under "
+                "`if __name__ == '__main__':`, or use workers=0"
+            ) from error
+        yield result
 
 
 def _as_it_is(batch: Any) -> Any:
