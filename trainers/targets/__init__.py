@@ -3,11 +3,13 @@
 from .base import PROMPT, Target, TargetConfig
 from .build import TARGETS, build_target, load_target, resolve_target, save_target, target_config
 from .encoded import Encoded, concat, count, gather, gather_tensor, take
+from .ensemble import Ensemble
 
 __all__ = [
     "PROMPT",
     "TARGETS",
     "Encoded",
+    "Ensemble",
     "Target",
     "TargetConfig",
     "build_target",

@@ -68,15 +68,14 @@ class Target(nn.Module, ABC):
         self.config = config
         self.classes: ClassSet | None = None
         self.linear: nn.Linear | None = None
-        self.logit_scale: nn.Parameter | None = None
 
     # ---- inputs
 
     @abstractmethod
-    def image_transform(self, train: bool) -> Callable[[Any], Tensor]:
+    def image_transform(self, train: bool) -> Callable[..., Tensor]:
         """From a picture (PIL), or an array of features, to one sample's tensor; picklable.
 
-        Augmentation (train=True) draws from torch's global generator, so that whoever seeds it per sample decides.
+        With train=True it augments, drawing from the `rng` it is given (numpy's), else from torch's global generator.
         """
 
     @property
@@ -119,6 +118,11 @@ class Target(nn.Module, ABC):
             None if images is None else self.encode_images(images),
             None if texts is None else self.encode_texts(texts),
         )
+
+    @property
+    def logit_scale(self) -> nn.Parameter | None:
+        """The learnable logarithm of `scale`, where a target has one."""
+        return None
 
     @property
     def scale(self) -> Tensor:
@@ -193,14 +197,13 @@ class Target(nn.Module, ABC):
         """By name; what the configuration froze is not among them."""
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
-    def frozen_modules(self) -> list[nn.Module]:
-        """Modules that stay in evaluation mode, so that their running statistics do not move."""
-        return []
-
     def train(self, mode: bool = True) -> Target:
+        """Frozen parts stay in evaluation mode, so that their running statistics do not move."""
         super().train(mode)
-        for module in self.frozen_modules():
-            module.eval()
+        for module in self.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
+                module.eval()
         return self
 
 

@@ -111,4 +111,5 @@ def _one_line(error: ValidationError, kind: type[TargetConfig]) -> str:
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"target.{place} is no setting of {kind.model_fields['name'].default!r}; it knows {', '.join(kind.model_fields)}"
-    return f"target.{place}={first.get('input')!r}: {first['msg']}"
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"target.{place}={first['input']!r}: {reason}" if place else f"target: {reason}"

@@ -6,7 +6,7 @@ context, pooled.  Both are scaled to length one; the similarity is their cosine.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -91,7 +91,7 @@ class Dual(Target):
         self.pool_words = build_pooling(config.text_pooling)
         self._tokenizer = config.vocabulary.tokenizer()
 
-    def image_transform(self, train: bool) -> Callable[[Any], Tensor]:
+    def image_transform(self, train: bool) -> Callable[..., Tensor]:
         if self.backbone is None:
             return FeatureTransform(self.config.regions, self.config.features)
         return PictureTransform(self.preprocess, self.config.augment if train else None)

@@ -37,33 +37,36 @@ class Augment(BaseModel):
 
 @dataclass(frozen=True)
 class PictureTransform:
-    """PIL picture to uint8 (3, size, size); random parts draw from torch's global generator."""
+    """PIL picture to uint8 (3, size, size); random parts draw from `rng`, or without one from torch's generator."""
 
     preprocess: Preprocess
     augment: Augment | None = None
 
-    def __call__(self, image: Image.Image) -> Tensor:
+    def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
         image = image.convert("RGB")
         if self.augment is None:
             return _channels_first(self.preprocess(image))
+        rng = np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
         if self.augment.crop is not None:
             size = self.preprocess.size
-            box = _random_box(image.width, image.height, self.augment.crop)
+            box = _random_box(image.width, image.height, self.augment.crop, rng)
             kind = (
                 Image.Resampling.BILINEAR if self.preprocess.interpolation == "bilinear" else Image.Resampling.BICUBIC
             )
             pixels: NDArray[np.uint8] = np.asarray(image.resize((size, size), kind, box=box), dtype=np.uint8)
         else:
             pixels = self.preprocess(image)
-        if self.augment.flip and float(torch.rand(())) < self.augment.flip:
+        if self.augment.flip and rng.random() < self.augment.flip:
             pixels = pixels[:, ::-1]
         return _channels_first(pixels)
 
 
-def _random_box(width: int, height: int, share: tuple[float, float]) -> tuple[int, int, int, int]:
+def _random_box(
+    width: int, height: int, share: tuple[float, float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
     """A box of that share of the area and of a ratio in 3/4 to 4/3, the largest central square after ten vain tries."""
     for _ in range(10):
-        draw = torch.rand(4)
+        draw = rng.random(4)
         area = width * height * (share[0] + (share[1] - share[0]) * float(draw[0]))
         ratio = math.exp((2 * float(draw[1]) - 1) * math.log(4 / 3))
         across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))

@@ -1,0 +1,158 @@
+"""A CLIP of open_clip: fine-tuned whole, its visual tower alone or its heads alone, or trained from scratch."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from pipeline.errors import ConfigError
+from pipeline.estimators.device import Device
+from pipeline.estimators.openclip import OpenClipEstimator, preprocess_of
+from pipeline.estimators.openclip_save import save_local_dir
+from pipeline.estimators.openclip_text import encode_tokens, trimming_is_exact
+
+from .base import Target, TargetConfig, unit
+from .clip_model import architecture_of, built_in, construct, load
+from .clip_tokens import ClipTokenizer, ClipVocabulary, with_all_tokens
+from .encoded import Encoded
+from .pictures import Augment, PictureTransform, pixel_scaling
+
+__all__ = ["Clip", "ClipConfig"]
+
+_HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", "logit_scale", "logit_bias")
+
+
+class ClipConfig(TargetConfig):
+    """Settings of `clip`: a `model` of open_clip by name, or an `architecture` of its own to train from scratch."""
+
+    name: Literal["clip"] = "clip"
+    model: str | None = None
+    """a name such as ViT-B-32, `embedded`, `local-dir:FOLDER` or `hf-hub:ORG/NAME`"""
+    pretrained: str | None = None
+    """a tag or a checkpoint file; `random`, or nothing after a plain name, trains from scratch"""
+    architecture: dict[str, Any] | None = None
+    """open_clip's model_cfg: embed_dim, vision_cfg, text_cfg"""
+    preprocess: dict[str, Any] | None = None
+    """open_clip's preprocess_cfg: mean, std, interpolation, resize_mode"""
+    train: Literal["all", "visual", "heads"] = "all"
+    last_layers: int = Field(default=0, ge=0)
+    """with train: heads, how many of the last blocks of each tower are trained too"""
+    learn_scale: bool = True
+    augment: Augment = Augment()
+    vocabulary: ClipVocabulary = ClipVocabulary()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ClipConfig":
+        if self.model is None and self.architecture is None:
+            raise ValueError("give model, for example embedded or ViT-B-32, or an architecture")
+        if self.model is None and self.pretrained not in (None, "random"):
+            raise ValueError("pretrained weights need a model's name; with architecture alone, leave pretrained out")
+        return self
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether training begins with random weights."""
+        return self.model is None or self.pretrained == "random" or (self.pretrained is None and built_in(self.model))
+
+
+class Clip(Target):
+    """Images uint8 (B, 3, H, W), tokens (B, L), vectors (B, embed_dim); similarity is the cosine."""
+
+    config: ClipConfig
+
+    def __init__(self, config: ClipConfig, weights: bool = True) -> None:
+        if config.vocabulary.kind == "captions" and not config.from_scratch:
+            raise ConfigError(
+                f"target.vocabulary.kind='captions' leaves out rows of the token table, which {config.model} has trained; "
+                "use kind: full, or pretrained: random"
+            )
+        if weights and not config.from_scratch:
+            model, tokenizer, architecture = load(str(config.model), config.pretrained)
+            preprocess = dict(model.visual.preprocess_cfg)
+        else:
+            if config.architecture is not None:
+                architecture, preprocess = config.architecture, config.preprocess or {}
+            else:
+                architecture, preprocess = architecture_of(str(config.model), config.preprocess)
+            model, tokenizer = construct(architecture, preprocess, config.vocabulary, str(config.model or ""))
+        recorded = {"architecture": architecture, "preprocess": preprocess}  # so that a checkpoint needs no other file
+        super().__init__(config.model_copy(update=recorded))
+        self.model = model
+        self.preprocess = preprocess_of(model)
+        self._full_tokenizer = tokenizer
+        whole = ClipTokenizer(tokenizer, config.vocabulary.ids, trim=False)
+        was_training = model.training
+        trim = trimming_is_exact(model.eval(), whole, "cpu")
+        model.train(was_training)
+        self._tokenizer = ClipTokenizer(tokenizer, config.vocabulary.ids, trim=trim)
+        self.width = int(architecture["embed_dim"])
+        mean, std = pixel_scaling(self.preprocess)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
+        self._freeze()
+
+    def image_transform(self, train: bool) -> Callable[..., Tensor]:
+        return PictureTransform(self.preprocess, self.config.augment if train else None)
+
+    @property
+    def tokenizer(self) -> Callable[[list[str]], Tensor]:
+        return self._tokenizer
+
+    def pixels(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            return images
+        return (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+
+    def encode_images(self, images: Tensor) -> Encoded:
+        return {"vectors": unit(self.model.encode_image(self.pixels(images)))}
+
+    def encode_texts(self, tokens: Tensor) -> Encoded:
+        return {"vectors": unit(encode_tokens(self.model, tokens))}
+
+    @property
+    def logit_scale(self) -> nn.Parameter:
+        scale: nn.Parameter = self.model.logit_scale
+        return scale
+
+    def export(self, folder: Path) -> None:
+        """Save as a folder that open_clip, and noisegate as an estimator, load by `local-dir:FOLDER`."""
+        model = copy.deepcopy(self.model).cpu()
+        architecture: dict[str, Any] = copy.deepcopy(self.config.architecture or {})
+        if self.config.vocabulary.ids:
+            with_all_tokens(model, self.config.vocabulary.ids, int(architecture["text_cfg"]["vocab_size"]))
+        name = self.config.model or "clip"
+        estimator = OpenClipEstimator(model, self._full_tokenizer, name, Device("cpu", "float32"), config=architecture)
+        save_local_dir(estimator, Path(folder))
+
+    def _freeze(self) -> None:
+        config = self.config
+        if config.train != "all":
+            kept = _head_names(self.model, config.last_layers) if config.train == "heads" else None
+            for name, parameter in self.model.named_parameters():
+                visual = name.startswith("visual.") or name == "logit_scale"
+                parameter.requires_grad_(visual if kept is None else name in kept)
+        if not config.learn_scale:
+            self.logit_scale.requires_grad_(False)
+
+
+def _head_names(model: nn.Module, last_layers: int) -> set[str]:
+    """Names of projections, final norms and poolings, and of the last blocks of both towers."""
+    names = [name for name, _ in model.named_parameters()]
+    kept = {name for name in names if any(part in _HEADS for part in name.split(".")[:3])}
+    for stack in (
+        "visual.transformer.resblocks",
+        "visual.trunk.blocks",
+        "transformer.resblocks",
+        "text.transformer.resblocks",
+    ):
+        inside = [name for name in names if name.startswith(stack + ".")]
+        last = max((int(name.removeprefix(stack + ".").split(".")[0]) for name in inside), default=-1)
+        wanted = {f"{stack}.{number}." for number in range(last - last_layers + 1, last + 1)}
+        kept.update(name for name in inside if name.startswith(tuple(wanted)))
+    stages = [f"visual.layer{number}." for number in range(4, max(0, 4 - last_layers), -1)]  # of a ResNet
+    kept.update(name for name in names if name.startswith(tuple(stages)))
+    return kept
