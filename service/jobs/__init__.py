@@ -1,0 +1,1 @@
+"""Background annotate jobs: recorded in SQLite, run in processes of their own, resumed after a restart."""

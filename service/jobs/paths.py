@@ -1,0 +1,209 @@
+"""Which shards a client may name: everything resolves inside the configured roots, symbolic links and lists included."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from pipeline.errors import ConfigError
+from pipeline.shards import braces, find_shards
+
+from ..errors import ApiError
+
+__all__ = ["Roots"]
+
+MOST = 100_000  # shards of one job
+LIST_BYTES = 16 << 20
+PATTERN_CHARS = 4096
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
+_TARS = (".tar", ".tgz", ".tar.gz")
+_LISTS = (".txt", ".list")
+_WILD = re.compile(r"[*?\[]")
+_RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d{1,18})?\}")
+_GROUP = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Folders and URL prefixes that jobs may read. The folders are resolved once, at the start."""
+
+    folders: tuple[Path, ...]
+    prefixes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, roots: Sequence[str | Path]) -> "Roots":
+        """A root that reads like a URL is a prefix, also where `Path` has swallowed one of its slashes.
+
+        >>> Roots.of([Path("s3://bucket/data")]).prefixes
+        ('s3://bucket/data/',)
+        """
+        folders, prefixes = [], []
+        for root in map(str, roots):
+            match = _URL.match(root)
+            if match:
+                scheme = match.group(0).rstrip("/").rstrip(":")
+                prefixes.append(f"{scheme}://{root[match.end() :].rstrip('/')}/")
+            elif Path(root).is_dir():
+                folders.append(Path(root).resolve())
+            else:
+                raise ConfigError(f"roots: {root} is no folder; name one that holds shards, such as data")
+        return cls(tuple(folders), tuple(prefixes))
+
+    def find(self, patterns: Sequence[str]) -> list[str]:
+        """Every shard that the patterns mean, by its real path or URL, in order and without repeats.
+
+        Patterns are those of `find_shards`; a relative one is looked for in each root. Raises ApiError 403
+        `outside_roots`, and 422 `bad_shards` for patterns that match nothing.
+        """
+        if not self.folders and not self.prefixes:
+            raise ApiError(403, "outside_roots", "this server reads no shards; start it with --root DIR")
+        try:
+            found = list(dict.fromkeys(islice(self._expand(patterns, ()), MOST + 1)))
+            if len(found) > MOST:
+                raise _bad(f"more than {MOST:,} shards; split the job")
+            return [shard.url for shard in find_shards(found)]  # two with one name would share a table
+        except ConfigError as error:
+            raise _bad(str(error)) from error
+
+    def hold(self, path: Path) -> bool:
+        """Whether a resolved path lies inside one of the folders."""
+        return any(path.is_relative_to(folder) for folder in self.folders)
+
+    def still_hold(self, shards: Sequence[str]) -> None:
+        """Check names that `find` gave once more, before they are read; raises ApiError."""
+        for shard in shards:
+            if "://" in shard:
+                self._url(shard)
+            elif self._inside(Path(shard)) != Path(shard):
+                raise _outside(shard)
+            elif re.search(r"[*?\[{]|::", shard) and not Path(shard).is_file():
+                raise _bad(f"shard {shard[-200:]!r} is gone, and its name would be read as a pattern")
+
+    def _expand(self, patterns: Sequence[str], lists: tuple[Path, ...]) -> Iterator[str]:
+        for pattern in patterns:
+            if len(pattern) > PATTERN_CHARS:
+                raise _bad(f"a pattern of {len(pattern):,} characters; at most {PATTERN_CHARS:,} are read")
+            for part in (part.strip() for part in pattern.split("::")):
+                if part:
+                    yield from self._part(part, lists)
+
+    def _part(self, part: str, lists: tuple[Path, ...]) -> Iterator[str]:
+        if part.startswith("pipe:") or "|" in part or any(ord(c) < 32 or ord(c) == 127 for c in part):
+            raise _bad(f"shard {part[:100]!r}: pipes are not run; give a path below the roots")
+        if part.startswith("@") or part.lower().endswith(_LISTS):
+            yield from self._from_list(part.removeprefix("@"), lists)
+            return
+        for name in _braces(part):
+            if "://" in name:
+                yield from self._from_url(name)
+            else:
+                yield from self._local(name)
+
+    def _from_list(self, name: str, lists: tuple[Path, ...]) -> Iterator[str]:
+        if "://" in name:
+            raise _outside(name)
+        path = next((p for p in self._places(name) if p.exists()), None)
+        if path is None:
+            raise _bad(f"the list of shards {name[:200]!r} is not there")
+        real = self._inside(path)
+        if real in lists or len(lists) >= 8:
+            raise _bad(f"the list of shards {name[:200]!r} leads back to itself")
+        if not real.is_file() or real.stat().st_size > LIST_BYTES:
+            raise _bad(f"the list of shards {name[:200]!r} is no file of at most {LIST_BYTES >> 20} MB")
+        try:
+            lines = [line.strip() for line in real.read_text(encoding="utf-8-sig").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise _bad(f"the list of shards {name[:200]!r} cannot be read: {type(error).__name__}") from error
+        yield from self._expand([line for line in lines if line and not line.startswith("#")], (*lists, real))
+
+    def _from_url(self, name: str) -> Iterator[str]:
+        self._url(name)
+        wild = _WILD.search(urlsplit(name).path if name.startswith(("http://", "https://")) else name)
+        for url in [shard.url for shard in find_shards(name)] if wild or name.endswith("/") else [name]:
+            self._url(url)
+            yield url
+
+    def _url(self, name: str) -> None:
+        """A URL below one of the prefixes, and no way back up from there."""
+        path, before = name, ""
+        while path != before:  # also what a server would decode a second time
+            path, before = unquote(path), path
+        if not name.startswith(self.prefixes) or ".." in re.split(r"[/\\?#]", path) or "\\" in path:
+            raise _outside(name)
+
+    def _local(self, name: str) -> Iterator[str]:
+        places = self._places(name)
+        if not _WILD.search(name):
+            place = next((p for p in places if p.exists()), places[0])
+            real = self._inside(place)
+            if real.is_dir():
+                yield from self._tars(real.iterdir(), f"folder {name}")
+            elif real.is_file():
+                yield str(real)
+            else:
+                raise _bad(f"there is no shard {name[:200]!r} below the roots")
+            return
+        if name.count("**") > 1:
+            raise _bad(f"{name[:200]!r} has several **; one is enough")
+        for place in places:
+            folder = next(f for f in self.folders if place.is_relative_to(f))
+            found = sorted(islice(folder.glob(str(place.relative_to(folder))), MOST + 1))
+            if found:
+                yield from self._tars(iter(found), name)
+                return
+        raise _bad(f"no .tar or .tar.gz below the roots matches {name[:200]!r}")
+
+    def _tars(self, paths: Iterator[Path], name: str) -> Iterator[str]:
+        tars = sorted(path for path in paths if path.name.lower().endswith(_TARS))
+        if not tars:
+            raise _bad(f"{name[:200]} holds no .tar or .tar.gz")
+        for path in tars:
+            real = self._inside(path)
+            if real.is_file():
+                yield str(real)
+
+    def _places(self, name: str) -> list[Path]:
+        """Where a name may point to: itself where it is absolute, else below each root; never outside, even by name."""
+        path = PurePosixPath(name)
+        if ".." in path.parts or name.startswith("~") or not self.folders:
+            raise _outside(name)
+        if not path.is_absolute():
+            return [folder / path for folder in self.folders]
+        whole = Path(path)
+        if not self.hold(whole if _WILD.search(name) else _resolved(whole)):
+            raise _outside(name)
+        return [whole]
+
+    def _inside(self, path: Path) -> Path:
+        real = _resolved(path)
+        if not self.hold(real):
+            raise _outside(path.name)
+        return real
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
+        raise _outside(path.name) from error
+
+
+def _braces(pattern: str) -> list[str]:
+    """The names that braces stand for, counted before they are made."""
+    count = math.prod(abs(int(b) - int(a)) + 1 for a, b in _RANGE.findall(pattern))
+    count *= math.prod(inner.count(",") + 1 for inner in _GROUP.findall(pattern))
+    if count > MOST or pattern.count("{") > 50:
+        raise _bad(f"{pattern[:200]!r} stands for more than {MOST:,} shards; split the job")
+    return braces(pattern)
+
+
+def _bad(reason: str) -> ApiError:
+    return ApiError(422, "bad_shards", reason)
+
+
+def _outside(name: str) -> ApiError:
+    """Says nothing of what there is outside, not even whether it is there."""
+    return ApiError(403, "outside_roots", f"shard {name[:200]!r} is not below the folders that this server may read")
