@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Member", "TarMembers"]
+__all__ = ["Member", "TarMembers", "plain_bytes"]
 
 BLOCK = 512
 _CHUNK = 1 << 17  # of gzip this becomes 135 MB at worst
@@ -48,7 +48,7 @@ class TarMembers:
     ) -> None:
         self._wanted = wanted
         self._skip_source = skip
-        self._source = _plain(read, _HEADER_CHUNK if skip else _CHUNK)
+        self._source = plain_bytes(read, _HEADER_CHUNK if skip else _CHUNK)
         self._buffer = b""
         self._start = 0  # of what is not yet taken from the buffer
         self._offset = 0  # of the same, in the tar
@@ -239,7 +239,7 @@ def _digits(text: bytes) -> int:
     return int(text) if text.isdigit() and len(text) < 20 else 0
 
 
-def _plain(read: Callable[[int], bytes], chunk: int) -> Iterator[bytes]:
+def plain_bytes(read: Callable[[int], bytes], chunk: int = _CHUNK) -> Iterator[bytes]:
     """The uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
     data = read(chunk)
     if data[:2] != b"\x1f\x8b":

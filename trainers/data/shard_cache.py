@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pipeline.errors import ShardError
 from pipeline.shards import Shard
+from pipeline.tar_members import plain_bytes
 
 from .tar_index import TarSamples, write_index
 
 __all__ = ["ShardCache"]
 
 _GZIP = b"\x1f\x8b"
-_CHUNK = 1 << 20
 
 
 class ShardCache:
@@ -91,31 +90,13 @@ def _is_packed(shard: Shard) -> bool:
 def _copy(shard: Shard, to: Path) -> None:
     """The uncompressed tar; of a damaged gzip stream as much as can be read, and the index will say where it breaks off."""
     temporary = to.with_suffix(".part")
-    with shard.open() as stream, temporary.open("wb") as out:
-        begin = stream.read(2)
-        source = _Joined(begin, stream)
-        unpacked = gzip.GzipFile(fileobj=source) if begin == _GZIP else source  # type: ignore[call-overload]
+    with shard.open() as stream, temporary.open("wb") as out, suppress(EOFError, zlib.error):
         try:
-            while data := unpacked.read(_CHUNK):
+            for data in plain_bytes(stream.read):
                 out.write(data)
-        except (EOFError, gzip.BadGzipFile, zlib.error):
-            pass  # damage of the tar, which its index reports
         except OSError as error:
-            raise ShardError(f"shard {shard.url} cannot be copied: {error}") from error
+            raise ShardError(f"shard {shard.url} cannot be copied to {to.parent}: {error}") from error
     temporary.replace(to)
-
-
-class _Joined:
-    """A stream whose first bytes were already taken; remote ones cannot always be wound back."""
-
-    def __init__(self, begin: bytes, stream: IO[bytes]) -> None:
-        self._begin, self._stream = begin, stream
-
-    def read(self, size: int) -> bytes:
-        if self._begin:
-            data, self._begin = self._begin[:size], self._begin[size:]
-            return data
-        return self._stream.read(size)
 
 
 if os.name == "nt":

@@ -72,15 +72,16 @@ class TrainImage:
             raise ConfigError(f"jitter {self.jitter} is out of range; use (0.4, 0.4, 0.4, 0.1)")
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> Tensor:
-        size = self.preprocess.size
-        if self.ratio is not None:
+        if self.ratio is None:
+            image = Image.fromarray(self.preprocess(image))
+        else:
+            size = self.preprocess.size
             box = crop_box(image.width, image.height, self.scale, self.ratio, rng)
             image = image.resize((size, size), _FILTERS[self.preprocess.interpolation], box=box)
         if rng.random() < self.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         image = _jittered(image, self.jitter, rng)
-        pixels = np.asarray(image) if self.ratio is not None else self.preprocess(image)
-        return to_tensor(pixels, self.preprocess.mean, self.preprocess.std)
+        return to_tensor(np.asarray(image), self.preprocess.mean, self.preprocess.std)
 
 
 def crop_box(

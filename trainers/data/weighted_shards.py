@@ -22,7 +22,7 @@ from .batch import Batch, Dropped
 from .catalogue import Catalogue, Needs, find_catalogue, labels_of
 from .join import EXAMPLES, Reading, check_columns, shares
 from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source, start_worker
-from .plan import Plan, make_plan, part_of
+from .plan import MPerClassPlan, Plan, make_plan, part_of
 from .row_mask import RowMask
 from .shard_cache import ShardCache
 from .transforms import ArrayTensor
@@ -286,6 +286,10 @@ class WeightedShards:
             window_shards=self._window,
             drop_last=self._drop_last,
         )
+        if isinstance(plan, MPerClassPlan) and plan.left_out:
+            self.notes.append(
+                f"{plan.left_out:,} classes have too few samples for sampler {self._sampler!r} and are left out"
+            )
         if not len(plan):
             raise ConfigError(
                 f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less"
