@@ -5,8 +5,10 @@ mismatched pairs of the same data show. With the density ratio r(s) = f(s) / f0(
 
     P(clean | s) = 1 - ρ / r(s),      ρ = lim r(s) for the lowest s,      f1(s) = f0(s)  ⇔  r(s) = 1.
 
-The models of r (pipeline/density_ratio.py) compete by held-out log-loss at telling given from mismatched pairs; the
-first one within a standard error of the best is used. They run on histograms, so the cost does not grow with the data.
+The models of r (pipeline/density_ratio.py) are averaged: one whose held-out log-loss at telling given from mismatched
+pairs is z standard errors above the best counts exp(-z²/2), because several shapes of f1 often fit alike and err on
+different sides. The shapeless model counts only where the others fail. All runs on histograms, so that the cost does
+not grow with the data.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ BINS = 500
 FOLDS = 5
 DRAWS = 50  # bootstrap replicates of the noise rate
 LEAST = 20  # fewer values than this on either side: nothing can be learned
+SHAPELESS = "isotonic"  # the model that is asked only where the others fail
+PLAUSIBLE = 2  # standard errors behind the best: a model that is not further is taken seriously
 CLEAN_BELOW = 0.01  # a noise rate below this counts as all clean, one above the rest of 1 as all noise
 
 
@@ -139,23 +143,23 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
         name: [fit(centres, whole_g - g[fold], whole_m - m[fold], shape) for fold in range(FOLDS)]
         for name, fit in MODELS.items()
     }
-    excess = _excess_losses(held_out, g, m)
-    method = next(name for name, (mean, error) in excess.items() if mean <= error)
-    chosen = MODELS[method](centres, whole_g, whole_m, shape)
-    plausible = [name for name, (mean, error) in excess.items() if mean <= 2 * error]
-    interval, crossing_sd = _bootstrap(centres, whole_g, whole_m, shape, method, plausible, rng)
+    weights = _weights(_excess_losses(held_out, g, m))
+    fits = {name: MODELS[name](centres, whole_g, whole_m, shape) for name in weights}
+    chosen = _averaged(fits, weights)
+    interval, crossing_sd = _bootstrap(centres, whole_g, whole_m, shape, fits, weights, rng)
     clean = chosen.clean()
     knots = _knots(centres, clean, whole_g, whole_m)
     at_knots = np.interp(knots, centres, clean)
     share = whole_g / whole_g.sum()
+    unseen = [_averaged({name: held_out[name][fold] for name in weights}, weights) for fold in range(FOLDS)]
     edges = centres + (centres[1] - centres[0]) / 2
     kept = np.interp(knots, edges, 1 - np.cumsum(share), left=1.0)
     kept_clean = np.interp(knots, edges, np.sum(share * clean) - np.cumsum(share * clean), left=np.sum(share * clean))
     return PairCalibration(
         noise_rate=round(chosen.rate, 6),
         noise_interval=interval,
-        method=method,
-        ece=round(_held_out_error(held_out[method], g, m, chosen.rate), 6),
+        method=_described(weights),
+        ece=round(_held_out_error(unseen, g, m, chosen.rate), 6),
         crossing=_crossing(centres, chosen.ratio),
         crossing_sd=crossing_sd,
         pairs=len(given),
@@ -266,26 +270,55 @@ def intersection(
     return Intersection(calibration.crossing, "crossing", equal, rate, mean, sd, calibration.crossing_sd)
 
 
+def _weights(excess: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """How much each model counts, by its excess loss (mean, standard error); they sum to 1."""
+    behind = {name: mean / max(error, 1e-12) for name, (mean, error) in excess.items()}
+    shaped = {name: z for name, z in behind.items() if name != SHAPELESS}
+    chosen = shaped if min(shaped.values()) <= PLAUSIBLE else behind
+    counts = {name: float(np.exp(-0.5 * z**2)) for name, z in chosen.items() if z <= 2 * PLAUSIBLE}
+    total = sum(counts.values())
+    return {name: count / total for name, count in counts.items()}
+
+
+def _averaged(fits: Mapping[str, RatioFit], weights: Mapping[str, float]) -> RatioFit:
+    """The mixture of the models' densities."""
+    rate = sum(weight * fits[name].rate for name, weight in weights.items())
+    ratio = np.sum([weight * fits[name].ratio for name, weight in weights.items()], axis=0)
+    return RatioFit(rate, ratio)
+
+
+def _described(weights: Mapping[str, float]) -> str:
+    """The models by weight: "log-gamma 62 %, gaussian 38 %"."""
+    order = sorted(weights, key=lambda name: -weights[name])
+    parts = [f"{name} {weights[name]:.0%}".replace("%", " %") for name in order if weights[name] >= 0.005]
+    return order[0] if len(parts) == 1 else ", ".join(parts)
+
+
 def _bootstrap(
     centres: Array,
     g: Array,
     m: Array,
     shape: Normals,
-    method: str,
-    plausible: list[str],
+    fits: Mapping[str, RatioFit],
+    weights: Mapping[str, float],
     rng: np.random.Generator,
 ) -> tuple[tuple[float, float], float]:
-    """95 % of the bootstrap around ρ, reaching to what every plausible model says; and the crossing's deviation."""
+    """95 % of the bootstrap around ρ, reaching to what every plausible model says; and the crossing's deviation.
+
+    Each draw is fitted with one model, taken by weight, so that the spread holds how far they disagree.
+    """
 
     def redrawn(counts: Array) -> Array:
         return rng.multinomial(int(counts.sum()), counts / counts.sum()).astype(np.float64)
 
-    fits = [MODELS[method](centres, redrawn(g), redrawn(m), shape) for _ in range(DRAWS)]
+    names = rng.choice(list(weights), DRAWS, p=list(weights.values()))
+    drawn = [MODELS[name](centres, redrawn(g), redrawn(m), shape) for name in names]
     few = 3 / float(g.sum())  # none seen among n still allows a share of 3 / n
-    spread = max(1.96 * float(np.std([fit.rate for fit in fits])), few)
-    crossings = np.array([_crossing(centres, fit.ratio) for fit in fits])
+    spread = max(1.96 * float(np.std([fit.rate for fit in drawn])), few)
+    crossings = np.array([_crossing(centres, fit.ratio) for fit in drawn])
     found = crossings[np.isfinite(crossings)]
-    rates = [MODELS[name](centres, g, m, shape).rate for name in {method, *plausible}]
+    likeliest = max(weights.values())
+    rates = [fits[name].rate for name, weight in weights.items() if weight >= likeliest * np.exp(-0.5 * PLAUSIBLE**2)]
     interval = round(max(min(rates) - spread, 0.0), 6), round(min(max(rates) + spread, 1.0), 6)
     return interval, float(found.std()) if len(found) else float("nan")
 

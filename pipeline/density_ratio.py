@@ -2,9 +2,11 @@
 
 With the given pairs a mixture f = ρ f0 + (1 - ρ) f1 of wrong and right ones, each model gives ρ and a rising r:
 
-- ``gaussian``  f1 is normal, f0 a mixture of normals (as many as BIC asks for), so f0 may have any shape;
-- ``logistic``  f1 = f0 exp(a + b s), so that P(clean | s) is a logistic curve; needs no density;
-- ``isotonic``  r only rises; ρ is the ratio of the two distribution functions far enough down.
+- ``gaussian``   f1 is normal, f0 a mixture of normals (as many as BIC asks for), so f0 may have any shape;
+- ``log-gamma``  f1 leans to one side, as cosines do that cannot pass 1: Prentice's generalised log-gamma density
+  (1974, "A log gamma model and its maximum likelihood estimation"), which is the normal at q = 0; f0 as above;
+- ``logistic``   f1 = f0 exp(a + b s), so that P(clean | s) is a logistic curve; needs no density;
+- ``isotonic``   r only rises; ρ is the ratio of the two distribution functions far enough down.
 
 Everywhere `centres` (B,) are the middles of equal bins, `g` and `m` (B,) the counts of given and mismatched pairs.
 """
@@ -16,11 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
+from scipy.optimize import isotonic_regression, minimize
+from scipy.special import digamma, gammaln
 
 __all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
 
 Array = NDArray[np.float64]
+
+MOST = 1e30  # of f1 / f0, where mismatched pairs are all but impossible
+LEAN = 3.0  # most |q|; the normal has 0, an exponential tail on the left 1
 
 
 class RatioFit(NamedTuple):
@@ -49,9 +55,47 @@ def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
         before, rate = rate, float(1 - weight.sum() / total)
         if abs(rate - before) < 3e-6 or weight.sum() < 1:
             break
-    rate = min(max(rate, 0.0), 1.0)
-    ratio = rate + (1 - rate) * _normal(centres, mean, sd) / f0
-    return RatioFit(rate, _rising(ratio, g + m))
+    return _mixture(min(max(rate, 0.0), 1.0), _normal(centres, mean, sd), f0, g + m)
+
+
+def _fit_log_gamma(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+    """Likeliest ρ, place, spread and lean q of f1, with the mismatched density held fixed."""
+    f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
+    rate, step = min(max(_tail_ratio(g, m), 1e-3), 1 - 1e-3), centres[1] - centres[0]
+    surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
+    mean = float(surplus @ centres / surplus.sum())
+    sd = max(float(np.sqrt(surplus @ (centres - mean) ** 2 / surplus.sum())), 2 * step)
+    seen = g > 0
+    x, share, known = centres[seen], g[seen] / g.sum(), f0[seen]
+
+    def loss_of(theta: Array) -> tuple[float, Array]:
+        rate, scale = 1 / (1 + np.exp(-theta[0])), sd * np.exp(theta[2])
+        w = (x - mean - sd * theta[1]) / scale
+        log_density, by_w, by_q = _log_gamma(w, theta[3])
+        right = (1 - rate) * np.exp(np.clip(log_density, -690, 50)) / scale
+        both = rate * known + right + 1e-300
+        clean = right / both
+        slope = np.stack([1 - rate - clean, clean * by_w * -sd / scale, clean * (-1 - by_w * w), clean * by_q])
+        return float(-share @ np.log(both)), -slope @ share
+
+    start = [np.log(rate / (1 - rate)), 0.0, 0.0, 0.1]
+    bounds = [(-12, 12), (None, None), (np.log(2 * step / sd), 3), (-LEAN, LEAN)]
+    found = minimize(loss_of, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-9})
+    scale = sd * np.exp(found.x[2])
+    log_density = _log_gamma((centres - mean - sd * found.x[1]) / scale, found.x[3])[0]
+    f1 = np.exp(np.clip(log_density, -690, 50)) / scale
+    return _mixture(float(1 / (1 + np.exp(-found.x[0]))), f1, f0, g + m)
+
+
+def _log_gamma(w: Array, q: float) -> tuple[Array, Array, Array]:
+    """log f(w) with its derivatives by w and q; q w has the law of log(q² Gamma(q⁻²)), and q -> 0 is the normal."""
+    if abs(q) < 0.02:  # to second order, because the exact terms cancel
+        log_density = -(w**2) / 2 - q * w**3 / 6 - q**2 * (w**4 / 24 + 1 / 12) - np.log(2 * np.pi) / 2
+        return log_density, -w - q * w**2 / 2 - q**2 * w**3 / 6, -(w**3) / 6 - q * (w**4 + 2) / 12
+    k, e = q**-2, np.exp(np.minimum(q * w, 50))
+    log_density = np.log(abs(q)) + k * np.log(k) - gammaln(k) + k * (q * w - e)
+    by_q = 1 / q - 2 * k / q * (np.log(k) + 1 - digamma(k) + q * w - e) + k * w * (1 - e)
+    return log_density, (1 - e) / q, by_q
 
 
 def _fit_logistic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
@@ -111,6 +155,7 @@ def _fit_isotonic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
 
 MODELS: dict[str, Callable[[Array, Array, Array, Normals], RatioFit]] = {
     "gaussian": _fit_gaussian,
+    "log-gamma": _fit_log_gamma,
     "logistic": _fit_logistic,
     "isotonic": _fit_isotonic,
 }
@@ -169,6 +214,10 @@ def choose_normals(centres: Array, counts: Array, most: int = 5) -> Normals:
         normals, likelihood = _fit_normals(centres, counts, start, rounds=200)
         fits.append(((3 * k - 1) * np.log(total) - 2 * likelihood, normals))
     return min(fits, key=lambda fit: fit[0])[1]
+
+
+def _mixture(rate: float, f1: Array, f0: Array, weight: Array) -> RatioFit:
+    return RatioFit(rate, _rising(np.minimum(rate + (1 - rate) * f1 / f0, MOST), weight))
 
 
 def _rising(values: Array, weight: Array) -> Array:
