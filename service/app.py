@@ -1,13 +1,27 @@
 """The ASGI application: routes, middleware, and the life of what is behind them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 
+from .api import embed, health, page, score, tables
+from .auth import Keys, RequireKey
+from .class_sets import ClassSets
+from .encoder_process import Ready
+from .engine import LocalEngine
 from .errors import add_handlers
+from .headers import SecurityHeaders
 from .items import Engine
+from .limits import BodyLimit
+from .logs import RequestLog
+from .metrics import Metrics
+from .runs import RunRegistry
+from .schemas import EmbedRequest, ScoreRequest
+from .scoring import plan_scorer
 from .settings import Settings
 from .state import Service
 
@@ -15,16 +29,18 @@ __all__ = ["create_app"]
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
-    """The service for these settings; `engine` replaces the one they ask for, in tests."""
-    service = Service(settings, engine or _engine(settings))
+    """The service for these settings; `engine` replaces the one they ask for, in tests. Raises NoisegateError."""
+    service = _service(settings, engine)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.engine.start()
+        warming = asyncio.create_task(_embed_classes(service))
         try:
             yield
         finally:
             service.closing.set()
+            warming.cancel()
             await service.engine.stop()
 
     app = FastAPI(
@@ -34,14 +50,55 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
     )
     app.state.service = service
+    for module in (score, embed, tables, health, page):
+        app.include_router(module.router)
     add_handlers(app)
+    # the last one added is the outermost
+    app.add_middleware(
+        BodyLimit, most=settings.max_body_bytes, seconds=settings.body_timeout, together=settings.queue_bytes
+    )
+    app.add_middleware(RequireKey, keys=Keys(settings.api_keys))
+    app.add_middleware(SecurityHeaders)
+    app.add_middleware(RequestLog, metrics=service.metrics)
+    _describe(app, bool(settings.api_keys))
     return app
 
 
-def _engine(settings: Settings) -> Engine:
-    from .engine import LocalEngine
+def _service(settings: Settings, engine: Engine | None) -> Service:
+    scorer, metrics = plan_scorer(settings), Metrics()
 
-    return LocalEngine(settings)
+    def complete(ready: Ready) -> None:
+        scorer.complete(ready.identity, ready.beta)
+
+    if engine is None:
+        engine = LocalEngine(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
+    return Service(settings, engine, scorer, RunRegistry(settings.runs), ClassSets(settings.classes), metrics)
+
+
+async def _embed_classes(service: Service) -> None:
+    while service.engine.ready():
+        await asyncio.sleep(0.1)
+    await service.class_sets.warm_up(service.engine.embed_texts)
+
+
+def _describe(app: FastAPI, with_keys: bool) -> None:
+    """Bodies that the routes read by themselves, and the key, in the OpenAPI schema."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = plain()
+            parts = schema.setdefault("components", {})
+            for model in (ScoreRequest, EmbedRequest):
+                found = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                parts["schemas"] |= found.pop("$defs", {})
+                parts["schemas"][model.__name__] = found
+            if with_keys:
+                parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                schema["security"] = [{"key": []}]
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 import typer
 
-from . import cli_serve
+from . import cli_score, cli_serve
 
 __all__ = ["register"]
 
@@ -10,3 +10,4 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the service's commands."""
     cli_serve.register(app)
+    cli_score.register(app)

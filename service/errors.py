@@ -81,18 +81,18 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ApiError)
     async def _(request: Request, error: ApiError) -> JSONResponse:
-        return error_response(error, _id(request))
+        return _answer(request, error)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(InvalidRequest(describe(error.errors())), _id(request))
+        return _answer(request, InvalidRequest(describe(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
         code = CODES.get(error.status_code, f"http_{error.status_code}")
-        found = ApiError(error.status_code, code, str(error.detail))
-        return error_response(found, _id(request), error.headers)
+        return _answer(request, ApiError(error.status_code, code, str(error.detail)), error.headers)
 
 
-def _id(request: Request) -> str | None:
-    return getattr(request.state, "request_id", None)
+def _answer(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    request.state.error_code = error.code  # for the log and the counters
+    return error_response(error, getattr(request.state, "request_id", None), headers)

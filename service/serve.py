@@ -1,13 +1,109 @@
-"""From settings to a listening server and back to a quiet machine."""
+"""From settings to a listening server, and from a signal to a quiet machine."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
+
+from pipeline.errors import ConfigError
 
 from .app import create_app
+from .logs import set_up_logging
 from .settings import Settings
+from .state import Service
 
 __all__ = ["run"]
 
 
 def run(settings: Settings) -> None:
-    """Serve until a signal ends it."""
-    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_config=None)
+    """Serve until a signal ends it, then finish what was begun. Raises NoisegateError where it cannot start."""
+    if settings.engine == "ray":
+        raise ConfigError("engine 'ray' is not part of this installation; use --engine local")
+    set_up_logging(settings.log_format)
+    listening = bind(settings.host, settings.port)
+    with contextlib.closing(listening):
+        app = create_app(settings)
+        asyncio.run(_serve(app, listening))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for this address; raises ConfigError that says what to change."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"host {host!r} is no address of this machine ({error}); use 127.0.0.1") from error
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(place)
+    except OSError as error:
+        found.close()
+        other = f"--port {port + 1}" if 0 < port < 65535 else "--port 8765"
+        raise ConfigError(f"host {host} port {port} cannot be used: {error.strerror}; try {other}") from error
+    return found
+
+
+class _Server(uvicorn.Server):
+    """Tells the service when a signal comes, and ends with code 0 when everything is answered."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._service.closing.set()
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+async def _serve(app: FastAPI, listening: socket.socket) -> None:
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        http="h11",  # it bounds the size of headers, which httptools does not
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(service.settings.drain_seconds) or 1,
+    )
+    server = _Server(config, service)
+    watching = asyncio.create_task(_watch(server, service, listening))
+    await server.serve(sockets=[listening])
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
+async def _watch(server: _Server, service: Service, listening: socket.socket) -> None:
+    """Say when it is ready; end it where the model can never be loaded."""
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    print(f"noisegate listens on {url} and loads {service.scorer.spec.model}", file=sys.stderr, flush=True)
+    while service.not_ready():
+        if fatal := getattr(service.engine, "fatal", None):
+            server.should_exit = True
+            raise ConfigError(fatal)
+        await asyncio.sleep(0.1)
+    key = " -H 'Authorization: Bearer KEY'" if service.settings.api_keys else ""
+    run = f", from run {service.scorer.run}" if service.scorer.run else ""
+    print(
+        f"noisegate is ready: {service.engine.identity.model}, β {service.scorer.beta}{run}\n"
+        f"  open {url}/ or try:  curl{key} -F image=@picture.jpg -F 'text=a red square' {url}/v1/score",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -7,7 +7,11 @@ from typing import Any, cast
 from fastapi import Request
 
 from .browse import Browser
+from .class_sets import ClassSets
 from .items import Engine
+from .metrics import Metrics
+from .runs import RunRegistry
+from .scoring import ServiceScorer
 from .settings import Settings
 
 __all__ = ["Service", "service_of"]
@@ -19,16 +23,24 @@ class Service:
 
     settings: Settings
     engine: Engine
-    scorer: Any = None
-    runs: Any = None
-    class_sets: Any = None
+    scorer: ServiceScorer
+    runs: RunRegistry
+    class_sets: ClassSets
+    metrics: Metrics
     jobs: Any = None
-    metrics: Any = None
     browser: Browser = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.browser = Browser(self.settings.limits)
+
+    def not_ready(self) -> list[str]:
+        """Why it should get no requests at the moment; empty when it should."""
+        reasons = ["shutting down"] if self.closing.is_set() else []
+        reasons += self.engine.ready()
+        if not reasons and not self.class_sets.ready():
+            reasons.append("the class sets are being embedded")
+        return reasons
 
 
 def service_of(request: Request) -> Service:

@@ -1,0 +1,215 @@
+"""POST /v1/score and GET /v1/scorer."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from ..against import FinishedRun
+from ..bodies import Asked, read_score
+from ..class_sets import RegisteredClasses
+from ..items import Embedded, Item
+from ..judging import Judged
+from ..schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
+from ..state import Service, service_of
+from ..waiting import while_connected
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["scores"])
+
+_REF = {"$ref": "#/components/schemas/ScoreRequest"}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _REF},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "image": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                        "text": {"type": "array", "items": {"type": "string"}},
+                        "classes": {"type": "string"},
+                        "against": {"type": "string"},
+                        "request": {
+                            "type": "string",
+                            "contentMediaType": "application/json",
+                            "description": "A ScoreRequest whose images read part:NAME, in place of all other fields.",
+                        },
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+@router.post(
+    "/score",
+    response_model=ScoreAnswer,
+    openapi_extra=BODY,
+    responses=problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503, 504),
+)
+async def score(request: Request) -> JSONResponse:
+    """Score image-text pairs, in order. A bad item is a result with a status; it never fails the others."""
+    service = service_of(request)
+    asked = await read_score(request, service.settings)
+    found = await while_connected(request, _score(service, asked))
+    found["request_id"] = getattr(request.state, "request_id", None)
+    return JSONResponse(found)
+
+
+async def _score(service: Service, asked: Asked) -> dict[str, Any]:
+    wanted = asked.request
+    judge = _Judge(service, wanted)
+    await judge.prepare()
+    items = await _fetched(service, asked)
+    embedded = await service.engine.embed(items)
+    results = pair_results(service, wanted, embedded, judge.asked)
+    if judge.asked:
+        judged = await asyncio.to_thread(judge.judge, embedded)
+        for result, verdict in zip(results, judged, strict=True):
+            _add(result, verdict)
+    for result in results:
+        service.metrics.items.labels(result["status"]).inc()
+    beta = service.scorer.beta
+    return {
+        "results": results,
+        "beta": beta.to_dict() if beta else None,
+        "scorer": service.engine.identity.digest,
+    }
+
+
+async def _fetched(service: Service, asked: Asked) -> Sequence[Item]:
+    """The items, with the pictures that their URLs name."""
+    if not asked.urls:
+        return asked.items
+    from ..fetch import UrlError, UrlPolicy, fetch_images
+
+    settings, items = service.settings, list(asked.items)
+    policy = UrlPolicy(
+        hosts=settings.url_hosts,
+        max_bytes=settings.url_max_bytes,
+        timeout=settings.url_timeout,
+        redirects=settings.url_redirects,
+    )
+    found = await fetch_images(list(asked.urls.values()), policy, total_bytes=settings.max_body_bytes)
+    for i, picture in zip(asked.urls, found, strict=True):
+        text = items[i].text
+        if isinstance(picture, UrlError):
+            items[i] = Item(text=text, problem=(picture.code, str(picture)))
+        else:
+            items[i] = Item(picture, text)
+    return items
+
+
+def pair_results(
+    service: Service, wanted: ScoreRequest, embedded: Sequence[Embedded], labels: bool
+) -> list[dict[str, Any]]:
+    """One result for each pair. With labels to judge, a missing caption is a flag, as in a run with both tasks."""
+    scores = service.scorer.score(embedded)
+    results = []
+    for i, (pair, found) in enumerate(zip(wanted.pairs, embedded, strict=True)):
+        known = found.similarity is not None
+        chance = scores.clean_probability[i] if known and scores.clean_probability is not None else None
+        only_text = labels and found.image_status == "ok" and found.status != "ok"
+        results.append(
+            {
+                "key": pair.key,
+                "status": "ok" if only_text else found.status,
+                "error": None if only_text else found.error,
+                "similarity": found.similarity,
+                "osa_weight": float(scores.osa_weight[i]) if known else None,
+                "clean_probability": None if chance is None else float(chance),
+                "clean": bool(scores.clean[i]) if known else None,
+                **_UNASKED,
+                "neighbours": None,
+                "predicted": None,
+                "flags": [found.text_status] if only_text else [],
+            }
+        )
+    return results
+
+
+_UNASKED: dict[str, Any] = dict.fromkeys(
+    (
+        "label", "knn_consistency", "anchor_consistency", "consistency", "clean_tango", "refined_label",
+        "refined_confidence", "refined_name", "neighbourhood",
+    )
+)  # fmt: skip
+
+
+def _add(result: dict[str, Any], verdict: Judged) -> None:
+    if verdict.status != "ok" and result["status"] == "ok":
+        result["status"], result["error"] = verdict.status, verdict.error
+    result.update({name: getattr(verdict, name) for name in _UNASKED})
+    result["neighbours"] = [asdict(neighbour) for neighbour in verdict.neighbours]
+    result["predicted"] = [asdict(predicted) for predicted in verdict.predicted]
+    result["flags"] += verdict.flags
+
+
+class _Judge:
+    """What a class set and a finished run say of labels; the maths is theirs."""
+
+    def __init__(self, service: Service, wanted: ScoreRequest) -> None:
+        self._service, self._wanted = service, wanted
+        self.asked = wanted.classes is not None or wanted.against is not None
+        self._classes: RegisteredClasses | None = None
+        self._run: FinishedRun | None = None
+
+    async def prepare(self) -> None:
+        """Find both, before anything is embedded: an unknown name must not cost a place in the queue."""
+        if self._wanted.classes is not None:
+            self._classes = self._service.class_sets.get(self._wanted.classes)
+        if self._wanted.against is not None:
+            self._run = await asyncio.to_thread(self._service.runs.load, self._wanted.against)
+            self._run.check_scorer(self._service.engine.identity)
+
+    def judge(self, embedded: Sequence[Embedded]) -> list[Judged]:
+        width = self._service.engine.dimensions
+        images, texts = _rows([e.image for e in embedded], width), _rows([e.text for e in embedded], width)
+        labels = [pair.label for pair in self._wanted.pairs]
+        judged = self._classes.judge(images, labels) if self._classes is not None else None
+        if self._run is None:
+            return judged or []
+        keys, digests = [pair.key for pair in self._wanted.pairs], [e.image_sha256 for e in embedded]
+        anchors = self._classes.anchors if self._classes is not None else None
+        found = self._run.judge(images, texts, labels, digests, keys, anchors)
+        for verdict, of_texts in zip(found, judged or [], strict=bool(judged)):
+            verdict.predicted = of_texts.predicted
+        return found
+
+
+def _rows(rows: Sequence[Any], width: int) -> Any:
+    zero = np.zeros(width, np.float32)
+    return np.stack([zero if row is None else row for row in rows]) if rows else np.zeros((0, width), np.float32)
+
+
+@router.get("/scorer", response_model=ScorerAnswer, responses=problems(401, 503))
+async def scorer(request: Request) -> dict[str, Any]:
+    """What scores here: the model's identity, β with its interval, the calibration, limits, class sets and runs."""
+    service = service_of(request)
+    settings = service.settings
+    limits = {
+        name: getattr(settings, name)
+        for name in (
+            "max_items", "max_body_bytes", "max_pixels", "max_image_bytes", "max_text_chars", "max_aspect", "queue_items"
+        )
+    }  # fmt: skip
+    identity = service.engine.identity
+    return {
+        **service.scorer.facts(),
+        "identity": identity.to_dict(),
+        "scorer": identity.digest,
+        "dimensions": service.engine.dimensions,
+        "limits": limits,
+        "classes": service.class_sets.names(),
+        "runs": service.runs.names(),
+        "url_hosts": bool(settings.url_hosts),
+        "jobs": settings.jobs_folder is not None,
+    }

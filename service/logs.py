@@ -1,0 +1,114 @@
+"""One line per request as JSON, with its id; and what the access log must never hold: bodies, captions, keys, queries."""
+
+import json
+import logging
+import re
+import sys
+import time
+import traceback
+import uuid
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, error_response
+from .metrics import Metrics
+from .waiting import ClientGone
+
+__all__ = ["RequestLog", "set_up_logging"]
+
+log = logging.getLogger("noisegate.access")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName", "color_message"}
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, logger, message, and whatever came in `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        if record.exc_info:
+            line["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(line, default=str)
+
+
+class TextLines(logging.Formatter):
+    """The same for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _PLAIN)
+        line = f"{record.levelname.lower()} {record.getMessage()} {extra}".rstrip()
+        return line if not record.exc_info else f"{line}\n{''.join(traceback.format_exception(*record.exc_info))}"
+
+
+def set_up_logging(kind: str) -> None:
+    """Everything to standard error, in one format; uvicorn's own access log stays off."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    for name, level in (("noisegate", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate, logger.level = [handler], False, level
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+class RequestLog:
+    """The outermost middleware: an id for each request, a line in the log, the counters, and a last answer to crashes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"), "")
+        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        began, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message.setdefault("headers", [])
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientGone:
+            status = 499  # nginx's number for it; nobody sees it but the log
+            self._metrics.cancelled.inc()
+        except Exception:
+            log.exception("request failed", extra={"request_id": request_id, "path": scope["path"]})
+            if status:
+                raise
+            error = ApiError(500, "internal", "something went wrong here; the log has it under this request's id")
+            await error_response(error, request_id)(scope, receive, send_with_id)
+        finally:
+            self._note(scope, request_id, status, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        code = scope["state"].get("error_code")
+        if code or status >= 400:
+            self._metrics.errors.labels(code or f"http_{status}").inc()
+        fields = {
+            "request_id": request_id,
+            "method": scope["method"],
+            "path": scope["path"][:200],
+            "status": status,
+            "milliseconds": round(1000 * seconds, 1),
+            "client": (scope.get("client") or ("",))[0],
+        }
+        quiet = route in ("/healthz", "/readyz", "/metrics") and status < 400
+        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields | ({"code": code} if code else {}))
