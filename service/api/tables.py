@@ -13,6 +13,7 @@ from pipeline.report.lens import Lens
 
 from ..browse import Browser
 from ..errors import ApiError
+from ..schemas import Problem
 from ..shard_samples import NoPicture, SampleGone
 from ..state import service_of
 from ..tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
@@ -28,20 +29,9 @@ Column = Literal[
 assert set(get_args(Column)) == set(NUMBERS)
 
 
-class ErrorBody(BaseModel):
-    code: str
-    message: str
-    request_id: str | None
-
-
-class Problem(BaseModel):
-    """Every answer that is no success."""
-
-    error: ErrorBody
-
-
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     meaning = {
+        401: "`unauthorized`: the key is missing or wrong",
         404: "`unknown_run`, `unknown_sample` or `no_picture`",
         409: "`run_unusable`: the run is not finished, or its tables are damaged",
         410: "`shard_gone`: the shard is not where it was; `sample_changed`: another sample is there now",
@@ -211,7 +201,7 @@ def _answerable() -> Iterator[None]:
         raise ApiError(404, "no_picture", str(error)) from error
 
 
-@router.get("", response_model=RunList, summary="Finished runs")
+@router.get("", response_model=RunList, responses=_errors(401), summary="Finished runs")
 def list_runs(request: Request, browser: Looking) -> RunList:
     """All runs that can be looked into, by name."""
     registry, found = service_of(request).runs, []
@@ -227,7 +217,9 @@ def list_runs(request: Request, browser: Looking) -> RunList:
     return RunList(runs=found)
 
 
-@router.get("/{name}/summary", response_model=RunSummary, responses=_errors(404, 409, 422), summary="Figures of a run")
+@router.get(
+    "/{name}/summary", response_model=RunSummary, responses=_errors(401, 404, 409, 422), summary="Figures of a run"
+)
 def summary(name: str, tables: Tables) -> RunSummary:
     """Counts by status, β, calibration with the expected precision and recall, and what can be looked at."""
     with _answerable():
@@ -240,7 +232,7 @@ def _lens(lens: Lens) -> ScoreLens:
 
 
 @router.get(
-    "/{name}/histogram", response_model=HistogramBins, responses=_errors(404, 409, 422), summary="A score's spread"
+    "/{name}/histogram", response_model=HistogramBins, responses=_errors(401, 404, 409, 422), summary="A score's spread"
 )
 def histogram(
     tables: Tables,
@@ -260,7 +252,7 @@ def histogram(
 
 
 @router.get(
-    "/{name}/samples", response_model=SamplePage, responses=_errors(404, 409, 422), summary="A view of the rows"
+    "/{name}/samples", response_model=SamplePage, responses=_errors(401, 404, 409, 422), summary="A view of the rows"
 )
 def samples(
     tables: Tables,
@@ -284,7 +276,10 @@ def samples(
 
 
 @router.get(
-    "/{name}/samples/{shard}/{index}", response_model=Sample, responses=_errors(404, 409, 422), summary="One sample"
+    "/{name}/samples/{shard}/{index}",
+    response_model=Sample,
+    responses=_errors(401, 404, 409, 422),
+    summary="One sample",
 )
 def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tables, browser: Looking) -> Sample:
     """All columns of a row, and its caption."""
@@ -298,7 +293,7 @@ def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tabl
 @router.get(
     "/{name}/samples/{shard}/{index}/image",
     response_class=Response,
-    responses=_errors(404, 409, 410, 422)
+    responses=_errors(401, 404, 409, 410, 422)
     | {200: {"content": {"image/jpeg": {}}}, 304: {"description": "not modified"}},
     summary="One picture",
 )

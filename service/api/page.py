@@ -1,0 +1,66 @@
+"""The inspector page: a handful of files that ship with the package, the same for everybody and free of secrets."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from ..errors import ApiError
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False)
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file in memory, with the tag that changes when it does."""
+
+    data: bytes
+    kind: str
+    tag: str
+
+
+def _load() -> dict[str, _File]:
+    found = {}
+    for file in (files("service") / "static").iterdir():
+        kind = _TYPES.get(file.name.rpartition(".")[2])
+        if kind:
+            data = file.read_bytes()
+            found[file.name] = _File(data, kind, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+    return found
+
+
+_FILES = _load()
+
+
+@router.get("/")
+async def page(request: Request) -> Response:
+    """The page itself."""
+    return _answer(request, "index.html")
+
+
+@router.get("/static/{name}")
+async def static(request: Request, name: Annotated[str, Path(max_length=100)]) -> Response:
+    """A script, style or picture of the page."""
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    """Asked for again each time, and sent again only when it has changed."""
+    file = _FILES.get(name)
+    if file is None:
+        raise ApiError(404, "not_found", "there is no such file")
+    headers = {"ETag": file.tag, "Cache-Control": "no-cache"}
+    if file.tag in request.headers.get("If-None-Match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(file.data, media_type=file.kind, headers=headers)

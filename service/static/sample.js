@@ -1,0 +1,101 @@
+// One sample in a dialog: its picture, its caption, every column of its row, and what lies near it.
+
+import { get, picture, request } from "./api.js";
+import { busy, h, problem, put } from "./dom.js";
+import { percent, score, weight } from "./format.js";
+import { ask, neighbour } from "./score.js";
+
+const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "refined_confidence"]);
+const WORDS = {
+  key: "key", shard: "shard", index: "position in the shard", status: "status", error: "what was wrong",
+  similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "kept",
+  label: "given class", label_quality: "label quality", knn_consistency: "neighbours agree", anchor_consistency: "class texts agree",
+  consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood",
+  refined_label: "class that fits best", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
+};
+
+export function createSample({ next, closed }) {
+  const body = h("div", { class: "sample-body" });
+  const title = h("h2", { id: "sample-title" });
+  const [before, after] = [["←", "Previous sample", -1], ["→", "Next sample", 1]].map(([sign, words, step]) =>
+    h("button", { type: "button", class: "quiet", "aria-label": words, title: words, onclick: () => next(step) }, sign));
+  const dialog = h("dialog", { class: "sample", "aria-labelledby": "sample-title", onclick: (event) => { if (event.target === dialog) dialog.close(); },
+    onkeydown: (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
+    } },
+  h("header", { class: "sample-head" }, title, before, after, h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close")), body);
+  dialog.addEventListener("close", () => closed());
+  document.body.append(dialog);
+  let turn = 0;
+
+  async function open(run, shard, index, place) {
+    const mine = ++turn;
+    const base = `/v1/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(shard)}/${encodeURIComponent(index)}`;
+    before.disabled = !place || place.at === 0;
+    after.disabled = !place || place.at === place.of - 1;
+    if (!dialog.open) { put(body, busy("Reading…")); title.textContent = "Sample"; dialog.showModal(); }
+    try {
+      const sample = await get(base);
+      if (mine === turn) draw(run, base, sample);
+    } catch (error) {
+      if (mine === turn) put(body, problem(error));
+    }
+  }
+
+  function draw(run, base, sample) {
+    title.textContent = sample.key;
+    const near = h("div", { class: "near" });
+    const again = `#/score?from=${encodeURIComponent([run, sample.shard, sample.index].map(encodeURIComponent).join("/"))}`;
+    const scored = sample.status === "ok";
+    put(body,
+      h("div", { class: "sample-grid" },
+        h("div", {}, h("div", { class: "big-frame" }, picture(`${base}/image?size=1024`, sample.caption ? `Picture with the caption: ${sample.caption}` : "Picture of the sample")),
+          h("p", { class: "sample-said", dir: "auto" }, sample.caption ?? h("span", { class: "none" }, sample.problem ?? "no caption")),
+          h("div", { class: "actions" },
+            scored && h("a", { class: "secondary", href: again }, "Score it again"),
+            scored && h("button", { type: "button", class: "secondary", onclick: (event) => { event.target.disabled = true; showNear(run, base, sample, near); } }, "Show its neighbours"))),
+        h("dl", { class: "rows" }, Object.keys(WORDS).filter((name) => sample[name] !== null && sample[name] !== undefined && !(name === "flags" && !sample.flags.length))
+          .map((name) => h("div", {}, h("dt", {}, WORDS[name]), h("dd", {}, value(name, sample)))))),
+      near);
+  }
+
+  async function showNear(run, base, sample, near) {
+    put(near, busy("Looking for neighbours…"));
+    try {
+      const blob = await (await request(`${base}/image?original=true`)).blob();
+      const answer = await ask(new File([blob], "picture", { type: blob.type }), [sample.caption], { against: run, key: sample.key });
+      const [found] = answer.results;
+      const list = await Promise.all((found.neighbours ?? []).map((one) => placed(one, run)));
+      put(near, h("h3", {}, `Nearest in ${run}`), list.length ? h("ul", { class: "strip" }, list.map((one) => neighbour(one, run))) : h("p", { class: "hint" }, found.error ?? "It has none."));
+    } catch (error) {
+      put(near, problem(error));
+    }
+  }
+
+  return { open, close: () => { if (dialog.open) dialog.close(); } };
+}
+
+/** With the position in its shard, which the picture's address needs. */
+export async function placed(one, run) {
+  if (Number.isInteger(one.index)) return one;
+  const query = new URLSearchParams({ view: "all", shard: one.shard, key: one.key, limit: 50 });
+  const page = await get(`/v1/runs/${encodeURIComponent(run)}/samples?${query}`);
+  return { ...one, index: page.samples.find((found) => found.key === one.key)?.index ?? 0 };
+}
+
+function value(name, sample) {
+  const found = sample[name];
+  if (name === "label" || name === "refined_label") {
+    const words = sample[name === "label" ? "label_name" : "refined_name"];
+    return words ? `${words} (${found})` : String(found);
+  }
+  if (name === "clean") return h("span", { class: `fate ${found ? "kept" : "dropped"}` }, found ? "kept" : "dropped");
+  if (typeof found === "boolean") return found ? "yes" : "no";
+  if (name === "flags") return found.join(", ");
+  if (name === "osa_weight") return weight(found);
+  if (SHARES.has(name)) return percent(found);
+  if (typeof found === "number" && name !== "index") return score(found, 4);
+  if (name.endsWith("sha256")) return h("code", {}, `${found.slice(0, 16)}…`);
+  return name === "key" || name === "shard" ? h("code", {}, found) : String(found);
+}
