@@ -1,6 +1,8 @@
 """How good a selection, a weight table, a relabelling or a retrieval model is; every name says its positive class."""
 
+from pipeline.metrics.accuracy import mean_class_accuracy, top_k_accuracy
 from pipeline.metrics.ranking import RecallAtK, coco_folds, map_at_r, precision_at_1, recall_at_k, rsum
+from pipeline.metrics.recall_blocks import BlockRecall
 from pipeline.metrics.selection import (
     BestCut,
     SelectionMetrics,
@@ -16,6 +18,7 @@ from pipeline.metrics.weights import MeanNoiseRank, effective_sample_size, mean_
 
 __all__ = [
     "BestCut",
+    "BlockRecall",
     "MeanNoiseRank",
     "RecallAtK",
     "SelectionMetrics",
@@ -25,6 +28,7 @@ __all__ = [
     "effective_sample_size",
     "f1_score",
     "map_at_r",
+    "mean_class_accuracy",
     "mean_noise_rank",
     "osa_acc",
     "osa_recall",
@@ -33,4 +37,5 @@ __all__ = [
     "relabel_accuracy",
     "rsum",
     "selection_metrics",
+    "top_k_accuracy",
 ]

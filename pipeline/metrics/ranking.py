@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.errors import ConfigError
 from pipeline.rows import unit_rows
 
-__all__ = ["RecallAtK", "coco_folds", "map_at_r", "precision_at_1", "recall_at_k", "rsum"]
+__all__ = ["RecallAtK", "coco_folds", "map_at_r", "percent_within", "precision_at_1", "recall_at_k", "rsum"]
 
 Floats = NDArray[np.float32]
 CHUNK = 16_000_000  # numbers of one similarity block: 64 MB
@@ -63,10 +63,11 @@ def recall_at_k(
         image_rank[start : start + step] = (~(block < best[start : start + step, None])).sum(axis=1)
     image_rank += 1 - np.bincount(owner, weights=right >= best[owner], minlength=images).astype(np.int64)
     asked = np.bincount(owner, minlength=images) > 0
-    return RecallAtK(i2t=_percent_within(image_rank[asked], ks), t2i=_percent_within(caption_rank, ks))
+    return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
 
 
-def _percent_within(ranks: NDArray[np.int64], ks: Sequence[int]) -> dict[int, float]:
+def percent_within(ranks: NDArray[np.int64], ks: Sequence[int]) -> dict[int, float]:
+    """Percent of ranks, counted from 1, that are at most K, by K; NaN of none."""
     return {k: 100.0 * float((ranks <= k).mean()) if len(ranks) else math.nan for k in ks}
 
 

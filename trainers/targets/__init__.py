@@ -3,7 +3,7 @@
 from .base import PROMPT, Target, TargetConfig
 from .build import TARGETS, build_target, load_target, resolve_target, save_target, target_config
 from .encoded import Encoded, concat, count, gather, gather_tensor, take
-from .ensemble import Ensemble
+from .ensemble import Ensemble, as_one
 
 __all__ = [
     "PROMPT",
@@ -12,6 +12,7 @@ __all__ = [
     "Ensemble",
     "Target",
     "TargetConfig",
+    "as_one",
     "build_target",
     "concat",
     "count",

@@ -10,7 +10,7 @@ from pipeline.errors import ConfigError
 from .base import Target
 from .encoded import Encoded
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "as_one"]
 
 
 class Ensemble(Target):
@@ -80,6 +80,11 @@ class Ensemble(Target):
     def after_step(self) -> None:
         for member in self._each():
             member.after_step()
+
+
+def as_one(targets: Sequence[Target]) -> Target:
+    """The target itself where there is one, else their ensemble."""
+    return targets[0] if len(targets) == 1 else Ensemble(targets)
 
 
 def _joined(each: Sequence[Encoded]) -> Encoded:

@@ -1,7 +1,7 @@
 """Pictures and precomputed features on their way into a target: what data workers do to each sample."""
 
-import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,11 @@ from torch import Tensor
 from pipeline.errors import ConfigError
 from pipeline.preprocess import Preprocess
 
+from ..data.transforms import crop_box
+
 __all__ = ["Augment", "FeatureTransform", "PictureTransform", "pixel_scaling"]
+
+_RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 
 
 class Augment(BaseModel):
@@ -42,6 +46,11 @@ class PictureTransform:
     preprocess: Preprocess
     augment: Augment | None = None
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.augment is None
+
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
         image = image.convert("RGB")
         if self.augment is None:
@@ -49,7 +58,7 @@ class PictureTransform:
         rng = np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
         if self.augment.crop is not None:
             size = self.preprocess.size
-            box = _random_box(image.width, image.height, self.augment.crop, rng)
+            box = crop_box(image.width, image.height, self.augment.crop, _RATIO, rng)
             kind = (
                 Image.Resampling.BILINEAR if self.preprocess.interpolation == "bilinear" else Image.Resampling.BICUBIC
             )
@@ -59,23 +68,6 @@ class PictureTransform:
         if self.augment.flip and rng.random() < self.augment.flip:
             pixels = pixels[:, ::-1]
         return _channels_first(pixels)
-
-
-def _random_box(
-    width: int, height: int, share: tuple[float, float], rng: np.random.Generator
-) -> tuple[int, int, int, int]:
-    """A box of that share of the area and of a ratio in 3/4 to 4/3, the largest central square after ten vain tries."""
-    for _ in range(10):
-        draw = rng.random(4)
-        area = width * height * (share[0] + (share[1] - share[0]) * float(draw[0]))
-        ratio = math.exp((2 * float(draw[1]) - 1) * math.log(4 / 3))
-        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < across <= width and 0 < down <= height:
-            left, top = int(float(draw[2]) * (width - across + 1)), int(float(draw[3]) * (height - down + 1))
-            return left, top, left + across, top + down
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return left, top, left + side, top + side
 
 
 def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
@@ -92,6 +84,7 @@ class FeatureTransform:
 
     parts: int
     width: int
+    deterministic: ClassVar[bool] = True
 
     def __call__(self, features: NDArray[np.floating] | Tensor) -> Tensor:
         rows = torch.as_tensor(np.asarray(features, dtype=np.float32))

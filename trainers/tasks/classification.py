@@ -1,0 +1,45 @@
+"""Classification: accuracy by the prompts of the classes, or by the target's linear head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.metrics import mean_class_accuracy, top_k_accuracy
+
+from ..targets import Target
+from .encode import evaluating, labelled_images
+
+if TYPE_CHECKING:
+    from ..data import Batch
+
+__all__ = ["evaluate"]
+
+
+def evaluate(target: Target, batches: Iterable[Batch]) -> dict[str, float]:
+    """Figures in percent: `accuracy`, `accuracy_top5`, `mean_class_accuracy`, and `samples`; a label of -1 takes no part.
+
+    With several prompts per class the mean similarity over them decides; the prompts are encoded once.
+    """
+    scores, labels = [], []
+    with evaluating(target):
+        anchors = target.encode_classes() if target.config.head == "prompts" else None
+        for images, given in labelled_images(target, batches, "classification"):
+            scores.append(target.class_logits(images, anchors).float().cpu().numpy())
+            labels.append(given)
+    if not scores:
+        raise ConfigError("task classification: the evaluation data has no samples; check data.eval_shards")
+    rows, label = np.concatenate(scores), np.concatenate(labels)
+    if label.max() >= rows.shape[1]:
+        raise ConfigError(
+            f"target.classes has {rows.shape[1]} names, and the evaluation data has the label {label.max()}"
+        )
+    return {
+        "accuracy": top_k_accuracy(rows, label),
+        "accuracy_top5": top_k_accuracy(rows, label, k=5),
+        "mean_class_accuracy": mean_class_accuracy(rows, label),
+        "samples": float((label >= 0).sum()),
+    }
