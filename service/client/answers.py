@@ -1,14 +1,16 @@
 """What comes back from the service, as values with names; and what goes wrong, as one kind of error."""
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, overload
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.errors import NoisegateError
 
 __all__ = ["Embedding", "Embeddings", "Neighbour", "Score", "Scores", "ServiceError", "as_list", "as_object"]
-
-Kind = TypeVar("Kind")
 
 
 class ServiceError(NoisegateError):
@@ -39,6 +41,7 @@ class Score:
 
     status: str
     error: str | None = None
+    key: str | None = None
     similarity: float | None = None
     osa_weight: float | None = None
     clean_probability: float | None = None
@@ -51,6 +54,7 @@ class Score:
     refined_label: int | None = None
     refined_confidence: float | None = None
     refined_name: str | None = None
+    neighbourhood: float | None = None
     neighbours: tuple[Neighbour, ...] = ()
     flags: tuple[str, ...] = ()
 
@@ -92,20 +96,22 @@ class Scores(Sequence[Score]):
         return iter(self.results)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Embedding:
-    """A unit vector, or the reason why there is none."""
+    """A unit vector (d,) float32, or the reason why there is none."""
 
     status: str
     error: str | None = None
-    embedding: tuple[float, ...] | None = None
+    embedding: NDArray[np.float32] | None = None
 
     @classmethod
     def from_dict(cls, plain: Any) -> "Embedding":
-        """From the service's JSON."""
+        """From the service's JSON: a list of numbers, or base64 of little-endian float32."""
         values = _known(cls, as_object(plain, "an embedding"))
         row = values.get("embedding")
-        return cls(**{**values, "embedding": None if row is None else tuple(row)})
+        if isinstance(row, str):
+            row = np.frombuffer(base64.b64decode(row), "<f4")
+        return cls(**{**values, "embedding": None if row is None else np.asarray(row, np.float32)})
 
 
 @dataclass(frozen=True)

@@ -104,12 +104,14 @@ def pair_batches(pairs: Iterable[AnyPair], sizes: Sizes, settings: Mapping[str, 
 def image_batches(images: Iterable[Any], sizes: Sizes) -> Iterator[Batch]:
     """Requests to /v1/embed for pictures."""
     items = map(_or_failure(lambda image: json.dumps(_base64(image)).encode("ascii")), images)
-    return pack(items, sizes, b'{"images": [', b"]}")
+    return pack(items, sizes, b'{"encoding": "base64", "images": [', b"]}")
 
 
 def text_batches(texts: Iterable[str], sizes: Sizes) -> Iterator[Batch]:
     """Requests to /v1/embed for texts."""
-    return pack((json.dumps(text).encode("ascii") for text in texts), sizes, b'{"texts": [', b"]}")
+    return pack(
+        (json.dumps(text).encode("ascii") for text in texts), sizes, b'{"encoding": "base64", "texts": [', b"]}"
+    )
 
 
 def pack(items: Iterable[bytes | Score], sizes: Sizes, start: bytes, end: bytes) -> Iterator[Batch]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -82,11 +83,12 @@ class Contract:
         return {"status": "ok", "error": None, "similarity": similarity, "neighbours": near, "flags": ["f"], "newer": 1}
 
     def _embed(self, body: dict[str, Any]) -> dict[str, Any]:
-        rows = {
-            part: [{"status": "ok", "error": None, "embedding": [float(len(one)), 1.0]} for one in body.get(part, [])]
-            for part in ("images", "texts")
-        }
-        return {**rows, "scorer": "d1"}
+        def row(one: str) -> dict[str, Any]:
+            packed = base64.b64encode(struct.pack("<2f", len(one), 1.0)).decode()
+            return {"status": "ok", "error": None, "embedding": packed}
+
+        assert body["encoding"] == "base64"
+        return {part: [row(one) for one in body.get(part, [])] for part in ("images", "texts")} | {"scorer": "d1"}
 
     def bodies(self, path: str = "/v1/score") -> list[dict[str, Any]]:
         """What was posted to a path."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline.errors import ConfigError
-from service.client import AsyncClient, Client, Event, Pair, Retry, Score, ServiceError
+from service.client import AsyncClient, Client, Embedding, Event, Pair, Retry, Score, ServiceError
 from service.client.events import EventReader
 from service.client.pairs import Sizes, image_bytes, pair_batches
 from service.client.retry import retry_after
@@ -354,8 +354,14 @@ def test_embeddings_in_order(call: Caller, tmp_path: Path) -> None:
     contract = Contract(max_items=2)
     found = call(contract, "embed", [b"abc", tmp_path / "no.png", b"abcdef", b"a"], ["x", "xy", "xyz"])
     assert [one.status for one in found.images] == ["ok", "no_image", "ok", "ok"]
-    assert [one.embedding for one in found.images] == [(4.0, 1.0), None, (8.0, 1.0), (4.0, 1.0)]
-    assert [one.embedding for one in found.texts] == [(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]
+    rows = [None if one.embedding is None else one.embedding.tolist() for one in found.images]
+    assert rows == [[4.0, 1.0], None, [8.0, 1.0], [4.0, 1.0]]
+    assert [one.embedding.tolist() for one in found.texts] == [[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]
+    assert found.texts[0].embedding.dtype == np.float32
+
+
+def test_numbers_are_read_as_well_as_base64() -> None:
+    assert Embedding.from_dict({"status": "ok", "embedding": [0.5, 2]}).embedding.tolist() == [0.5, 2.0]
 
 
 def test_scorer_and_jobs(call: Caller) -> None:
