@@ -1,14 +1,18 @@
 """Bearer keys: only their SHA-256 is known here, and comparing takes the same time whatever is wrong with one."""
 
+import getpass
 import hashlib
 import hmac
 from collections.abc import Sequence
+from typing import TextIO
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pipeline.errors import ConfigError
+
 from .errors import ApiError, error_response
 
-__all__ = ["Keys", "RequireKey", "hash_key"]
+__all__ = ["Keys", "RequireKey", "hash_key", "read_key"]
 
 OPEN = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
 OPEN_BELOW = "/static/"  # the page's shell holds nothing; what it shows it asks for with a key
@@ -19,9 +23,19 @@ def hash_key(key: str) -> str:
     """As `api_keys` wants it.
 
     >>> hash_key("a key of many letters")[:20]
-    'sha256:f4fb5cd4de26e'
+    'sha256:6f3ec2dee8e2b'
     """
     return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def read_key(source: TextIO) -> str:
+    """A key from one line, unseen where somebody types it; raises ConfigError for one that could be guessed."""
+    key = (getpass.getpass("key: ") if source.isatty() else source.readline()).strip()
+    if len(key) < SHORTEST:
+        raise ConfigError(
+            f"a key of {len(key)} characters can be guessed; use at least {SHORTEST}, for example from: openssl rand -hex 24"
+        )
+    return key
 
 
 class Keys:
