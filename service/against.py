@@ -150,7 +150,8 @@ class FinishedRun:
         for row, cosine in zip(near.tolist(), cosines.tolist(), strict=True):
             if row >= 0:
                 label = int(self.rows.labels[row])
-                found.append(Neighbour(self.rows.key(row), self.rows.shard(row), cosine, label if label >= 0 else None))
+                shard, index = self.rows.place(row)
+                found.append(Neighbour(self.rows.key(row), shard, index, cosine, label if label >= 0 else None))
         return tuple(found)
 
     @cached_property

@@ -16,10 +16,11 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A sample of a finished run near a new one; `label` is the one it was given."""
+    """A sample of a finished run near a new one; `label` is the one it was given, `index` its position in the shard."""
 
     key: str
     shard: str
+    index: int
     similarity: float
     label: int | None
 

@@ -43,9 +43,10 @@ class RunRows:
         found: str = self._keys[row].as_py()
         return found
 
-    def shard(self, row: int) -> str:
-        """The stem of its table."""
-        return self.stems[int(np.searchsorted(self._ends, row, side="right"))]
+    def place(self, row: int) -> tuple[str, int]:
+        """The stem of its table, and its position there."""
+        shard = int(np.searchsorted(self._ends, row, side="right"))
+        return self.stems[shard], row - int(self._ends[shard]) + self.sizes[shard]
 
     def duplicate_of(self, row: int) -> str | None:
         """The key of the row that the table says it is a near duplicate of."""

@@ -58,6 +58,7 @@ class Neighbour(BaseModel):
 
     key: str
     shard: str
+    index: int = Field(description="Its position in the shard.")
     similarity: float
     label: int | None
 
