@@ -6,6 +6,7 @@ A setting that cannot work is one line: its name, the value given, and one that 
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -165,26 +166,28 @@ class TrainConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def read_config(path: str | Path | None = None, settings: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a YAML file, changed by words such as `optimizer.lr=1e-4`; not checked yet.
+def read_config(source: str | Path | Mapping[str, Any] | None = None, settings: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of a YAML file or of a tree, changed by words such as `optimizer.lr=1e-4`; not checked yet.
 
     >>> read_config(settings=["optimizer.lr=1e-4", "data.shards=[a.tar, b.tar]"])
     {'optimizer': {'lr': 0.0001}, 'data': {'shards': ['a.tar', 'b.tar']}}
     """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"config {path} cannot be read: {error.strerror}; give a YAML file") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config {path} is no YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(found, dict | None):
-            raise ConfigError(f"config {path} is no mapping; it starts for example with: data:")
-        values = found or {}
+    values = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_yaml(source) if source else {}
     for name, value in parse_settings(settings).items():
         _put(values, name, value)
     return values
+
+
+def _read_yaml(path: str | Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"config {path} cannot be read: {error.strerror}; give a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict | None):
+        raise ConfigError(f"config {path} is no mapping; it starts for example with: data:")
+    return found or {}
 
 
 def _put(values: dict[str, Any], name: str, value: Any) -> None:

@@ -120,6 +120,8 @@ class Run(Protocol):
     epoch: int
     step: int
     total_rows: int
+    stems: list[str]
+    """names of the tables or shards, in the order of the global row numbers"""
     device: torch.device
     table: Path | None
 

@@ -4,7 +4,7 @@ Tables hold the weight of image-caption pairs. For labels the same estimator's e
 cosine that Eq. 5 wants; β is where right and shuffled labels are equally dense (METHODS 1.2, `intersection`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LabelWeights:
-    """(total_rows,) float32 by global row number, 0 for failed and unlabelled samples, and the β behind them."""
+    """(total_rows,) float32 in the order of the tables asked for, 0 for failed and unlabelled samples; the β behind them."""
 
     weights: NDArray[np.float32]
     beta: Beta
@@ -47,22 +47,24 @@ def missing_for(table: Path, prompts: bool) -> str | None:
     return None
 
 
-def prompt_weights(table: Path, beta: str = "intersection", seed: int = 0) -> LabelWeights:
+def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection", seed: int = 0) -> LabelWeights:
     """w of s_i = mean cosine of image i to the prompts of its given class (OSA Eq. 3-5, image and class prompt)."""
     run = RunFolder(table)
     anchors = Anchors.load(anchors_file(run))
     count = np.bincount(anchors.labels, minlength=len(anchors.names))
     centres = np.zeros((len(anchors.names), anchors.embeddings.shape[1]))
     np.add.at(centres, anchors.labels, anchors.embeddings)
-    return _weigh(run, centres / count[:, None], None, beta, False, seed)
+    return _weigh(run, stems, centres / count[:, None], None, beta, False, seed)
 
 
-def image_weights(table: Path, beta: str = "intersection", monotone: bool = True, seed: int = 0) -> LabelWeights:
+def image_weights(
+    table: Path, stems: Sequence[str], beta: str = "intersection", monotone: bool = True, seed: int = 0
+) -> LabelWeights:
     """w of s_i = mean cosine of image i to the other images of its given class (METHODS 2, image retrieval)."""
     run = RunFolder(table)
     sums: dict[int, Floats] = {}
     counts: dict[int, int] = {}
-    for images, labels in _blocks(run):
+    for images, labels in _blocks(run, stems):
         for label in np.unique(labels[labels >= 0]):
             rows = images[labels == label]
             sums[int(label)] = sums.get(int(label), np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
@@ -75,10 +77,12 @@ def image_weights(table: Path, beta: str = "intersection", monotone: bool = True
     size = np.zeros(len(centres))
     for label, total in sums.items():
         centres[label], size[label] = total, counts[label]
-    return _weigh(run, centres, size, beta, monotone, seed)
+    return _weigh(run, stems, centres, size, beta, monotone, seed)
 
 
-def _weigh(run: RunFolder, centres: Floats, size: Floats | None, mode: str, monotone: bool, seed: int) -> LabelWeights:
+def _weigh(
+    run: RunFolder, stems: Sequence[str], centres: Floats, size: Floats | None, mode: str, monotone: bool, seed: int
+) -> LabelWeights:
     """Cosines to the own class, and to one drawn at random for β; then the weights.
 
     centres: (C, d), means of anchors, or with `size` (C,) sums of the classes' images, the image itself among them.
@@ -86,7 +90,7 @@ def _weigh(run: RunFolder, centres: Floats, size: Floats | None, mode: str, mono
     rng = np.random.default_rng(seed)
     present = np.flatnonzero(np.ones(len(centres)) if size is None else size > 0)
     given, other = [], []
-    for images, labels in _blocks(run):
+    for images, labels in _blocks(run, stems):
         known = labels >= 0
         own = np.where(known, labels, present[0])
         if own.max(initial=0) >= len(centres):
@@ -105,9 +109,9 @@ def _weigh(run: RunFolder, centres: Floats, size: Floats | None, mode: str, mono
     return LabelWeights(osa_weight(cosines.astype(np.float32), found.value, monotone), found)
 
 
-def _blocks(run: RunFolder) -> Iterator[tuple[NDArray[np.float32], Labels]]:
+def _blocks(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[NDArray[np.float32], Labels]]:
     """Unit image rows and given labels of each table; -1 for none and for samples that failed."""
-    for stem in run.stems():
+    for stem in stems:
         table = run.read(stem, ["status", "label"])
         ok = pc.equal(table["status"], "ok").to_numpy()
         labels = np.where(ok, pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy(), -1)

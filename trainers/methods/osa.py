@@ -93,9 +93,9 @@ class Osa(Method):
         if self.source in ("prompts", "images"):
             monotone = self.config.monotone if self.config.monotone is not None else self.source == "images"
             found = (
-                label_weights.prompt_weights(run.table, self.config.beta, run.seed)
+                label_weights.prompt_weights(run.table, run.stems, self.config.beta, run.seed)
                 if self.source == "prompts"
-                else label_weights.image_weights(run.table, self.config.beta, monotone, run.seed)
+                else label_weights.image_weights(run.table, run.stems, self.config.beta, monotone, run.seed)
             )
             run.note(f"weights of labels by {self.source}: β {found.beta}, {np.mean(found.weights > 0):.1%} above it")
             self.by_row = torch.from_numpy(found.weights)

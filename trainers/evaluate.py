@@ -1,0 +1,125 @@
+"""Measure a trained target: the task's figures on held-out shards."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.estimators.device import Device
+
+from .config import DataConfig, TaskConfig, TrainConfig
+from .data import Batch, WeightedShards
+from .ensemble import as_one
+from .run_folder import TrainFolder
+from .targets import Target, load_target
+from .tasks import TASKS
+
+__all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "figures"]
+
+FIELDS = ("image_id", "image_sha256")
+"""by which the rows of one image are found"""
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """Which weights were measured, on what, and the figures in percent."""
+
+    weights: list[str]
+    task: str
+    shards: list[str]
+    figures: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"weights": self.weights, "task": self.task, "shards": self.shards, **self.figures}
+
+
+def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShards:
+    """The evaluation shards in order, every row once."""
+    wants_text = task == "retrieval"
+    captions = data.eval_captions or (f"{data.captions}:all" if data.captions.count(":") == 1 else data.captions)
+    return WeightedShards(
+        data.eval_shards,
+        data.eval_table,
+        batch_size=data.eval_batch_size,
+        image=target.image_transform(False),
+        text=target.tokenizer if wants_text else None,
+        captions=captions if wants_text else "one",
+        label=not wants_text,
+        fields=FIELDS if wants_text else (),
+        image_part=data.image_part,
+        text_field=data.text_field,
+        label_field=data.label_field,
+        sampler="sequential",
+        workers=data.workers,
+        cache=data.cache,
+    )
+
+
+def figures(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:
+    """The task's figures of a target as it is."""
+    evaluate, _ = TASKS[task.name]
+    data.load_state_dict({"epoch": 0, "batch": 0})
+    try:
+        return evaluate(target, _batches(data), **task.options)
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"task.options={task.options}: {task.name} does not take this; leave it out") from error
+
+
+def evaluate_model(
+    source: str | Path,
+    shards: str | Sequence[str] | None = None,
+    *,
+    which: str = "best",
+    task: str | None = None,
+    device: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+) -> ModelFigures:
+    """Measure a run (its `best` or `last` weights) or a weights file.
+
+    `shards` are the evaluation shards, for a run by default its own; `settings` changes data and task options
+    (`{"data": {"eval_captions": …}, "task": {"options": {"folds": 5}}}`).
+    """
+    path = Path(source)
+    values: dict[str, Any] = {}
+    if path.is_dir():
+        folder = TrainFolder(path)
+        values = folder.read_config()
+        files = folder.networks(which)
+        if not files:
+            raise ConfigError(
+                f"{path} has no {which}.safetensors yet; train until the end of an epoch, or use which=last"
+            )
+    else:
+        files = [path]
+        if (path.parent / "config.yaml").is_file():
+            values = TrainFolder(path.parent).read_config()
+    for section, changes in (settings or {}).items():
+        values[section] = {**values.get(section, {}), **changes}
+    if shards is not None:
+        values["data"] = {
+            **values.get("data", {}),
+            "eval_shards": [shards] if isinstance(shards, str) else list(shards),
+        }
+    if task is not None:
+        values["task"] = {**values.get("task", {}), "name": task}
+    config = TrainConfig.parse(values)
+    if not config.data.eval_shards:
+        raise ConfigError("shards: nothing to measure on; give --shards 'held-out/*.tar'")
+    place = torch.device(Device.choose(device).name)
+    target = as_one([load_target(file) for file in files]).to(place)
+    data = evaluation_data(config.data, config.task.name, target)
+    try:
+        found = figures(target, data, config.task)
+    finally:
+        data.close()
+    return ModelFigures([str(file) for file in files], config.task.name, list(config.data.eval_shards), found)
+
+
+def _batches(data: WeightedShards) -> Iterator[Batch]:
+    yield from data

@@ -1,0 +1,354 @@
+"""The training loop: epochs of batches, updates, evaluations and checkpoints, the same for every method."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from pipeline.errors import ConfigError, NoisegateError
+
+from .average import Average
+from .checkpoint import State, load_optimizer, optimizer_state, save_state
+from .config import TrainConfig
+from .data import Batch
+from .logs import Display, Log
+from .methods import Method
+from .run_folder import TrainFolder
+from .running import Running, StepModule, Work, trimmed
+from .schedule import Course, build_optimizer
+from .signals import StopRequest
+from .streams import Streams
+from .targets import Target, gather_tensor, save_target
+
+__all__ = ["Loop", "Place"]
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class Place:
+    """How far a run is. What a checkpoint keeps beside tensors."""
+
+    epoch: int = 0
+    batch: int = 0
+    """batches done of this epoch"""
+    batches: int = 0
+    """batches done of all epochs"""
+    step: int = 0
+    """updates"""
+    skipped: int = 0
+    """batches without any weight"""
+    not_finite: int = 0
+    """batches whose loss or gradient was no number"""
+    best: Metrics = field(default_factory=dict)
+    best_epoch: int = 0
+    last: Metrics = field(default_factory=dict)
+    waited: int = 0
+    """evaluations since the best"""
+    course: tuple[int, int, float] | None = None
+    """start, epochs and warm-up in epochs of the learning rate's course"""
+    restarts: int = 0
+    seconds: float = 0.0
+    """of training, without evaluation and set-up"""
+    over: str = ""
+    """why there is nothing more to do"""
+
+
+class Loop:
+    """Trains `networks` by `method`. `evaluate` gives the figures of the networks as they are, on the first rank."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        fabric: Fabric,
+        method: Method,
+        networks: Sequence[Target],
+        running: Running,
+        streams: Streams,
+        folder: TrainFolder,
+        log: Log | None,
+        display: Display,
+        evaluate: Callable[[], Metrics] | None,
+        monitor: str,
+    ) -> None:
+        self.config, self.fabric, self.method, self.networks = config, fabric, method, networks
+        self.running, self.streams, self.folder = running, streams, folder
+        self._log, self._display, self._evaluate, self._monitor = log, display, evaluate, monitor
+        self.place = Place()
+        self.epochs = method.epochs(config.loop.epochs)
+        optimizer = build_optimizer(config.optimizer, networks)
+        self._module, self._optimizer = fabric.setup(StepModule(networks, method, running), optimizer)
+        self._average = Average(networks, config.loop.ema) if config.loop.ema is not None else None
+        self._scaled = config.loop.precision == "16-mixed"
+        running.on_restart = self._restart
+
+    # --- epochs -----------------------------------------------------------------------------------------------------------
+
+    def run(self, stop: StopRequest) -> Place:
+        """Until all epochs are done, the figures stop getting better, or somebody asks to stop."""
+        place = self.place
+        while not place.over and not self._asked(stop):
+            self.running.epoch = place.epoch
+            if place.batch == 0:
+                self.method.begin_epoch(self.running)
+            self.streams.begin(place.epoch, self.method.streams(self.running))
+            if len(self.streams) == 0:
+                raise NoisegateError(
+                    f"epoch {place.epoch + 1}: the method selects no sample; nothing is left to train on"
+                )
+            whole = self._train_epoch(stop)
+            if whole:
+                self.method.end_epoch(self.running)
+                place.epoch, place.batch = place.epoch + 1, 0
+            elif not place.over:
+                break
+            self._finish_epoch()
+            self.save()
+        return place
+
+    def _train_epoch(self, stop: StopRequest) -> bool:
+        """Train the rest of the epoch; False when it was left before its end, after a checkpoint."""
+        place, loop = self.place, self.config.loop
+        length = len(self.streams)
+        updates = math.ceil(length / loop.accumulate)
+        course = self._course(updates)
+        self._display.epoch(place.epoch + 1, self.epochs, length, place.batch)
+        for network in self.networks:
+            network.train()
+        pending, began, ready = False, time.monotonic(), 0
+        for batches in self.streams.batches(place.batch):
+            rate = self._set_rate(course.factor(place.epoch + place.batch // loop.accumulate / updates))
+            place.batch, place.batches = place.batch + 1, place.batches + 1
+            self.running.batch, self.running.step = place.batches, place.step
+            due = place.batch % loop.accumulate == 0 or place.batch == length
+            loss, logs = self._backward(batches, due)
+            pending = pending or loss is not None
+            if due and pending:
+                norm = self._update()
+                pending = False
+                if place.step % self.config.logging.every == 0 or place.step == 1:
+                    self._write("train", {"loss": loss, "lr": rate, "grad_norm": norm, **_numbers(logs)})
+            ready += sum(len(batch) for batch in batches.values()) * self.fabric.world_size
+            self._display.batch(loss, ready / max(time.monotonic() - began, 1e-9))
+            if not due:
+                continue
+            enough = loop.max_steps is not None and place.step >= loop.max_steps
+            left = place.batch < length and (enough or self._asked(stop))
+            saving = loop.save_every is not None and place.step % loop.save_every == 0 and place.batch < length
+            if left or saving:
+                place.seconds += time.monotonic() - began
+                began, ready = time.monotonic(), 0
+                place.over = f"max_steps={loop.max_steps} updates" if enough else ""
+                self.save()
+            if left:
+                return False
+        place.seconds += time.monotonic() - began
+        return True
+
+    def _finish_epoch(self) -> None:
+        """Evaluate, keep what is best, and see whether all is done."""
+        place, loop = self.place, self.config.loop
+        if loop.max_steps is not None and place.step >= loop.max_steps:
+            place.over = f"max_steps={loop.max_steps} updates"
+        elif place.epoch >= self.epochs:
+            place.over = f"{self.epochs} epochs"
+        measured = self._evaluate is not None and (place.epoch % loop.evaluate_every == 0 or bool(place.over))
+        self._save_weights("last")
+        if not measured:
+            if self._evaluate is None:
+                self._save_weights("best")
+            return
+        place.last = self._figures()
+        self._write("eval", place.last)
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in place.last.items())
+        self._display.note(f"epoch {place.epoch}: {shown}")
+        if not place.best or place.last[self._monitor] > place.best[self._monitor]:
+            place.best, place.best_epoch, place.waited = place.last, place.epoch, 0
+            self._save_weights("best")
+            return
+        place.waited += 1
+        if loop.patience is not None and place.waited >= loop.patience and not place.over:
+            place.over = f"no better {self._monitor} for {place.waited} evaluations"
+
+    def _figures(self) -> Metrics:
+        found: Metrics = {}
+        if self.fabric.is_global_zero and self._evaluate is not None:
+            with self._average.applied() if self._average is not None else nullcontext():
+                found = self._evaluate()
+        found = self.fabric.broadcast(found)
+        if self._monitor not in found:
+            raise ConfigError(f"task.monitor={self._monitor} is none of the figures; use one of {', '.join(found)}")
+        return found
+
+    # --- a step -----------------------------------------------------------------------------------------------------------
+
+    def _backward(self, batches: Mapping[str, Batch], due: bool) -> tuple[float | None, Mapping[str, float | Tensor]]:
+        """Add a batch's gradients; no loss where it was skipped."""
+        batches = self._even(batches)
+        with self.fabric.no_backward_sync(self._module, enabled=not due and self.fabric.world_size > 1):
+            loss, logs = self._module(Work(batches)) if batches else (None, {})
+            if loss is None:
+                self.place.skipped += 1
+                return None, logs
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                self._not_a_number(f"the loss is {value}")
+                return None, logs
+            self.fabric.backward(loss / self.config.loop.accumulate)
+        return value, logs
+
+    def _update(self) -> float:
+        """Clip, step, average; the largest norm of a network's gradient before clipping."""
+        optimizer = self._optimizer
+        self.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
+        largest = self.config.loop.clip if self.config.loop.clip is not None else math.inf
+        norms = [torch.nn.utils.clip_grad_norm_(network.parameters(), largest) for network in self.networks]
+        norm = float(torch.stack(norms).max())
+        if not math.isfinite(norm) and not self._scaled:  # a scaler tries large scales and steps back by itself
+            self._not_a_number(f"the gradient's norm is {norm}")
+            optimizer.zero_grad()
+            return norm
+        optimizer.step()
+        optimizer.zero_grad()
+        for network in self.networks:
+            network.after_step()
+        self.place.step += 1
+        if self._average is not None:
+            self._average.update()
+        return norm
+
+    def _not_a_number(self, what: str) -> None:
+        place, limit = self.place, self.config.loop.nan_limit
+        place.not_finite += 1
+        rate = self.config.optimizer.lr
+        if place.not_finite > limit:
+            raise NoisegateError(
+                f"{what} in batch {place.batch} of epoch {place.epoch + 1}; try optimizer.lr={rate / 10:g} (now {rate:g}), or "
+                f"loop.nan_limit={max(10, 2 * limit)} to skip some such batches (now {limit})"
+            )
+        self._display.note(f"{what} in batch {place.batch} of epoch {place.epoch + 1}: skipped")
+
+    def _even(self, batches: Mapping[str, Batch]) -> dict[str, Batch]:
+        """The same number of samples on every rank; a stream of which a rank has none is left out."""
+        if self.fabric.world_size == 1:
+            return {name: batch for name, batch in batches.items() if len(batch)}
+        sizes = gather_tensor(torch.tensor([[len(batch) for batch in batches.values()]], device=self.fabric.device))
+        least = sizes.amin(dim=0).tolist()
+        return {name: trimmed(b, n) for (name, b), n in zip(batches.items(), least, strict=True) if n}
+
+    # --- learning rate and restarts -----------------------------------------------------------------------------------------
+
+    def _course(self, updates: int) -> Course:
+        place = self.place
+        if place.course is None:
+            place.course = (0, self.epochs, self.config.schedule.warmup / updates)
+        start, epochs, warmup = place.course
+        if warmup < 0:  # a restart, whose first epoch's length is known only now
+            warmup = self.config.schedule.warmup / updates
+            place.course = (start, epochs, warmup)
+        return Course(self.config.schedule, epochs, warmup, start)
+
+    def _set_rate(self, factor: float) -> float:
+        rate = self.config.optimizer.lr * factor
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _restart(self, epochs: int) -> None:
+        place = self.place
+        getattr(self._optimizer, "optimizer", self._optimizer).state.clear()
+        place.course, place.best, place.waited = (place.epoch, epochs, -1.0), {}, 0
+        place.restarts = self.running.restarts
+        if self._average is not None:
+            self._average.restart()
+
+    # --- what is kept -------------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint from which a run goes on as if it had never stopped."""
+        tensors, groups = optimizer_state(self._optimizer)
+        rng = _random_states(self.fabric)
+        if not self.fabric.is_global_zero:
+            return
+        contents: dict[str, Mapping[str, Any]] = {
+            **{f"network{i}": network.state_dict() for i, network in enumerate(self.networks)},
+            "optimizer": tensors,
+            "rng": rng,
+            "method": self.method.state_dict(),
+            "average": {} if self._average is None else self._average.weights,
+        }
+        facts = {
+            "place": asdict(self.place),
+            "optimizer": groups,
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "averaged": 0 if self._average is None else self._average.updates,
+        }
+        save_state(self.folder.state_file, contents, facts)
+
+    def load(self, state: State) -> None:
+        """Go on from a checkpoint."""
+        values = dict(state.facts["place"])
+        values["course"] = None if values["course"] is None else tuple(values["course"])
+        self.place = Place(**values)
+        most = self.config.loop.max_steps
+        if self.place.epoch < self.epochs and (most is None or self.place.step < most) and not self.place.waited:
+            self.place.over = ""  # there may be more to do now than there was then
+        self.running.restarts = self.place.restarts
+        for i, network in enumerate(self.networks):
+            network.load_state_dict(state.group(f"network{i}"))
+        load_optimizer(self._optimizer, state.group("optimizer"), state.facts["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(state.facts["precision"])
+        self.method.load_state_dict({name: tensor.numpy() for name, tensor in state.group("method").items()})
+        if self._average is not None:
+            self._average.load(state.group("average"), state.facts["averaged"])
+        _set_random_states(state.group("rng"), self.fabric)
+
+    def _save_weights(self, which: str) -> None:
+        if not self.fabric.is_global_zero:
+            return
+        averaged = self._average.applied() if self._average is not None and which == "best" else nullcontext()
+        with averaged:
+            for i, network in enumerate(self.networks):
+                save_target(network, self.folder.weights(which, i))
+
+    def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+        place = self.place
+        facts = {"epoch": place.epoch, "step": place.step, "skipped": place.skipped}
+        if self._log is not None:
+            self._log.write(kind, place.batches, {**facts, **{k: v for k, v in values.items() if v is not None}})
+
+    def _asked(self, stop: StopRequest) -> bool:
+        """Whether any rank was asked to stop."""
+        if self.fabric.world_size == 1:
+            return stop.asked
+        return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
+
+
+def _numbers(logs: Mapping[str, float | Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items()}
+
+
+def _random_states(fabric: Fabric) -> dict[str, Tensor]:
+    """torch's generators of every rank."""
+    own = {"cpu": torch.get_rng_state()}
+    if fabric.device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(fabric.device)
+    found = {}
+    for name, state in own.items():
+        rows = gather_tensor(state[None].to(fabric.device)).cpu()
+        found.update({f"{name}.{rank}": row for rank, row in enumerate(rows)})
+    return found
+
+
+def _set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
+    rank = fabric.global_rank
+    if f"cpu.{rank}" in states:
+        torch.set_rng_state(states[f"cpu.{rank}"])
+    if fabric.device.type == "cuda" and f"cuda.{rank}" in states:
+        torch.cuda.set_rng_state(states[f"cuda.{rank}"], fabric.device)

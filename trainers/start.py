@@ -1,0 +1,300 @@
+"""`train`: from a configuration, or from a run that stopped, to a trained network."""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+from numpy.typing import NDArray
+
+from pipeline.errors import ConfigError
+from pipeline.lock import folder_lock
+
+from .checkpoint import State, load_state
+from .checks import Checked, check
+from .config import TrainConfig, parse_settings, read_config
+from .data import WeightedShards
+from .ensemble import as_one
+from .evaluate import evaluation_data, figures
+from .logs import Display, Log, Silent, display_for
+from .loop import Loop, Place
+from .methods import Method
+from .run_folder import TrainFolder, new_run
+from .running import PICTURE, Running, network_seed
+from .signals import stop_on_signals
+from .streams import Streams
+from .targets import Target, TargetConfig, build_target, load_target, resolve_target
+from .tasks import TASKS
+
+__all__ = ["TrainResult", "train"]
+
+CHANGEABLE = (
+    "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "logging", "loop.epochs",
+    "loop.max_steps", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit", "loop.device",
+)  # fmt: skip
+"""Settings that a run may go on with otherwise than it began."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out. `best` and `last` are figures in percent; `stopped` says why there was an end before the end."""
+
+    folder: Path
+    method: str
+    task: str
+    monitor: str
+    best: dict[str, float]
+    best_epoch: int
+    last: dict[str, float]
+    epochs: int
+    steps: int
+    skipped: int
+    seconds: float
+    """of training alone"""
+    over: str
+    stopped: bool
+    rank: int
+    sample_columns: dict[str, NDArray[Any]]
+    """what the method learnt about each sample, by global row number"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        names = (
+            "method",
+            "task",
+            "monitor",
+            "best",
+            "best_epoch",
+            "last",
+            "epochs",
+            "steps",
+            "skipped",
+            "seconds",
+            "over",
+        )
+        return {"folder": str(self.folder), **{name: getattr(self, name) for name in names}}
+
+
+def train(
+    config: TrainConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    settings: Iterable[str] = (),
+    resume: str | Path | None = None,
+    quiet: bool = False,
+    display: Display | None = None,
+) -> TrainResult:
+    """Train by a configuration (an object, a tree of values, or a YAML file), or go on with the run in `resume`.
+
+    `settings` are words such as `optimizer.lr=1e-4`. Everything that can be known to fail is said before data or network
+    is loaded. SIGINT and SIGTERM end it after a checkpoint; the result then says `stopped`.
+    """
+    state: State | None = None
+    folder: TrainFolder | None = None
+    if resume is not None:
+        if config is not None:
+            raise ConfigError(f"resume={resume} brings its own configuration; leave config out, and change by settings")
+        folder = TrainFolder(resume)
+        parsed = _resumed_config(folder, settings)
+        state = load_state(folder.state_file)
+    else:
+        source = config.model_dump() if isinstance(config, TrainConfig) else config
+        parsed = TrainConfig.parse(read_config(source, settings))
+    checked = check(parsed)
+    fabric = _fabric(parsed, checked.method)
+    fabric.launch()
+    if not fabric.is_global_zero:
+        display = Silent()
+    display = display or display_for(quiet)
+    torch.manual_seed(parsed.seed + fabric.global_rank)
+    if parsed.loop.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(display.stop)
+        data = _data(parsed, checked, fabric)
+        stack.callback(data.close)
+        for note in (*checked.notes, *data.notes):
+            display.note(note)
+        described = _resolved_target(checked, data)
+        networks = [
+            build_target(described, seed=network_seed(parsed.seed, i), weights=state is None)
+            for i in range(checked.method.networks)
+        ]
+        if folder is None:
+            parsed = parsed.model_copy(update={"target": networks[0].config.model_dump(mode="json")})
+            folder = _new_folder(parsed, fabric)
+        if fabric.is_global_zero:
+            stack.enter_context(folder_lock(folder.path))
+        display.note(f"run {folder.path}")
+        return _train(parsed, checked.method, networks, fabric, data, folder, state, display, stack)
+
+
+def _train(
+    config: TrainConfig,
+    method: Method,
+    networks: Sequence[Target],
+    fabric: Fabric,
+    data: WeightedShards,
+    folder: TrainFolder,
+    state: State | None,
+    display: Display,
+    stack: contextlib.ExitStack,
+) -> TrainResult:
+    data = _with_transforms(config, data, networks[0])
+    streams = Streams(data, config.seed)
+    stack.callback(streams.close)
+    running = Running(config, networks, data, fabric.device, fabric.world_size, display.note)
+    stack.callback(running.close)
+    evaluate = None
+    if config.loop.evaluate_every:
+        held_out = evaluation_data(config.data, config.task.name, networks[0])
+        stack.callback(held_out.close)
+        evaluate = functools.partial(figures, as_one(networks), held_out, config.task)
+    log = None
+    if fabric.is_global_zero:
+        done = 0 if state is None else int(state.facts["place"]["batches"])
+        log = Log(folder.log_file, folder.tensorboard if config.logging.tensorboard else None, done)
+        stack.callback(log.close)
+    monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
+    loop = Loop(config, fabric, method, networks, running, streams, folder, log, display, evaluate, monitor)
+    method.prepare(running)
+    if state is not None:
+        loop.load(state)
+        display.note(f"going on in epoch {loop.place.epoch + 1} after {loop.place.batch} of its batches")
+    with stop_on_signals() as stop:
+        place = loop.run(stop)
+    result = _result(config, method, folder, place, monitor, fabric.global_rank)
+    if fabric.is_global_zero and not result.stopped:
+        folder.write_result(result.to_dict())
+        _export(folder)
+    return result
+
+
+def _resumed_config(folder: TrainFolder, settings: Iterable[str]) -> TrainConfig:
+    values = folder.read_config()
+    for name, value in parse_settings(settings).items():
+        if not name.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"--set {name}: a run that goes on keeps this setting; start a new one for it, or change only "
+                f"{', '.join(CHANGEABLE)}"
+            )
+        section, _, key = name.partition(".")
+        values.setdefault(section, {})[key] = value
+    return TrainConfig.parse(values)
+
+
+def _fabric(config: TrainConfig, method: Method) -> Fabric:
+    loop = config.loop
+    world = loop.devices * loop.nodes
+    accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "gpu", "mps": "mps"}[loop.device]
+    strategy: Any = "auto"
+    if world > 1:
+        on_cpu = loop.device == "cpu" or not torch.cuda.is_available()
+        # all parameters take part in the plain case only; a head, a tower or a scale may be left out in the others
+        every = (config.task.name, method.loss_name, method.networks, method.config.temperature) == (
+            "retrieval", "info_nce", 1, None
+        )  # fmt: skip
+        strategy = DDPStrategy(process_group_backend="gloo" if on_cpu else "nccl", find_unused_parameters=not every)
+    return Fabric(
+        accelerator=accelerator,
+        devices=loop.devices,
+        num_nodes=loop.nodes,
+        strategy=strategy,
+        precision=loop.precision,
+    )
+
+
+def _data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShards:
+    """The training data without its transforms, which the target knows."""
+    d = config.data
+    wants_text = config.task.name == "retrieval"
+    return WeightedShards(
+        d.shards or None,
+        d.table,
+        batch_size=d.batch_size,
+        seed=config.seed,
+        columns=checked.method.columns(),
+        where=checked.where,
+        label=not wants_text,
+        captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
+        image_part=d.image_part,
+        text_field=d.text_field,
+        label_field=d.label_field,
+        sampler=checked.sampler,
+        window_shards=d.window_shards,
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+        workers=d.workers,
+        max_mismatch=d.max_mismatch,
+        cache=d.cache,
+        pin_memory=fabric.device.type == "cuda",
+    )
+
+
+def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target) -> WeightedShards:
+    wants_text = config.task.name == "retrieval"
+    return data.view(
+        image=target.image_transform(True),
+        text=target.tokenizer if wants_text else None,
+        captions=config.data.captions if wants_text else "one",
+        fields=(PICTURE,) if wants_text and config.method.get("mask_same", True) and not config.data.image_part else (),
+    )
+
+
+def _resolved_target(checked: Checked, data: WeightedShards) -> TargetConfig:
+    """The target's settings with what the data decides, such as the words of its vocabulary."""
+
+    def captions() -> Iterator[str]:
+        view = data.view(sampler="sequential", rank=0, world=1)
+        for batch in view:
+            yield from batch.captions
+        view.close()
+
+    return resolve_target(checked.target, captions)
+
+
+def _new_folder(config: TrainConfig, fabric: Fabric) -> TrainFolder:
+    """Made by the first rank, known to all."""
+    path = ""
+    if fabric.is_global_zero:
+        folder = new_run(config.out, str(config.method["name"]))
+        folder.write_config(config)
+        path = str(folder.path)
+    return TrainFolder(fabric.broadcast(path))
+
+
+def _result(
+    config: TrainConfig, method: Method, folder: TrainFolder, place: Place, monitor: str, rank: int
+) -> TrainResult:
+    return TrainResult(
+        folder=folder.path,
+        method=str(config.method["name"]),
+        task=config.task.name,
+        monitor=monitor,
+        best=place.best,
+        best_epoch=place.best_epoch,
+        last=place.last,
+        epochs=place.epoch,
+        steps=place.step,
+        skipped=place.skipped,
+        seconds=place.seconds,
+        over=place.over,
+        stopped=not place.over,
+        rank=rank,
+        sample_columns={name: np.asarray(values) for name, values in method.sample_columns().items()},
+    )
+
+
+def _export(folder: TrainFolder) -> None:
+    """The best weights as open_clip loads them, where the target is one of its models."""
+    files = folder.networks("best")
+    if len(files) == 1:
+        target = load_target(files[0])
+        export = getattr(target, "export", None)
+        if export is not None:
+            export(folder.open_clip)
