@@ -35,8 +35,7 @@ class Needs:
     where: str | None = None
     parts: tuple[tuple[str, ...], ...] = ()  # without a table: of each group at least one
     caption: bool = False  # with a table: the caption that was scored
-    label: str | None = None  # a column that is not null; without a table: the class is read from the shard
-    label_field: str | None = None
+    label: str | None = None  # with a table: a column that is not null
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -112,7 +113,7 @@ class WeightedShards:
         self._label, self._max_mismatch = label, max_mismatch
         self._folder = _found.folder if _found else _Folder(cache)
         self._cache = ShardCache(self._folder.path, copies=2 * window_shards + 2)
-        needs = self._needs(where, image is not None, image_part)
+        needs = self._needs(where, image is not None, image_part, table is not None)
         if _found is not None and _found.needs == needs:
             self._catalogue = _found.catalogue
         else:
@@ -122,7 +123,8 @@ class WeightedShards:
         self.total_rows = self._catalogue.ok.total
         self.epoch = 0
         self._batch = 0
-        self.read_samples = self.dropped_samples = 0
+        self.read_samples = self.dropped_samples = 0  # of this epoch
+        self._examples: list[Dropped] = []
         source = Source(
             shards=self._catalogue.shards,
             offsets=self._catalogue.ok.offsets,
@@ -190,14 +192,14 @@ class WeightedShards:
         """The same data under other settings, such as `sampler="sequential", image=…`; tables are looked at again only
         where the change needs it. A selection is not taken along.
         """
-        return WeightedShards(**(self._settings | changes), _found=self._found)
+        found = None if {"shards", "table"} & set(changes) else self._found
+        return WeightedShards(**(self._settings | changes), _found=found)
 
     # --- iteration ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this epoch that are still to come; at its end the next epoch begins."""
         if self._batch == 0:
-            self.read_samples = self.dropped_samples = 0
-            self._examples: list[Dropped] = []
+            self.read_samples, self.dropped_samples, self._examples = 0, 0, []
         for result in _living(self._loader):
             if isinstance(result, Failure):
                 raise result.error
@@ -255,7 +257,7 @@ class WeightedShards:
             )
 
     # --- preparation ----------------------------------------------------------------------------------------------------
-    def _needs(self, where: str | None, image: bool, image_part: str | None) -> Needs:
+    def _needs(self, where: str | None, image: bool, image_part: str | None, table: bool) -> Needs:
         parts: list[tuple[str, ...]] = []
         if image:
             parts.append((image_part,) if image_part else IMAGE_PARTS)
@@ -268,7 +270,7 @@ class WeightedShards:
         if self._label is True and self._reading.label_field is None:
             named = "label"
         caption = self._captions is not None and not own and self._reading.text_field is None
-        return Needs(where, tuple(parts), caption, named)
+        return Needs(where, (), caption, named) if table else Needs(where, tuple(parts))
 
     def _planned(self, rows: RowMask) -> Plan:
         """The plan over these rows; raises ConfigError where it has no batch."""
@@ -327,10 +329,11 @@ class _Refs(Sampler[BatchRef]):
     """What DataLoader asks for the batches to load; it lives in this process, also where workers do the loading."""
 
     def __init__(self, refs: Callable[[], Iterator[BatchRef]]) -> None:
-        self._refs = refs
+        self._refs = weakref.WeakMethod(refs)  # a circle would keep the workers and the temporary folder alive
 
     def __iter__(self) -> Iterator[BatchRef]:
-        return self._refs()
+        refs = self._refs()
+        return refs() if refs is not None else iter(())
 
 
 def _loader(source: BatchLoader, refs: _Refs, workers: int, pin_memory: bool) -> DataLoader[Any]:
