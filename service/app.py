@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from .api import embed, health, page, score, tables
+from .api import embed, health, jobs, page, score, tables
 from .auth import Keys, RequireKey
 from .class_sets import ClassSets
 from .encoder_process import Ready
@@ -16,6 +16,7 @@ from .engine import LocalEngine
 from .errors import add_handlers
 from .headers import SecurityHeaders
 from .items import Engine
+from .jobs.setup import open_runner
 from .limits import BodyLimit
 from .logs import RequestLog
 from .metrics import Metrics
@@ -35,12 +36,16 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.engine.start()
+        if service.jobs is not None:
+            await service.jobs.start()
         warming = asyncio.create_task(_embed_classes(service))
         try:
             yield
         finally:
             service.closing.set()
             warming.cancel()
+            if service.jobs is not None:
+                await service.jobs.stop()
             await service.engine.stop()
 
     app = FastAPI(
@@ -52,7 +57,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    for module in (score, embed, tables, health, page):
+    for module in (score, embed, jobs, tables, health, page):
         app.include_router(module.router)
     add_handlers(app)
     # the last one added is the outermost
@@ -74,7 +79,10 @@ def _service(settings: Settings, engine: Engine | None) -> Service:
 
     if engine is None:
         engine = LocalEngine(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
-    return Service(settings, engine, scorer, RunRegistry(settings.runs), ClassSets(settings.classes), metrics)
+    classes = ClassSets(settings.classes)
+    runner = open_runner(settings, scorer.spec, classes)
+    runs = RunRegistry(settings.runs, runner.outputs if runner is not None else dict)
+    return Service(settings, engine, scorer, runs, classes, metrics, runner)
 
 
 async def _embed_classes(service: Service) -> None:

@@ -1,0 +1,241 @@
+"""`/v1/jobs`: annotate shards in the background and follow it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline.errors import ConfigError
+from pipeline.scoring import ScoreSettings
+from pipeline.workers import DecodeOptions
+
+from ..errors import ApiError, InvalidRequest
+from ..jobs.runner import JobEvent, JobRunner
+from ..jobs.setup import job_classes
+from ..jobs.store import Job
+from ..schemas import Problem
+from ..state import Service, service_of
+
+__all__ = ["JobAnswer", "JobList", "JobRequest", "router"]
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
+Field4k = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+MEANING = {
+    401: "`unauthorized`: the key is missing or wrong",
+    403: "`outside_roots`: a shard is not below the folders that the server may read",
+    404: "`jobs_off`, `unknown_job` or `unknown_classes`",
+    408: "`slow_body`: the body did not come in time",
+    409: "`name_taken`, `job_over` or `job_active`",
+    413: "`too_large`: the body is over max_body_bytes",
+    422: "`invalid_request` or `bad_shards`: the message says what to change",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documented error answers of a route."""
+    return {status: {"model": Problem, "description": MEANING[status]} for status in statuses}
+
+
+class JobRequest(BaseModel):
+    """What to annotate and how; names and meanings are those of `noisegate annotate`."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"name": "corpus-1", "shards": ["x-{000000..000099}.tar"], "task": "pairs"}]},
+    )
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Names the output; the run has it when the job is done.",
+    )
+    shards: Field4k | Annotated[list[Field4k], Field(min_length=1, max_length=10_000)] = Field(
+        description="Paths below the server's roots: brace ranges, globs, folders, `a.tar::b.tar` or `@list.txt`."
+    )
+    task: Tasks = "pairs"
+    classes: str | None = Field(None, max_length=100, description="A registered class set, or a built-in list.")
+    beta: str = Field("auto", max_length=100)
+    k: int | None = Field(None, ge=1, le=10_000)
+    neighbourhood: bool = False
+    text_field: str | None = Field(None, max_length=200)
+    label_field: str | None = Field(None, max_length=200)
+    seed: int = Field(0, ge=0, lt=2**31)
+
+
+class JobNote(BaseModel):
+    """Something the job said."""
+
+    number: int
+    text: str
+
+
+class ProgressAnswer(BaseModel):
+    """How far a job is; `share` is of the bytes to read, null before that is known."""
+
+    share: float | None
+    shards_before: int
+    shards_todo: int
+    shards_done: int
+    bytes_todo: int
+    bytes_done: int
+    samples: int
+    failed_samples: int
+    shard: str | None
+    notes: list[JobNote]
+
+
+class JobAnswer(BaseModel):
+    """A job. `run` is the name under which its tables can be asked for, once it is done."""
+
+    id: str
+    name: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    request: dict[str, Any]
+    progress: ProgressAnswer
+    attempts: int
+    created: str
+    started: str | None
+    ended: str | None
+    error: str | None
+    summary: dict[str, Any] | None
+    run: str | None
+
+
+class JobList(BaseModel):
+    """All jobs, oldest first."""
+
+    jobs: list[JobAnswer]
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=JobAnswer,
+    responses=problems(401, 403, 404, 408, 409, 413, 422),
+    summary="Annotate shards in the background",
+)
+async def submit(body: JobRequest, request: Request, response: Response) -> dict[str, Any]:
+    """A job with the same name and settings is not run twice at a time: its record is the answer. Once it is over it is
+    taken up again, which costs little where nothing has changed. Other settings under a name in use are refused."""
+    service = service_of(request)
+    jobs = jobs_of(service)
+    settings = await asyncio.to_thread(_settings, body, service, jobs)
+    if body.name in service.settings.runs or (jobs.folder / body.name).resolve().parent != jobs.folder:
+        raise ApiError(409, "name_taken", f"{body.name} is the name of another run; use another")
+    job = jobs.submit(body.name, settings)
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    return answer(job)
+
+
+@router.get("", response_model=JobList, responses=problems(401, 404), summary="All jobs")
+def listed(request: Request) -> dict[str, Any]:
+    return {"jobs": [answer(job) for job in jobs_of(service_of(request)).all()]}
+
+
+@router.get("/{job_id}", response_model=JobAnswer, responses=problems(401, 404), summary="One job")
+def one(job_id: str, request: Request) -> dict[str, Any]:
+    return answer(jobs_of(service_of(request)).current(job_id))
+
+
+@router.post("/{job_id}/cancel", response_model=JobAnswer, responses=problems(401, 404, 409), summary="End a job")
+async def cancel(job_id: str, request: Request) -> dict[str, Any]:
+    """Tables that are written stay; the same job posted again goes on there."""
+    return answer(await jobs_of(service_of(request)).cancel(job_id))
+
+
+@router.delete(
+    "/{job_id}",
+    status_code=204,
+    response_class=Response,
+    responses=problems(401, 404, 409),
+    summary="Forget a job that is over",
+)
+async def forget(job_id: str, request: Request) -> Response:
+    """Its tables stay on disk; the name is free again, and its run is no longer listed."""
+    jobs_of(service_of(request)).forget(job_id)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404)},
+    summary="Follow a job",
+)
+async def events(
+    job_id: str, request: Request, last_event_id: Annotated[str | None, Header(max_length=100)] = None
+) -> StreamingResponse:
+    """Server-sent events `progress` (the job), `note` and, at the end, `done` (the job with its summary or error).
+
+    The first one is the job as it is. With `Last-Event-ID` only later notes are repeated.
+    """
+    service = service_of(request)
+    jobs = jobs_of(service)
+    jobs.current(job_id)
+    after = int(last_event_id) if last_event_id and last_event_id.isascii() and last_event_id.isdigit() else 0
+    return StreamingResponse(
+        _stream(jobs, job_id, after, service.closing),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _stream(jobs: JobRunner, job_id: str, after: int, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    try:
+        async for event in jobs.events(job_id, after, closing):
+            yield b": still here\n\n" if event is None else packed(event)
+    except ApiError:  # forgotten while somebody looked
+        return
+
+
+def packed(event: JobEvent) -> bytes:
+    """One event as it goes over the wire; JSON holds no line breaks."""
+    data = {"text": event.note} if event.kind == "note" else answer(event.job)
+    return f"id: {event.number}\nevent: {event.kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def jobs_of(service: Service) -> JobRunner:
+    """The runner; raises ApiError 404 `jobs_off` where the server was started without a folder for jobs."""
+    if service.jobs is None:
+        raise ApiError(404, "jobs_off", "this server runs no jobs; start it with --jobs-folder DIR and --root DIR")
+    return service.jobs
+
+
+def answer(job: Job) -> dict[str, Any]:
+    """A job as clients see it: with the patterns they gave instead of every shard."""
+    progress = {name: getattr(job.progress, name) for name in ProgressAnswer.model_fields if name != "notes"}
+    notes = [{"number": note.number, "text": note.text} for note in job.progress.notes]
+    hidden = ("shards", "asked", "classes_digest")
+    settings = {name: value for name, value in job.request.items() if name not in hidden}
+    return {
+        **{name: getattr(job, name) for name in JobAnswer.model_fields if name not in ("request", "progress", "run")},
+        "request": {"shards": job.request["asked"], "shard_count": len(job.request["shards"]), **settings},
+        "progress": {**progress, "notes": notes},
+        "run": job.name if job.state == "done" else None,
+    }
+
+
+def _settings(body: JobRequest, service: Service, jobs: JobRunner) -> dict[str, Any]:
+    """The record of a request: everything that the tables depend on, with its shards by their real names."""
+    tasks = tuple(body.task.split(","))
+    try:
+        ScoreSettings(body.beta, tasks, body.k, body.neighbourhood, body.seed)
+        DecodeOptions(tasks)
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from error
+    classes = job_classes(service.class_sets)(body.classes) if body.classes else None
+    asked = [body.shards] if isinstance(body.shards, str) else body.shards
+    return {
+        "asked": asked,
+        "shards": jobs.roots.find(asked),
+        "tasks": list(tasks),
+        "classes": body.classes,
+        "classes_digest": classes.digest if classes else None,
+        **{name: getattr(body, name) for name in ("beta", "k", "neighbourhood", "text_field", "label_field", "seed")},
+    }

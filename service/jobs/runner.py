@@ -1,0 +1,301 @@
+"""Runs jobs one after another, or a few at a time; whatever happens to the server, a job ends once and only once."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.classes import ClassSet
+from pipeline.estimators import ModelSpec
+
+from ..errors import ApiError
+from .paths import Roots
+from .process import Task
+from .reports import advanced, differences, noted
+from .store import ENDED, Job, JobProgress, JobStore, now
+from .worker import JobProcess
+
+__all__ = ["JobEvent", "JobRunner"]
+
+ATTEMPTS = 2  # a process that crashes is started once more
+SAVE_EVERY = 1.0  # seconds between two records of the progress
+HEARTBEAT = 15.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """`progress` with the job as it is, `note`, or `done`, the last one; None stands for a sign of life."""
+
+    kind: str
+    number: int
+    job: Job
+    note: str | None = None
+
+
+class JobRunner:
+    """Owns the queue and the processes. All but `current` and `all` belongs to the event loop it was started in.
+
+    `classes` gives a class set by its name. A job found `running` at the start was cut off with the server, and goes on
+    by itself; so does one that was running when the server was stopped in order. `on_stop` is called at the very end.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        folder: Path,
+        spec: ModelSpec,
+        roots: Roots,
+        classes: Callable[[str], ClassSet],
+        *,
+        parallel: int = 1,
+        workers: int | None = None,
+        on_stop: Callable[[], None] = lambda: None,
+        start: Callable[[Task], Awaitable[JobProcess]] = JobProcess.start,
+    ) -> None:
+        self.store, self.folder, self.roots = store, folder.resolve(), roots
+        self._spec, self._classes, self._parallel, self._start = spec, classes, parallel, start
+        self._workers, self._on_stop = workers, on_stop
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
+        self._live: dict[str, Job] = {}
+        self._processes: dict[str, JobProcess] = {}
+        self._cancelled: set[str] = set()
+        self._stopping = False
+        self._tick = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up what is waiting, and what was cut off."""
+        for job in await asyncio.to_thread(self.store.in_state, "queued", "running"):
+            if job.state == "running":
+                log.info("job %s (%s) was cut off and goes on", job.id, job.name)
+                self.store.update(job.id, state="queued")
+            self._queue.put_nowait(job.id)
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._parallel)]
+
+    async def stop(self) -> None:
+        """End all processes; their jobs go on at the next start."""
+        self._stopping = True
+        self._announce()
+        await asyncio.gather(*(process.stop() for process in self._processes.values()))
+        while self._live:
+            await self._next_tick()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._on_stop()
+
+    # --- what clients ask for -----------------------------------------------------------------------------------------
+
+    def current(self, job_id: str) -> Job:
+        """The job as it is at this moment; raises ApiError 404 `unknown_job`."""
+        job = self._live.get(job_id) or self.store.get(job_id)
+        if job is None:
+            raise ApiError(404, "unknown_job", f"there is no job {job_id[:100]!r}; GET /v1/jobs lists them")
+        return job
+
+    def all(self) -> list[Job]:
+        """Oldest first."""
+        return [self._live.get(job.id, job) for job in self.store.all()]
+
+    def outputs(self) -> dict[str, Path]:
+        """Folders of the jobs that are done, by name."""
+        return {job.name: self.folder / job.name for job in self.store.in_state("done")}
+
+    def submit(self, name: str, request: Mapping[str, Any]) -> Job:
+        """Queue a job. One that has the same name and settings already is returned, and taken up again if it is over.
+
+        Raises ApiError 409 `name_taken`, with the difference, for other settings.
+        """
+        before = self.store.named(name)
+        if before is None:
+            job = self.store.add(name, request)
+            self._queue.put_nowait(job.id)
+            return job
+        different = differences(before.request, request)
+        if different:
+            raise ApiError(
+                409,
+                "name_taken",
+                f"there is a job {name} with other settings: {'; '.join(different)}; use another name",
+            )
+        if before.is_over:
+            progress = JobProgress(events=before.progress.events + 1)
+            before = self.store.update(
+                before.id,
+                state="queued",
+                attempts=0,
+                progress=progress,
+                started=None,
+                ended=None,
+                error=None,
+                summary=None,
+            )
+            self._queue.put_nowait(before.id)
+            self._announce()
+        return before
+
+    async def cancel(self, job_id: str) -> Job:
+        """End a job; what it wrote stays, and the same job submitted again goes on there."""
+        job = self.current(job_id)
+        if job.is_over:
+            if job.state != "cancelled":
+                raise ApiError(409, "job_over", f"the job {job.name} is {job.state} and cannot be cancelled")
+            return job
+        self._cancelled.add(job_id)
+        process = self._processes.get(job_id)
+        if process is not None:
+            await process.stop()
+        elif job_id not in self._live:
+            self._end(job, "cancelled")
+        while not (job := self.current(job_id)).is_over:
+            await self._next_tick()
+        return job
+
+    def forget(self, job_id: str) -> None:
+        """Delete the record of a job that is over; its tables stay."""
+        job = self.current(job_id)
+        if not job.is_over:
+            raise ApiError(409, "job_active", f"the job {job.name} is {job.state}; cancel it first")
+        self.store.delete(job_id)
+
+    async def events(
+        self, job_id: str, after: int, closing: asyncio.Event, heartbeat: float = HEARTBEAT
+    ) -> AsyncIterator[JobEvent | None]:
+        """What happened after event number `after`, beginning with the job as it is; ends with `done`, or at shutdown.
+
+        A reader that is too slow misses states in between, never the last one.
+        """
+        seen = after
+        first = True
+        while not self._stopping and not closing.is_set():
+            tick = self._tick
+            job = self.current(job_id)
+            if first or job.progress.events != seen or job.is_over:
+                for note in job.progress.notes:
+                    if note.number > seen:
+                        yield JobEvent("note", note.number, job, note.text)
+                yield JobEvent("done" if job.is_over else "progress", job.progress.events, job)
+                seen, first = job.progress.events, False
+                if job.is_over:
+                    return
+            if not await _first_of(tick, closing, timeout=heartbeat):
+                yield None
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            job = self.store.get(await self._queue.get())
+            if job is None or job.state != "queued" or self._stopping:
+                continue  # cancelled, forgotten, or queued twice
+            self._live[job.id] = self._change(replace(job, state="running", started=job.started or now()), save=True)
+            try:
+                await self._run(job.id)
+            except ApiError as error:
+                self._end(self._live[job.id], "failed", error.message)
+            except Exception as error:
+                log.exception("job %s (%s)", job.id, job.name)
+                self._end(self._live[job.id], "failed", f"{type(error).__name__}: {error}")
+            finally:
+                self._live.pop(job.id, None)
+                self._cancelled.discard(job.id)
+                self._announce()
+
+    async def _run(self, job_id: str) -> None:
+        """Attempts until the job is over, or the server is."""
+        while True:
+            job = self._live[job_id]
+            await asyncio.to_thread(self.roots.still_hold, job.request["shards"])
+            process = self._processes[job_id] = await self._start(self._task(job))
+            if job_id in self._cancelled or self._stopping:  # came while it started
+                await process.stop()
+            last: dict[str, Any] = {}
+            saved = time.monotonic()
+            async for report in process.reports():
+                last = report
+                due = report["kind"] in ("shard", "note") or time.monotonic() - saved >= SAVE_EVERY
+                self._change(advanced(self._live[job_id], report), save=due)
+                saved = time.monotonic() if due else saved
+            problem = await process.outcome()
+            del self._processes[job_id]
+            job = self._live[job_id]
+            if last.get("kind") == "done":
+                return self._end(job, "done", summary=_public(last["summary"], job))
+            if last.get("kind") == "failed":
+                return self._end(job, "failed", last["error"].replace(f"{self.folder}/", ""))
+            if job_id in self._cancelled:
+                return self._end(job, "cancelled")
+            if self._stopping:
+                self._change(replace(job, state="queued"), save=True)
+                return None
+            problem = problem or "the job's process ended without a word"
+            log.warning("job %s (%s): %s", job.id, job.name, problem)
+            if job.attempts + 1 >= ATTEMPTS:
+                return self._end(replace(job, attempts=job.attempts + 1), "failed", f"{problem} (attempt {ATTEMPTS})")
+            again = noted(replace(job, attempts=job.attempts + 1), f"{problem}; it is started once more")
+            self._change(again, save=True)
+
+    def _task(self, job: Job) -> Task:
+        settings = {name: value for name, value in job.request.items() if name not in ("asked", "classes_digest")}
+        name = settings["classes"]
+        classes = self._classes(name) if name else None
+        if classes is not None and classes.digest != job.request["classes_digest"]:
+            raise ApiError(409, "other_classes", f"the class set {name} has changed since the job was submitted")
+        device = self._spec.device.split(",")[0]
+        model = {**self._spec.to_dict(), "device": "auto" if device == "all" else device}
+        model["batch_size"] = self._spec.batch_size
+        given = (list(classes.names), [list(p) for p in classes.prompts]) if classes else None
+        return Task(
+            out=str(self.folder / job.name), model=model, workers=self._workers, **{**settings, "classes": given}
+        )
+
+    def _end(self, job: Job, state: Any, error: str | None = None, summary: Mapping[str, Any] | None = None) -> None:
+        assert state in ENDED
+        log.info("job %s (%s) is %s%s", job.id, job.name, state, f": {error}" if error else "")
+        progress = replace(job.progress, events=job.progress.events + 1)
+        ended = replace(job, state=state, error=error, summary=summary, ended=now(), progress=progress)
+        self.store.update(job.id, **{name: getattr(ended, name) for name in _CHANGING})
+        self._live.pop(job.id, None)
+        self._announce()
+
+    def _change(self, job: Job, save: bool) -> Job:
+        """Make this the job's state for everybody who looks."""
+        job = replace(job, progress=replace(job.progress, events=job.progress.events + 1))
+        self._live[job.id] = job
+        if save:
+            self.store.update(job.id, **{name: getattr(job, name) for name in _CHANGING})
+        self._announce()
+        return job
+
+    def _announce(self) -> None:
+        tick, self._tick = self._tick, asyncio.Event()
+        tick.set()
+
+    async def _next_tick(self) -> None:
+        await self._tick.wait()
+
+
+_CHANGING = ("state", "progress", "attempts", "started", "ended", "error", "summary")
+
+
+def _public(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The summary without the place of the output on the server's disk."""
+    return {**summary, "out": job.name}
+
+
+async def _first_of(*events: asyncio.Event, timeout: float) -> bool:
+    """Wait for one of the events; False when none came in time."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for wait in waits:
+            wait.cancel()

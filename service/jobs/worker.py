@@ -1,0 +1,86 @@
+"""A job's process as the server sees it: started, listened to, stopped."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from .process import Task, command
+
+__all__ = ["JobProcess"]
+
+GRACE = 5.0  # seconds between asking and killing
+LINE = 64 << 20  # bytes of one report; a summary lists every shard that failed
+
+
+class JobProcess:
+    """One run of a job in a process group of its own, so that Ctrl-C in a terminal does not reach it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._last: deque[str] = deque(maxlen=20)
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, task: Task) -> "JobProcess":
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command(), stdin=pipe, stdout=pipe, stderr=pipe, limit=LINE, start_new_session=True
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it died at once: its exit code says so
+            process.stdin.write(task.line())
+            await process.stdin.drain()
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def reports(self) -> AsyncIterator[dict[str, Any]]:
+        """What it says until it ends."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            try:
+                found = json.loads(line)
+            except ValueError:  # cut off by a kill
+                continue
+            yield found
+
+    async def stop(self) -> None:
+        """Ask it to end, then make it; whatever it was writing is there whole or not at all."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), GRACE)
+        except TimeoutError:
+            self._signal(signal.SIGKILL)
+            await self._process.wait()
+
+    async def outcome(self) -> str | None:
+        """How it ended, None for an orderly end; also ends what it may have left running."""
+        code = await self._process.wait()
+        self._signal(signal.SIGKILL)
+        await self._listening
+        if code == 0:
+            return None
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = next((line for line in reversed(self._last) if line.strip()), "")
+        return f"the job's process {how}{': ' + last if last else ''}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already
+            os.killpg(self._process.pid, number)
+
+    async def _listen(self) -> None:
+        """Keep the last lines of standard error, and its pipe empty."""
+        assert self._process.stderr is not None
+        rest = b""
+        while part := await self._process.stderr.read(1 << 16):
+            *lines, rest = (rest + part)[-(1 << 16) :].split(b"\n")
+            self._last.extend(line.decode(errors="replace")[:500] for line in lines)
+        if rest:
+            self._last.append(rest.decode(errors="replace")[:500])
