@@ -112,8 +112,6 @@ def check_count(count: int, settings: Settings) -> None:
 
 def _asked(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> Asked:
     check_count(len(request.pairs), settings)
-    if not settings.url_hosts and any(pair.image_url is not None for pair in request.pairs):
-        raise InvalidRequest("image_url: this server fetches no pictures; send them as base64 in `image`")
     for i, pair in enumerate(request.pairs):
         if pair.image is not None and pair.image_url is not None:
             raise InvalidRequest(f"pairs.{i}: give image or image_url, not both")

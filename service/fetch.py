@@ -18,7 +18,7 @@ import httpcore
 
 from .url_policy import Target, UrlError, UrlPolicy, public_addresses
 
-__all__ = ["Budget", "Connect", "Resolve", "UrlError", "UrlPolicy", "fetch_image", "fetch_images"]
+__all__ = ["Connect", "Resolve", "UrlError", "UrlPolicy", "certificates", "connect", "fetch_image", "resolve"]
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[httpcore.AsyncNetworkStream]]
@@ -29,19 +29,6 @@ AT_ONCE = 8
 _LOOKUPS = ThreadPoolExecutor(
     AT_ONCE, thread_name_prefix="resolve"
 )  # slow names must not hold up other work in threads
-
-
-@dataclass
-class Budget:
-    """Bytes that the pictures of one request may still bring, all together."""
-
-    left: int
-
-    def take(self, count: int) -> None:
-        """Count what came; beyond the budget every further picture of the request is too much."""
-        self.left -= count
-        if self.left < 0:
-            raise UrlError("too_large", "the pictures behind this request's URLs are too much for one request")
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -71,36 +58,17 @@ async def fetch_image(
     connect: Connect = connect,
     *,
     tls: Callable[[], ssl.SSLContext] = certificates,
-    budget: Budget | None = None,
+    take: Callable[[int], None] = lambda count: None,
 ) -> bytes:
-    """The bytes behind a URL; everything that keeps them away is a `UrlError` with a status for the item."""
+    """The bytes behind a URL; everything that keeps them away is a `UrlError` with a status for the item.
+
+    `take` hears of the bytes as they come, and may raise a UrlError of its own.
+    """
     try:
         async with asyncio.timeout(policy.timeout):
-            return await _follow(url, policy, resolver, connect, tls, budget or Budget(policy.max_bytes))
+            return await _follow(url, policy, resolver, connect, tls, take)
     except TimeoutError as error:
         raise UrlError("url_failed", f"the picture did not come within {policy.timeout:g} seconds") from error
-
-
-async def fetch_images(
-    urls: Sequence[str], policy: UrlPolicy, *, total_bytes: int, at_once: int = AT_ONCE, **how: Any
-) -> list[bytes | UrlError]:
-    """Several, `at_once` of them at a time and the same URL once; each is its bytes or the reason there are none.
-
-    `total_bytes` is what all of them may bring together, so that one request cannot fill the memory.
-    """
-    places, budget = asyncio.Semaphore(at_once), Budget(total_bytes)
-
-    async def one(url: str) -> bytes | UrlError:
-        async with places:
-            try:
-                return await fetch_image(url, policy, budget=budget, **how)
-            except UrlError as error:
-                return error
-
-    distinct = list(dict.fromkeys(urls))
-    async with asyncio.TaskGroup() as group:
-        tasks = {url: group.create_task(one(url)) for url in distinct}
-    return [tasks[url].result() for url in urls]
 
 
 async def _follow(
@@ -109,7 +77,7 @@ async def _follow(
     resolver: Resolve,
     connect: Connect,
     tls: Callable[[], ssl.SSLContext],
-    budget: Budget,
+    take: Callable[[int], None],
 ) -> bytes:
     """Ask, and ask again where a redirect points, each time checked from the start."""
     target = policy.check(url)
@@ -119,7 +87,7 @@ async def _follow(
         context = tls() if target.scheme == "https" else None
         try:
             async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend) as pool:
-                found = await _get(pool, target, policy, budget)
+                found = await _get(pool, target, policy, take)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             reason = f"no whole answer came from {target.host[:100]}"  # the exact error would tell about inner networks
             raise UrlError("url_failed", reason) from error
@@ -172,7 +140,7 @@ class _Elsewhere:
 
 
 async def _get(
-    pool: httpcore.AsyncConnectionPool, target: Target, policy: UrlPolicy, budget: Budget
+    pool: httpcore.AsyncConnectionPool, target: Target, policy: UrlPolicy, take: Callable[[int], None]
 ) -> bytes | _Elsewhere:
     """One request and its answer, read no further than allowed."""
     url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
@@ -199,6 +167,6 @@ async def _get(
         async for chunk in response.aiter_stream():
             if len(body) + len(chunk) > policy.max_bytes:
                 raise too_large
-            budget.take(len(chunk))
+            take(len(chunk))
             body += chunk
         return bytes(body)

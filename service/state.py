@@ -2,13 +2,15 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from fastapi import Request
 
 from .browse import Browser
 from .class_sets import ClassSets
+from .fetcher import Fetcher
 from .items import Engine
+from .jobs.runner import JobRunner
 from .metrics import Metrics
 from .runs import RunRegistry
 from .scoring import ServiceScorer
@@ -27,12 +29,14 @@ class Service:
     runs: RunRegistry
     class_sets: ClassSets
     metrics: Metrics
-    jobs: Any = None
+    jobs: JobRunner | None = None
     browser: Browser = field(init=False)
+    fetcher: Fetcher = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.browser = Browser(self.settings.limits)
+        self.fetcher = Fetcher.from_settings(self.settings)
 
     def not_ready(self) -> list[str]:
         """Why it should get no requests at the moment; empty when it should."""

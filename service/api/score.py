@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse
 from ..against import FinishedRun
 from ..bodies import Asked, read_score
 from ..class_sets import RegisteredClasses
-from ..items import Embedded, Item
+from ..fetcher import with_pictures
+from ..items import Embedded
 from ..judging import Judged
 from ..schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
 from ..state import Service, service_of
@@ -68,8 +69,8 @@ async def _score(service: Service, asked: Asked) -> dict[str, Any]:
     wanted = asked.request
     judge = _Judge(service, wanted)
     await judge.prepare()
-    items = await _fetched(service, asked)
-    embedded = await service.engine.embed(items)
+    async with service.fetcher.pictures(asked.urls) as pictures:
+        embedded = await service.engine.embed(with_pictures(asked.items, pictures))
     results = pair_results(service, wanted, embedded, judge.asked)
     if judge.asked:
         judged = await asyncio.to_thread(judge.judge, embedded)
@@ -83,29 +84,6 @@ async def _score(service: Service, asked: Asked) -> dict[str, Any]:
         "beta": beta.to_dict() if beta else None,
         "scorer": service.engine.identity.digest,
     }
-
-
-async def _fetched(service: Service, asked: Asked) -> Sequence[Item]:
-    """The items, with the pictures that their URLs name."""
-    if not asked.urls:
-        return asked.items
-    from ..fetch import UrlError, UrlPolicy, fetch_images
-
-    settings, items = service.settings, list(asked.items)
-    policy = UrlPolicy(
-        hosts=settings.url_hosts,
-        max_bytes=settings.url_max_bytes,
-        timeout=settings.url_timeout,
-        redirects=settings.url_redirects,
-    )
-    found = await fetch_images(list(asked.urls.values()), policy, total_bytes=settings.max_body_bytes)
-    for i, picture in zip(asked.urls, found, strict=True):
-        text = items[i].text
-        if isinstance(picture, UrlError):
-            items[i] = Item(text=text, problem=(picture.code, str(picture)))
-        else:
-            items[i] = Item(picture, text)
-    return items
 
 
 def pair_results(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.fetch import Budget, UrlError, UrlPolicy, fetch_image, fetch_images
+from service.fetch import UrlError, UrlPolicy, fetch_image
 from tests.service.sites import Names, Site, answer, certificate
 
 PICTURE = b"\x89PNG picture"
@@ -17,10 +17,10 @@ HOSTS = ("good.example", "*.good.example", "rebind.example", "two.example", "inn
 
 
 def fetched(
-    site: Site, url: str, names: Names | None = None, *, tls: Any = None, budget: Budget | None = None, **limits: Any
+    site: Site, url: str, names: Names | None = None, *, tls: Any = None, **limits: Any
 ) -> Coroutine[Any, Any, bytes]:
     policy = UrlPolicy(HOSTS, **limits)
-    return fetch_image(url, policy, names or Names(**NAMES), site.connect, tls=lambda: tls, budget=budget)
+    return fetch_image(url, policy, names or Names(**NAMES), site.connect, tls=lambda: tls)
 
 
 def ask(url: str, pages: dict[str, Any], **how: Any) -> tuple[bytes | UrlError, Site]:
@@ -337,63 +337,3 @@ def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     found, site = ask("http://good.example/a", {"/a": answer(PICTURE)})
     assert (found, site.dialled) == (PICTURE, [(PUBLIC, 80)])
-
-
-# --- several ---------------------------------------------------------------------------------------------------------
-
-
-def test_several_come_in_order_each_with_its_own_end() -> None:
-    async def run() -> tuple[list[bytes | UrlError], Site]:
-        pages = {"/a": answer(b"a"), "/b": answer(b"b"), "/no": answer(b"", "404 Not Found")}
-        async with Site(pages) as site:
-            urls = [f"http://good.example/{name}" for name in ("a", "no", "b", "a")]
-            found = await fetch_images(
-                ["file:///x", *urls], UrlPolicy(HOSTS), total_bytes=100, resolver=Names(**NAMES), connect=site.connect
-            )
-            return found, site
-
-    found, site = asyncio.run(run())
-    codes = [one.code if isinstance(one, UrlError) else one for one in found]
-    assert codes == ["bad_url", b"a", "url_failed", b"b", b"a"]
-    assert len(site.dialled) == 3, "the same URL once"
-
-
-def test_no_more_than_the_bound_are_under_way_at_once() -> None:
-    async def run() -> int:
-        under_way, most = 0, 0
-
-        async def slow(writer: asyncio.StreamWriter) -> None:
-            nonlocal under_way, most
-            under_way += 1
-            most = max(most, under_way)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            under_way -= 1
-            writer.write(answer(PICTURE))
-
-        async with Site({f"/{i}": slow for i in range(12)}) as site:
-            urls = [f"http://good.example/{i}" for i in range(12)]
-            found = await fetch_images(
-                urls, UrlPolicy(HOSTS), total_bytes=10**6, at_once=3, resolver=Names(**NAMES), connect=site.connect
-            )
-            assert found == [PICTURE] * 12
-        return most
-
-    assert 1 < asyncio.run(run()) <= 3
-
-
-def test_the_pictures_of_a_request_share_its_bytes() -> None:
-    async def run() -> list[bytes | UrlError]:
-        async with Site({f"/{i}": answer(b"x" * 400) for i in range(4)}) as site:
-            urls = [f"http://good.example/{i}" for i in range(4)]
-            return await fetch_images(
-                urls, UrlPolicy(HOSTS), total_bytes=1000, at_once=1, resolver=Names(**NAMES), connect=site.connect
-            )
-
-    found = asyncio.run(run())
-    assert [one.code if isinstance(one, UrlError) else len(one) for one in found] == [
-        400,
-        400,
-        "too_large",
-        "too_large",
-    ]
