@@ -58,7 +58,7 @@ async function health() {
     put(place, h("span", { class: `dot ${kind}`, "aria-hidden": "true" }), h("span", { class: "server-words", title: hint }, words),
       key() && h("button", { type: "button", class: "link", onclick: forget }, "Forget key"));
     place.dataset.kind = kind;
-    if (kind === "good") model(place);
+    if (kind === "good") { model(place); document.dispatchEvent(new Event("server-ready")); }
   }
   timer = setTimeout(health, document.hidden ? 60000 : kind === "good" ? 20000 : 2000);
 }

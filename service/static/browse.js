@@ -83,7 +83,7 @@ export function createBrowse(root) {
       tile("samples", count(summary.samples), failed ? `${plural(failed, "sample")} could not be scored` : `in ${plural(summary.shards, "shard")}`),
       tile("kept", percent(ok ? summary.kept / ok : null), `${count(summary.kept)} of ${count(ok)}`),
       known && tile(summary.labels && !summary.calibration ? "wrong labels, estimated" : "wrong pairs, estimated", percent(known.noise_rate), within),
-      known?.expected && tile("of what is kept, right", percent(known.expected.clean_precision), `${percent(known.expected.clean_recall)} of the right ones are kept`),
+      known?.expected && !(summary.labels && summary.calibration) && tile("of what is kept, right", percent(known.expected.clean_precision), `${percent(known.expected.clean_recall)} of the right ones are kept`),
       summary.labels && summary.calibration && tile("wrong labels, estimated", percent(summary.labels.noise_rate), summary.labels.noise_interval && `${percent(summary.labels.noise_interval[0])} to ${percent(summary.labels.noise_interval[1])}`),
       summary.beta && tile("β", score(summary.beta.value), summary.beta.interval ? `${score(summary.beta.interval[0])} to ${score(summary.beta.interval[1])}` : summary.beta.mode));
   }

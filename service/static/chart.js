@@ -10,7 +10,7 @@ function ticks(low, high, wanted) {
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9; i += 1) found.push([i * step, digits]);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9; i += 1) found.push([i * step || 0, digits]); // never -0
   return found;
 }
 
@@ -78,7 +78,8 @@ export function scale(range, beta, usual) {
     if (!usual?.[kind]) return null;
     const [low, middle, high] = usual[kind];
     const [from, to] = [parseFloat(at(range, low)), parseFloat(at(range, high))];
-    const name = h("span", { class: `band-name ${kind}`, place: { left: at(range, middle) } }, words);
+    const edge = parseFloat(at(range, middle)) > 80; // a name in the middle would stick out
+    const name = h("span", { class: `band-name${edge ? " end" : ""}`, place: { left: at(range, edge ? high : middle) } }, words);
     return [h("span", { class: `band ${kind}`, place: { left: `${from}%`, width: `${Math.max(to - from, 0.6)}%` }, title: `${words}: nine in ten lie between ${score(low)} and ${score(high)}` }), name];
   };
   return h("div", { class: "scale", "aria-hidden": "true" },

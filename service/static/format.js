@@ -14,7 +14,7 @@ export const score = (value, digits = 3) => (known(value) ? value.toFixed(digits
 export function weight(value) {
   if (!known(value)) return DASH;
   if (value === 0) return "0";
-  return value >= 0.001 ? value.toPrecision(3) : value.toExponential(1).replace("-", "−");
+  return value >= 0.001 ? String(Number(value.toPrecision(3))) : value.toExponential(1).replace("-", "−");
 }
 
 /** A share in percent that never rounds to a certainty it does not have. */
@@ -22,9 +22,9 @@ export function percent(value, digits = 1) {
   if (!known(value)) return DASH;
   const least = 10 ** -digits;
   const shown = value * 100;
-  if (shown > 0 && shown < least) return `< ${least} %`;
-  if (shown < 100 && shown > 100 - least) return `> ${100 - least} %`;
-  return `${shown.toFixed(shown === 0 || shown === 100 ? 0 : digits)} %`;
+  if (shown > 0 && shown < least) return `<\u00a0${least}\u00a0%`;
+  if (shown < 100 && shown > 100 - least) return `>\u00a0${100 - least}\u00a0%`;
+  return `${shown.toFixed(shown === 0 || shown === 100 ? 0 : digits)}\u00a0%`;
 }
 
 export function duration(seconds) {

@@ -8,7 +8,7 @@ import { ask, neighbour } from "./score.js";
 const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "refined_confidence"]);
 const WORDS = {
   key: "key", shard: "shard", index: "position in the shard", status: "status", error: "what was wrong",
-  similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "kept",
+  similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "fate",
   label: "given class", label_quality: "label quality", knn_consistency: "neighbours agree", anchor_consistency: "class texts agree",
   consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood",
   refined_label: "class that fits best", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
@@ -66,7 +66,7 @@ export function createSample({ next, closed }) {
       const blob = await (await request(`${base}/image?original=true`)).blob();
       const answer = await ask(new File([blob], "picture", { type: blob.type }), [sample.caption], { against: run, key: sample.key });
       const [found] = answer.results;
-      const list = await Promise.all((found.neighbours ?? []).map((one) => placed(one, run)));
+      const list = found.neighbours ?? [];
       put(near, h("h3", {}, `Nearest in ${run}`), list.length ? h("ul", { class: "strip" }, list.map((one) => neighbour(one, run))) : h("p", { class: "hint" }, found.error ?? "It has none."));
     } catch (error) {
       put(near, problem(error));
@@ -74,14 +74,6 @@ export function createSample({ next, closed }) {
   }
 
   return { open, close: () => { if (dialog.open) dialog.close(); } };
-}
-
-/** With the position in its shard, which the picture's address needs. */
-export async function placed(one, run) {
-  if (Number.isInteger(one.index)) return one;
-  const query = new URLSearchParams({ view: "all", shard: one.shard, key: one.key, limit: 50 });
-  const page = await get(`/v1/runs/${encodeURIComponent(run)}/samples?${query}`);
-  return { ...one, index: page.samples.find((found) => found.key === one.key)?.index ?? 0 };
 }
 
 function value(name, sample) {

@@ -59,6 +59,7 @@ export function createScore(root, { scorer }) {
       if (!results.childElementCount) put(results, problem(error, () => { put(results); prepare(); }));
     }
   }
+  document.addEventListener("server-ready", () => { if (!state.facts) { put(results); prepare(); } });
 
   function over(event) { event.preventDefault(); drop.classList.add("over"); }
 
@@ -128,8 +129,9 @@ export function createScore(root, { scorer }) {
     const range = span(good.map((row) => row.similarity), beta, state.usual);
     put(results, bad.length === rows.length && !good.length ? null : h("h2", {}, good.length > 1 ? `${plural(good.length, "caption")}, best first` : "Result"),
       good.length === 1 && verdict(good[0], beta),
-      good.length > 0 && h("div", { class: "panel ranking" },
-        h("div", { class: "rank-head" }, h("span", {}, good.length > 1 ? "caption" : ""), scale(range, beta, state.usual)),
+      good.length === 1 && h("div", { class: "panel" }, scale(range, beta, state.usual), mark(range, good[0].similarity, beta, kept(good[0], beta))),
+      good.length > 1 && h("div", { class: "panel ranking" },
+        h("div", { class: "rank-head", "aria-hidden": "true" }, h("span", {}, "caption"), scale(range, beta, state.usual), ["similarity", "weight", "right", ""].map((name) => h("span", { class: "num" }, name))),
         h("ol", { class: "ranks" }, good.map((row) => rank(row, range, beta)))),
       bad.map((row) => h("div", { class: "problem" }, row.text !== null && h("p", { class: "said" }, row.text || "(empty)"), h("p", {}, WHY[row.status] ?? "This could not be scored.", " ", h("span", { class: "reason" }, row.error ?? "")))),
       labels(rows[0]), neighbours(rows.find((row) => row.neighbours?.length), chosen("against")));
@@ -146,13 +148,12 @@ export function createScore(root, { scorer }) {
   }
 
   function rank(row, range, beta) {
-    const kept = row.clean ?? (beta === null || row.similarity > beta);
+    const keep = kept(row, beta);
     return h("li", {},
       h("p", { class: "said" }, row.text ?? "no caption"),
-      mark(range, row.similarity, beta, kept),
-      h("dl", { class: "figures" }, figure("similarity", score(row.similarity)), figure("weight", weight(row.osa_weight)),
-        Number.isFinite(row.clean_probability) && figure("right", percent(row.clean_probability)),
-        h("div", {}, h("dd", { class: `fate ${kept ? "kept" : "dropped"}` }, kept ? "keep" : "drop"))));
+      mark(range, row.similarity, beta, keep),
+      h("dl", { class: "figures" }, figure("similarity", score(row.similarity)), figure("weight", weight(row.osa_weight)), figure("right", percent(row.clean_probability)),
+        h("div", {}, h("dt", { class: "unseen" }, "verdict"), h("dd", { class: `fate ${keep ? "kept" : "dropped"}` }, keep ? "keep" : "drop"))));
   }
 
   function labels(row) {
@@ -161,7 +162,7 @@ export function createScore(root, { scorer }) {
       .filter(([name]) => name !== "refined_label" || !row.refined_name);
     const likely = row?.predicted ?? [];
     if (!known.length && !likely.length) return null;
-    return h("div", { class: "panel" }, h("h3", {}, "Class"),
+    return h("div", { class: "panel" }, h("h3", {}, likely.length ? "Class, by the class texts" : "Class"),
       likely.length > 0 && h("ol", { class: "likely" }, likely.map((one) => h("li", {}, h("span", {}, one.name), h("span", { class: "likely-bar", "aria-hidden": "true" }, h("i", { place: { width: `${(100 * one.probability).toFixed(1)}%` } })), h("span", {}, percent(one.probability))))),
       h("dl", { class: "pairs" }, known.map(([name, words]) => h("div", {}, h("dt", {}, words),
       h("dd", {}, typeof row[name] === "string" || name === "refined_label" ? String(row[name]) : percent(row[name]))))));
@@ -207,6 +208,7 @@ export function createScore(root, { scorer }) {
   };
 }
 
+const kept = (row, beta) => row.clean ?? (beta === null || row.similarity > beta);
 const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
 /** POST the picture once, however many captions there are. */
