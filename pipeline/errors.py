@@ -5,12 +5,13 @@ NoisegateError
 ├── ShardError         a shard that cannot be read at all
 ├── TableError         a weight table that is missing, damaged or of another version
 │   └── MismatchError  a folder made by another scorer, or a table that does not belong to its shard
-└── LockedError        another job writes the same folder
+├── LockedError        another job writes the same folder
+└── StoppedError       somebody asked to stop, and all was saved: says how to go on
 
 A bad sample is never an exception: it is a row with a status.
 """
 
-__all__ = ["ConfigError", "LockedError", "MismatchError", "NoisegateError", "ShardError", "TableError"]
+__all__ = ["ConfigError", "LockedError", "MismatchError", "NoisegateError", "ShardError", "StoppedError", "TableError"]
 
 
 class NoisegateError(Exception):
@@ -35,3 +36,7 @@ class MismatchError(TableError):
 
 class LockedError(NoisegateError):
     """Another job writes the same folder."""
+
+
+class StoppedError(NoisegateError):
+    """Somebody asked to stop; the text says how to go on."""

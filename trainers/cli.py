@@ -2,8 +2,11 @@
 
 import typer
 
+from . import cli_train
+
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the trainers' commands."""
+    cli_train.register(app)

@@ -166,14 +166,18 @@ class TrainConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def read_config(source: str | Path | Mapping[str, Any] | None = None, settings: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of a YAML file or of a tree, changed by words such as `optimizer.lr=1e-4`; not checked yet.
+def read_config(
+    source: str | Path | Mapping[str, Any] | None = None,
+    settings: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The values of a YAML file or of a tree, changed by flags, then by words such as `optimizer.lr=1e-4`; not checked yet.
 
     >>> read_config(settings=["optimizer.lr=1e-4", "data.shards=[a.tar, b.tar]"])
     {'optimizer': {'lr': 0.0001}, 'data': {'shards': ['a.tar', 'b.tar']}}
     """
     values = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_yaml(source) if source else {}
-    for name, value in parse_settings(settings).items():
+    for name, value in {**(flags or {}), **parse_settings(settings)}.items():
         _put(values, name, value)
     return values
 

@@ -85,14 +85,16 @@ def train(
     config: TrainConfig | Mapping[str, Any] | str | Path | None = None,
     *,
     settings: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
     quiet: bool = False,
     display: Display | None = None,
 ) -> TrainResult:
     """Train by a configuration (an object, a tree of values, or a YAML file), or go on with the run in `resume`.
 
-    `settings` are words such as `optimizer.lr=1e-4`. Everything that can be known to fail is said before data or network
-    is loaded. SIGINT and SIGTERM end it after a checkpoint; the result then says `stopped`.
+    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same with their values. Everything that can be known to
+    fail is said before data or network is loaded. SIGINT and SIGTERM end it after a checkpoint; the result then says
+    `stopped`.
     """
     state: State | None = None
     folder: TrainFolder | None = None
@@ -100,11 +102,11 @@ def train(
         if config is not None:
             raise ConfigError(f"resume={resume} brings its own configuration; leave config out, and change by settings")
         folder = TrainFolder(resume)
-        parsed = _resumed_config(folder, settings)
+        parsed = _resumed_config(folder, {**(flags or {}), **parse_settings(settings)})
         state = load_state(folder.state_file)
     else:
         source = config.model_dump() if isinstance(config, TrainConfig) else config
-        parsed = TrainConfig.parse(read_config(source, settings))
+        parsed = TrainConfig.parse(read_config(source, settings, flags))
     checked = check(parsed)
     fabric = _fabric(parsed, checked.method)
     fabric.launch()
@@ -175,12 +177,12 @@ def _train(
     return result
 
 
-def _resumed_config(folder: TrainFolder, settings: Iterable[str]) -> TrainConfig:
+def _resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
     values = folder.read_config()
-    for name, value in parse_settings(settings).items():
+    for name, value in changes.items():
         if not name.startswith(CHANGEABLE):
             raise ConfigError(
-                f"--set {name}: a run that goes on keeps this setting; start a new one for it, or change only "
+                f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
                 f"{', '.join(CHANGEABLE)}"
             )
         section, _, key = name.partition(".")

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from ..errors import NoisegateError
+from ..errors import NoisegateError, StoppedError
 from . import adapt, annotate, calibrate, compare, demo, evaluate, export, noise, report, rescore, scenes, show, verify
 
 __all__ = ["app", "main"]
@@ -101,7 +101,7 @@ def main() -> None:
     try:
         app()
     except NoisegateError as error:
-        _fail(str(error), 2)
+        _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
     except KeyboardInterrupt:
         _fail(STOPPED, 130)
     except SystemExit as end:
