@@ -148,12 +148,13 @@ class JobRunner:
             if job.state != "cancelled":
                 raise ApiError(409, "job_over", f"the job {job.name} is {job.state} and cannot be cancelled")
             return job
+        if job_id not in self._live:
+            self._end(job, "cancelled")
+            return self.current(job_id)
         self._cancelled.add(job_id)
         process = self._processes.get(job_id)
         if process is not None:
             await process.stop()
-        elif job_id not in self._live:
-            self._end(job, "cancelled")
         while not (job := self.current(job_id)).is_over:
             await self._next_tick()
         return job
