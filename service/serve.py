@@ -24,7 +24,10 @@ __all__ = ["run"]
 def run(settings: Settings) -> None:
     """Serve until a signal ends it, then finish what was begun. Raises NoisegateError where it cannot start."""
     if settings.engine == "ray":
-        raise ConfigError("engine 'ray' is not part of this installation; use --engine local")
+        from .ray_serve import run as run_on_ray
+
+        run_on_ray(settings)
+        return
     set_up_logging(settings.log_format)
     listening = bind(settings.host, settings.port)
     with contextlib.closing(listening):
@@ -95,7 +98,7 @@ async def _watch(server: _Server, service: Service, listening: socket.socket) ->
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"noisegate listens on {url} and loads {service.scorer.spec.model}", file=sys.stderr, flush=True)
     while service.not_ready():
-        if fatal := getattr(service.engine, "fatal", None):
+        if fatal := service.failure or getattr(service.engine, "fatal", None):
             server.should_exit = True
             raise ConfigError(fatal)
         await asyncio.sleep(0.1)

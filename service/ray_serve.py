@@ -1,0 +1,140 @@
+"""The same application on Ray Serve: replicas with an engine of their own each, as many as the load asks for.
+
+Without RAY_ADDRESS a Ray of this machine is started and ended with the server; with it, the cluster there gets one more
+application, which goes away with the server. Nothing is reported to anybody.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from pipeline.errors import ConfigError
+
+from .app import create_app
+from .logs import set_up_logging
+from .settings import Settings
+from .state import Service
+
+__all__ = ["autoscaling", "deployed", "run"]
+
+APPLICATION = "noisegate"
+
+
+def run(settings: Settings) -> None:
+    """Serve until a signal ends it. Raises ConfigError for what Ray Serve cannot do."""
+    ended = threading.Event()
+    with deployed(settings) as url:
+        for sig in (signal.SIGINT, signal.SIGTERM):  # not before: Ray's start installs handlers of its own
+            signal.signal(sig, lambda *_: ended.set())
+        print(
+            f"noisegate is ready on Ray Serve: {url}/ with {settings.min_replicas} to {settings.max_replicas} replicas",
+            file=sys.stderr,
+            flush=True,
+        )
+        ended.wait()
+
+
+@contextmanager
+def deployed(settings: Settings) -> Iterator[str]:
+    """The URL of an application whose first replicas are warm; it is taken down at the end."""
+    check(settings)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        from ray import serve
+    except ModuleNotFoundError as error:
+        raise ConfigError("engine ray needs the extra: pip install 'noisegate[ray]'") from error
+    own = "RAY_ADDRESS" not in os.environ
+    ray.init(address="local" if own else None, logging_level="ERROR", **({"include_dashboard": False} if own else {}))
+    try:
+        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.run(application(settings), name=APPLICATION, route_prefix="/")
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        yield f"http://{host}:{settings.port}"
+    finally:
+        if own:
+            serve.shutdown()
+        else:
+            serve.delete(APPLICATION)
+        ray.shutdown()
+
+
+def check(settings: Settings) -> None:
+    """Raises ConfigError for settings that several replicas cannot share."""
+    if settings.jobs_folder is not None:
+        raise ConfigError(
+            f"jobs_folder {settings.jobs_folder} cannot be shared by replicas; leave it out with --engine ray, and serve jobs "
+            "with --engine local"
+        )
+    if settings.port == 0:
+        raise ConfigError("port 0 cannot be used with --engine ray; use --port 8765")
+
+
+def autoscaling(settings: Settings) -> dict[str, Any]:
+    """How many replicas, in Ray Serve's words; each refuses by itself what is beyond its queue.
+
+    >>> autoscaling(Settings(min_replicas=2, max_replicas=2))
+    {'num_replicas': 2}
+    >>> autoscaling(Settings(max_replicas=4))["autoscaling_config"]["max_replicas"]
+    4
+    """
+    if settings.min_replicas == settings.max_replicas:
+        return {"num_replicas": settings.min_replicas}
+    within = {"min_replicas": settings.min_replicas, "max_replicas": settings.max_replicas}
+    return {"autoscaling_config": {**within, "target_ongoing_requests": 8}}
+
+
+def application(settings: Settings) -> Any:
+    """The deployment, bound; a replica takes a GPU where the cluster has any and the device may be one."""
+    import ray
+    from ray import serve
+
+    gpus = 1 if ray.cluster_resources().get("GPU") and settings.device != "cpu" else 0
+
+    def build() -> FastAPI:  # runs in the replica; Ray wants a plain function
+        return warm_app(settings)
+
+    @serve.deployment(
+        name="scorer",
+        max_ongoing_requests=4096,  # the replica's own queue decides, and answers 429 at once
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        **autoscaling(settings),
+    )
+    @serve.ingress(build)
+    class Replica:
+        app: FastAPI
+
+        async def check_health(self) -> None:
+            """Ray replaces a replica whose model can never be loaded; a lost encoder comes back by itself."""
+            if fatal := getattr(self.app.state.service.engine, "fatal", None):
+                raise RuntimeError(fatal)
+
+    return Replica.bind()
+
+
+def warm_app(settings: Settings) -> FastAPI:
+    """The application, whose start-up ends when the model is warm, so that Ray sends nothing before."""
+    set_up_logging(settings.log_format)
+    app = create_app(settings)
+    service: Service = app.state.service
+    start = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(inner: FastAPI) -> AsyncIterator[Any]:
+        async with start(inner) as state:
+            while service.not_ready():
+                if fatal := getattr(service.engine, "fatal", None):
+                    raise ConfigError(fatal)
+                await asyncio.sleep(0.05)
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return app
