@@ -9,7 +9,7 @@
 `AsyncClient` is the same with `await`. Needs httpx only, neither torch nor fastapi.
 """
 
-from .answers import Embedding, Embeddings, Neighbour, Score, Scores, ServiceError
+from .answers import Embedding, Embeddings, Job, Neighbour, Predicted, Score, ScorerFacts, Scores, ServiceError
 from .clients import AsyncClient, Client
 from .events import Event
 from .pairs import Pair
@@ -21,10 +21,13 @@ __all__ = [
     "Embedding",
     "Embeddings",
     "Event",
+    "Job",
     "Neighbour",
     "Pair",
+    "Predicted",
     "Retry",
     "Score",
+    "ScorerFacts",
     "Scores",
     "ServiceError",
 ]

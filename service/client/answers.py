@@ -3,14 +3,26 @@
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import NoisegateError
 
-__all__ = ["Embedding", "Embeddings", "Neighbour", "Score", "Scores", "ServiceError", "as_list", "as_object"]
+__all__ = [
+    "Embedding",
+    "Embeddings",
+    "Job",
+    "Neighbour",
+    "Predicted",
+    "Score",
+    "ScorerFacts",
+    "Scores",
+    "ServiceError",
+    "as_list",
+    "as_object",
+]
 
 
 class ServiceError(NoisegateError):
@@ -31,8 +43,18 @@ class Neighbour:
 
     key: str
     shard: str | None = None
+    index: int | None = None
     similarity: float | None = None
     label: int | None = None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A class with its probability by the class set's texts."""
+
+    label: int
+    name: str
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,7 @@ class Score:
     refined_name: str | None = None
     neighbourhood: float | None = None
     neighbours: tuple[Neighbour, ...] = ()
+    predicted: tuple[Predicted, ...] = ()
     flags: tuple[str, ...] = ()
 
     @property
@@ -68,10 +91,11 @@ class Score:
         values = _known(cls, as_object(plain, "a result"))
         if not isinstance(values.get("status"), str):
             raise ServiceError("bad_answer", "a result has no status; is this a noisegate service?")
-        near = tuple(
-            Neighbour(**_known(Neighbour, as_object(n, "a neighbour"))) for n in values.get("neighbours") or ()
-        )
-        return cls(**{**values, "neighbours": near, "flags": tuple(values.get("flags") or ())})
+        lists = {
+            "neighbours": _each(Neighbour, values.get("neighbours")),
+            "predicted": _each(Predicted, values.get("predicted")),
+        }
+        return cls(**{**values, **lists, "flags": tuple(values.get("flags") or ())})
 
 
 @dataclass(frozen=True)
@@ -122,6 +146,39 @@ class Embeddings:
     texts: tuple[Embedding, ...]
 
 
+class ScorerFacts(TypedDict):
+    """Who scores, as GET /v1/scorer says it."""
+
+    scorer: str
+    identity: dict[str, Any]
+    dimensions: int
+    beta: dict[str, Any] | None
+    calibration: dict[str, Any] | None
+    run: str | None
+    limits: dict[str, int]
+    classes: list[str]
+    runs: list[str]
+    url_hosts: bool
+    jobs: bool
+
+
+class Job(TypedDict):
+    """A background job; `state` is queued, running, done, failed or cancelled, `run` its name once it is done."""
+
+    id: str
+    name: str
+    state: str
+    request: dict[str, Any]
+    progress: dict[str, Any]
+    attempts: int
+    created: str
+    started: str | None
+    ended: str | None
+    error: str | None
+    summary: dict[str, Any] | None
+    run: str | None
+
+
 def as_object(value: Any, what: str) -> dict[str, Any]:
     """The value itself where it is a JSON object."""
     if not isinstance(value, dict):
@@ -134,6 +191,10 @@ def as_list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
         raise ServiceError("bad_answer", f"{what} is no JSON list; is this a noisegate service?")
     return value
+
+
+def _each(kind: type[Any], values: Any) -> tuple[Any, ...]:
+    return tuple(kind(**_known(kind, as_object(value, kind.__name__))) for value in values or ())
 
 
 def _known(kind: type[Any], plain: Mapping[str, Any]) -> dict[str, Any]:

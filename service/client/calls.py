@@ -30,8 +30,8 @@ class Calls:
     def _get(self, path: str) -> Flow:
         return ask(self._http.build_request("GET", path), self._retry, self._draw)
 
-    def _post(self, path: str, body: Any, *, repeatable: bool) -> Flow:
-        return ask(self._http.build_request("POST", path, json=body), self._retry, self._draw, repeatable)
+    def _post(self, path: str, body: Any) -> Flow:
+        return ask(self._http.build_request("POST", path, json=body), self._retry, self._draw)
 
     def _post_batch(self, path: str, batch: Batch) -> Flow:
         request = self._http.build_request(
@@ -41,7 +41,7 @@ class Calls:
 
     def _start_job(self, shards: str | Sequence[str], name: str, settings: Mapping[str, Any]) -> Flow:
         body = {"shards": [shards] if isinstance(shards, str) else list(shards), "name": name, **settings}
-        return self._post("v1/jobs", body, repeatable=False)  # a second one would be another job
+        return self._post("v1/jobs", body)
 
     def _measured(self, scorer: Mapping[str, Any]) -> Sizes:
         """The service's limits, from what /v1/scorer says."""

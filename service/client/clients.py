@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, closing
 from threading import Event as Flag
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
 
-from .answers import Embeddings, Scores, ServiceError, as_list
+from .answers import Embeddings, Job, ScorerFacts, Scores, ServiceError, as_list
 from .calls import Calls, asked, connection, job_path
 from .events import Event
 from .gather import Progress, ScoreGatherer, gather_rows
@@ -87,27 +87,30 @@ class Client(Calls):
         pictures = gather_rows(self._pump("v1/embed", image_batches(images, sizes)), "images")
         return Embeddings(pictures, gather_rows(self._pump("v1/embed", text_batches(texts, sizes)), "texts"))
 
-    def scorer(self) -> dict[str, Any]:
+    def scorer(self) -> ScorerFacts:
         """Who scores: identity, β with its interval, calibration, limits, class sets and runs."""
-        return self._run(self._get("v1/scorer"))
+        return cast(ScorerFacts, self._run(self._get("v1/scorer")))
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[Job]:
         """All background jobs, as the service lists them."""
         return as_list(self._run(self._get("v1/jobs")).get("jobs"), "jobs")
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, job: str) -> Job:
         """One of them."""
-        return self._run(self._get(job_path(job)))
+        return cast(Job, self._run(self._get(job_path(job))))
 
-    def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> dict[str, Any]:
-        """Annotate shards in the background: `task`, `classes`, `beta`, `k`, … as in `noisegate annotate`."""
-        return self._run(self._start_job(shards, name, settings))
+    def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> Job:
+        """Annotate shards in the background: `task`, `classes`, `beta`, `k`, … as in `noisegate annotate`.
 
-    def cancel_job(self, job: str) -> dict[str, Any]:
+        The service runs no job of the same name and settings twice at a time, so that a lost answer may be asked for again.
+        """
+        return cast(Job, self._run(self._start_job(shards, name, settings)))
+
+    def cancel_job(self, job: str) -> Job:
         """Stop a job; what it wrote stays."""
-        return self._run(self._post(f"{job_path(job)}/cancel", {}, repeatable=True))
+        return cast(Job, self._run(self._post(f"{job_path(job)}/cancel", {})))
 
-    def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> dict[str, Any]:
+    def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """Follow a job to its end, through restarts of the service, and return it; `progress` gets every event."""
         watch = Watch(self._retry, self._draw, progress)
         while True:
@@ -228,27 +231,27 @@ class AsyncClient(Calls):
         written = [answered async for answered in self._pump("v1/embed", text_batches(texts, sizes))]
         return Embeddings(gather_rows(pictures, "images"), gather_rows(written, "texts"))
 
-    async def scorer(self) -> dict[str, Any]:
+    async def scorer(self) -> ScorerFacts:
         """As `Client.scorer`."""
-        return await self._run(self._get("v1/scorer"))
+        return cast(ScorerFacts, await self._run(self._get("v1/scorer")))
 
-    async def jobs(self) -> list[dict[str, Any]]:
+    async def jobs(self) -> list[Job]:
         """As `Client.jobs`."""
         return as_list((await self._run(self._get("v1/jobs"))).get("jobs"), "jobs")
 
-    async def job(self, job: str) -> dict[str, Any]:
+    async def job(self, job: str) -> Job:
         """As `Client.job`."""
-        return await self._run(self._get(job_path(job)))
+        return cast(Job, await self._run(self._get(job_path(job))))
 
-    async def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> dict[str, Any]:
+    async def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> Job:
         """As `Client.start_job`."""
-        return await self._run(self._start_job(shards, name, settings))
+        return cast(Job, await self._run(self._start_job(shards, name, settings)))
 
-    async def cancel_job(self, job: str) -> dict[str, Any]:
+    async def cancel_job(self, job: str) -> Job:
         """As `Client.cancel_job`."""
-        return await self._run(self._post(f"{job_path(job)}/cancel", {}, repeatable=True))
+        return cast(Job, await self._run(self._post(f"{job_path(job)}/cancel", {})))
 
-    async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> dict[str, Any]:
+    async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """As `Client.wait_job`."""
         watch = Watch(self._retry, self._draw, progress)
         while True:

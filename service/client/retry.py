@@ -40,12 +40,12 @@ class Retry:
         if self.retries < 0:
             raise ConfigError(f"retries {self.retries} is negative; use 5, or 0 for none")
 
-    def wait(self, tries: int, outcome: Outcome, draw: float, repeatable: bool = True) -> float | None:
+    def wait(self, tries: int, outcome: Outcome, draw: float) -> float | None:
         """Seconds to wait after the `tries`-th try ended so; None: it is final. `draw` is random in [0, 1).
 
-        What may have been done already (a connection that broke after sending) is tried again only if `repeatable`.
+        A connection that broke after sending is tried again as well: every request of the service may be repeated.
         """
-        if tries > self.retries or not _may_pass(outcome, repeatable):
+        if tries > self.retries or not _may_pass(outcome):
             return None
         back_off = min(self.longest, self.first * 2.0 ** (tries - 1)) * (0.5 + draw / 2)
         asked = retry_after(outcome) if isinstance(outcome, httpx.Response) else None
@@ -54,10 +54,10 @@ class Retry:
         return None if asked > self.patience else max(asked, back_off)
 
 
-def _may_pass(outcome: Outcome, repeatable: bool) -> bool:
+def _may_pass(outcome: Outcome) -> bool:
     if isinstance(outcome, httpx.Response):
         return outcome.status_code in BUSY
-    return isinstance(outcome, (*NOT_SENT, *BROKEN) if repeatable else NOT_SENT)
+    return isinstance(outcome, (*NOT_SENT, *BROKEN))
 
 
 def retry_after(response: httpx.Response, now: datetime | None = None) -> float | None:
@@ -73,14 +73,14 @@ def retry_after(response: httpx.Response, now: datetime | None = None) -> float 
     return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
-def ask(request: httpx.Request, retry: Retry, draw: Callable[[], float], repeatable: bool = True) -> Flow:
+def ask(request: httpx.Request, retry: Retry, draw: Callable[[], float]) -> Flow:
     """Send until it is answered: yields the request to send or the seconds to wait, and returns the answer's JSON."""
     for tries in count(1):
         outcome = yield request
         assert outcome is not None
         if isinstance(outcome, httpx.Response) and outcome.is_success:
             return _json(outcome)
-        wait = retry.wait(tries, outcome, draw(), repeatable)
+        wait = retry.wait(tries, outcome, draw())
         if wait is None:
             raise error_of(outcome, request)
         yield wait
