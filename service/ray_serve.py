@@ -101,13 +101,6 @@ def application(settings: Settings) -> Any:
     def build() -> FastAPI:  # runs in the replica; Ray wants a plain function
         return warm_app(settings)
 
-    @serve.deployment(
-        name="scorer",
-        max_ongoing_requests=4096,  # the replica's own queue decides, and answers 429 at once
-        graceful_shutdown_timeout_s=settings.drain_seconds,
-        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
-        **autoscaling(settings),
-    )
     @serve.ingress(build)
     class Replica:
         app: FastAPI
@@ -117,7 +110,15 @@ def application(settings: Settings) -> Any:
             if fatal := getattr(self.app.state.service.engine, "fatal", None):
                 raise RuntimeError(fatal)
 
-    return Replica.bind()
+    deployment: Any = serve.deployment(
+        Replica,
+        name="scorer",
+        max_ongoing_requests=4096,  # the replica's own queue decides, and answers 429 at once
+        graceful_shutdown_timeout_s=settings.drain_seconds,
+        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        **autoscaling(settings),
+    )
+    return deployment.bind()
 
 
 def warm_app(settings: Settings) -> FastAPI:
