@@ -21,7 +21,7 @@ _REFUSED = [  # public by the registries, but not a place for pictures, or not k
     ipaddress.ip_network(block)
     for block in (
         "192.0.0.0/24",  # protocols' own; a cloud's metadata too
-        "168.63.129.16/32",  # a cloud's own agent, reachable from inside its machines only
+        "168.63.129.16/32",  # a cloud's own host service, which answers to its machines only
         "192.88.99.0/24",  # relays of 6to4
         "2001:db8::/32",
         "3fff::/20",  # documentation

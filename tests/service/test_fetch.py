@@ -5,9 +5,12 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from service.fetch import UrlError, UrlPolicy, fetch_image
+from service.fetch import UrlError, UrlPolicy, connect, fetch_image, resolve
 from tests.service.sites import Names, Site, answer, certificate
 
 PICTURE = b"\x89PNG picture"
@@ -337,3 +340,50 @@ def test_the_environment_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     found, site = ask("http://good.example/a", {"/a": answer(PICTURE)})
     assert (found, site.dialled) == (PICTURE, [(PUBLIC, 80)])
+
+
+# --- the system's own resolver and sockets ---------------------------------------------------------------------------
+
+
+def test_the_system_resolves_and_its_answer_is_checked() -> None:
+    """Names that need no network: they are of this machine, so that they are refused."""
+
+    async def run() -> list[str]:
+        for url in ("http://localhost/", "http://localhost./", "https://localhost/"):
+            with pytest.raises(UrlError, match="has an address that is not public") as caught:
+                await fetch_image(url, UrlPolicy(("localhost",)))
+            assert caught.value.code == "url_refused"
+        return await resolve("localhost", 80)
+
+    assert set(asyncio.run(run())) <= {"127.0.0.1", "::1"}
+
+
+def test_the_system_dials() -> None:
+    async def run() -> bytes:
+        async with Site({"/a": answer(PICTURE)}) as site:
+
+            async def from_here(address: str, port: int) -> Any:
+                return await connect("127.0.0.1", site.port)
+
+            found = await fetch_image("http://good.example/a", UrlPolicy(HOSTS), Names(**NAMES), from_here)
+        with pytest.raises(httpcore.ConnectError):
+            await connect("127.0.0.1", site.port)
+        return found
+
+    assert asyncio.run(run()) == PICTURE
+
+
+# --- anything at all -------------------------------------------------------------------------------------------------
+
+PIECES = [
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.0 302 Found\r\n", b"HTTP/2 200\r\n", b"\r\n",
+    b"Content-Length: 5\r\n", b"Content-Length: 99999999999999999999999\r\n", b"Transfer-Encoding: chunked\r\n",
+    b"Location: /a\r\n", b"Location: http://[\r\n", b"Location: \xff\xfe\r\n", b"Location:\r\n", b"5\r\nhello\r\n",
+    b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"hello", b"\x00", b"Content-Encoding: gzip\r\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=12), max_size=8))
+def test_whatever_a_server_says_ends_in_bytes_or_a_typed_error(pieces: list[bytes]) -> None:
+    found, _ = ask("http://good.example/a", {"/a": b"".join(pieces)}, max_bytes=1000)
+    assert isinstance(found, bytes) or found.code in ("url_failed", "url_refused", "too_large")
