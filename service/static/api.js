@@ -62,6 +62,9 @@ export async function request(path, options = {}) {
 
 export const get = async (path, options) => (await request(path, options)).json();
 
+/** Forget something on the server; there is no answer to read. */
+export const remove = (path) => request(path, { method: "DELETE" });
+
 export const post = async (path, body) =>
   (await request(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) })).json();
 
@@ -71,7 +74,7 @@ function askForKey(refused) {
   sessionStorage.removeItem(KEY);
   asking ??= new Promise((resolve) => {
     const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true });
-    const dialog = h("dialog", { class: "key", "aria-labelledby": "key-title" },
+    const dialog = h("dialog", { class: "ask-key", "aria-labelledby": "key-title" },
       h("form", {
         method: "dialog",
         onsubmit: (event) => {

@@ -1,10 +1,11 @@
 // Jobs: annotate shards in the background, follow the progress, and go on to the result.
 
-import { ApiError, events, get, post } from "./api.js";
+import { ApiError, events, get, post, remove } from "./api.js";
 import { announce, busy, choice, empty, field, h, problem, put } from "./dom.js";
 import { bytes, count, duration, percent, plural, when } from "./format.js";
 
 const OVER = ["done", "failed", "cancelled"];
+const STREAMS = 3;
 const WORDS = { queued: "waiting", running: "running", done: "done", failed: "failed", cancelled: "cancelled" };
 
 export function createJobs(root, { scorer }) {
@@ -12,6 +13,7 @@ export function createJobs(root, { scorer }) {
   const side = h("div");
   const main = h("div", {}, list);
   const jobs = new Map(); // id to {job, item, stop, seen}
+  let timer = null;
   put(root, h("h1", {}, "Jobs"), h("p", { class: "lead" }, "Score whole shards in the background. A job goes on after a restart of the server."),
     h("div", { class: "jobs-grid" }, side, main));
 
@@ -30,13 +32,14 @@ export function createJobs(root, { scorer }) {
     const shards = h("textarea", { rows: 3, required: true, class: "mono", spellcheck: "false", placeholder: "data/x-{000000..000012}.tar" });
     const name = h("input", { type: "text", required: true, maxlength: 100, autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", title: "letters, digits, dot, dash and underscore" });
     const task = choice([["pairs", "captions"], ["labels", "class labels"], ["pairs,labels", "both"]], "pairs");
-    const classes = choice([["", "none"], ...facts.classes.map((one) => [one, one])], "");
+    const classes = h("input", { type: "text", list: "class-sets", autocomplete: "off", spellcheck: "false" });
     const beta = h("input", { type: "text", placeholder: "auto", autocomplete: "off", spellcheck: "false" });
     const textField = h("input", { type: "text", autocomplete: "off", spellcheck: "false" });
     const said = h("div");
     const start = h("button", { class: "primary" }, "Start");
-    const withClasses = field("Classes", classes);
-    const follow = () => { withClasses.hidden = task.value === "pairs" || !facts.classes.length; };
+    const withClasses = field("Classes", classes, "A class set of this server, or a built-in list.");
+    withClasses.append(h("datalist", { id: "class-sets" }, [...facts.classes, "cifar10", "cifar100", "animal10n"].map((one) => h("option", { value: one }))));
+    const follow = () => { withClasses.hidden = task.value === "pairs"; };
     task.addEventListener("change", follow);
     follow();
     return h("form", { class: "panel job-form", onsubmit: async (event) => {
@@ -45,7 +48,7 @@ export function createJobs(root, { scorer }) {
       put(said);
       try {
         const given = { shards: shards.value.split("\n").map((line) => line.trim()).filter(Boolean), name: name.value.trim(), task: task.value };
-        if (classes.value && task.value !== "pairs") given.classes = classes.value;
+        if (classes.value.trim() && task.value !== "pairs") given.classes = classes.value.trim();
         if (beta.value.trim()) given.beta = beta.value.trim();
         if (textField.value.trim()) given.text_field = textField.value.trim();
         const job = await post("/v1/jobs", given);
@@ -58,7 +61,7 @@ export function createJobs(root, { scorer }) {
         start.disabled = false;
       }
     } },
-    h("h2", {}, "Start a job"), h("p", { class: "hint" }, `Scored with ${facts.identity?.model ?? "the server's model"}.`), h("br"),
+    h("h2", {}, "Start a job"), h("p", { class: "hint" }, `Scored with ${facts.identity?.model ?? "the server's model"}.`),
     field("Shards", shards, "Paths below the server's roots, one pattern per line."),
     field("Name of the result", name), field("What to score", task), withClasses,
     h("details", {}, h("summary", {}, "More settings"), field("β", beta, "auto, intersection, or fixed:0.215"), field("Caption's JSON field", textField)),
@@ -69,17 +72,23 @@ export function createJobs(root, { scorer }) {
     if (!jobs.size) put(main, list);
     const known = jobs.get(job.id) ?? { item: h("li", { class: "panel job", "data-job": job.name }), seen: [], stop: null };
     const before = known.job?.state;
-    known.job = { ...known.job, ...job };
-    const done = known.job.progress?.bytes_done;
-    if (known.job.state === "running" && Number.isFinite(done)) {
-      known.seen.push([performance.now() / 1000, done, known.job.progress.samples]);
-      known.seen = known.seen.slice(-60);
-    }
+    known.job = job;
+    if (job.state !== "running" || known.seen.at(-1)?.[1] > job.progress.bytes_done) known.seen = [];
+    if (job.state === "running") known.seen = [...known.seen.slice(-59), [performance.now() / 1000, job.progress.bytes_done, job.progress.samples]];
     jobs.set(job.id, known);
     if (!known.item.isConnected) list.prepend(known.item);
     draw(known);
-    if (OVER.includes(known.job.state)) { known.stop?.abort(); known.stop = null; } else follow(known);
-    if (before && before !== known.job.state && OVER.includes(known.job.state)) announce(`Job ${known.job.name} is ${WORDS[known.job.state]}.`);
+    if (OVER.includes(job.state)) {
+      known.stop?.abort();
+      known.stop = null;
+      if (before && before !== job.state) announce(`Job ${job.name} is ${WORDS[job.state]}.`);
+    } else if (known.stop || (job.state === "running" && [...jobs.values()].filter((one) => one.stop).length < STREAMS)) follow(known);
+    else poll();
+  }
+
+  /** Jobs that wait are asked for now and then: a browser opens only a few streams at a time. */
+  function poll() {
+    timer ??= setTimeout(() => { timer = null; if (!root.hidden) load(); }, 2000);
   }
 
   /** Rate over the last reports, and seconds left at that rate. */
@@ -93,39 +102,60 @@ export function createJobs(root, { scorer }) {
 
   function draw(known) {
     const { job, item } = known;
-    const p = job.progress ?? {};
-    const share = p.bytes_todo ? Math.min(1, p.bytes_done / p.bytes_todo) : null;
+    const p = job.progress;
+    const { share } = p;
     const { rate, left } = pace(known);
     const running = job.state === "running";
     const focused = item.contains(document.activeElement) && document.activeElement.className;
-    const notes = (p.notes ?? []).map((note) => note.text ?? note);
     put(item,
       h("div", { class: "job-head" }, h("h3", {}, job.name), h("span", { class: `state ${job.state}` }, WORDS[job.state] ?? job.state), h("span", { class: "time" }, when(Date.parse(job.ended ?? job.started ?? job.created) / 1000))),
       running && h("progress", { max: 1, value: share ?? undefined, "aria-label": `Progress of ${job.name}` }),
       h("p", { class: "job-figures" },
         running && h("span", {}, share === null ? "starting" : share === 1 ? "scoring" : percent(share, 0)),
         p.samples > 0 && h("span", {}, plural(p.samples, "sample")),
+        Number.isFinite(job.summary?.kept) && h("span", {}, `${count(job.summary.kept)} kept`),
         p.failed_samples > 0 && h("span", {}, `${count(p.failed_samples)} failed`),
-        p.shards_todo > 0 && h("span", {}, `${count((p.shards_before ?? 0) + p.shards_done)} of ${plural((p.shards_before ?? 0) + p.shards_todo, "shard")}`),
+        p.shards_todo > 0 && h("span", {}, `${count(p.shards_before + p.shards_done)} of ${plural(p.shards_before + p.shards_todo, "shard")}`),
         running && share !== null && h("span", {}, `${bytes(p.bytes_done)} of ${bytes(p.bytes_todo)}`),
         running && rate > 0 && h("span", {}, `${count(Math.round(rate))} samples/s`),
         running && share < 1 && left !== null && left !== undefined && h("span", {}, `${duration(left)} left`)),
-      running && notes.length > 0 && h("p", { class: "job-note" }, notes.at(-1)),
+      running && p.notes.length > 0 && h("p", { class: "job-note" }, p.notes.at(-1).text),
       job.error && h("p", { class: "job-error" }, job.error),
       h("div", { class: "actions" },
         job.state === "done" && h("a", { class: "secondary", href: `#/browse/${encodeURIComponent(job.name)}` }, "Browse the result"),
+        ["failed", "cancelled"].includes(job.state) && h("button", { type: "button", class: "quiet again", onclick: (event) => { event.target.disabled = true; again(job); } }, "Go on"),
+        OVER.includes(job.state) && h("button", { type: "button", class: "quiet forget", onclick: () => forget(known) }, "Forget"),
         !OVER.includes(job.state) && h("button", { type: "button", class: "quiet cancel", onclick: (event) => { event.target.disabled = true; cancel(job); } }, "Cancel")));
     if (focused) item.querySelector(`.${focused.split(" ").at(-1)}`)?.focus();
   }
 
-  async function cancel(job) {
+  const cancel = (job) => act(job.id, async () => take(await post(`/v1/jobs/${encodeURIComponent(job.id)}/cancel`, {})));
+
+  /** The same settings under the same name go on where the job ended. */
+  const again = (job) => act(job.id, async () => {
+    const { shard_count: _, tasks, ...settings } = job.request;
+    take(await post("/v1/jobs", { ...settings, name: job.name, task: tasks.join(",") }));
+  });
+
+  const forget = (known) => act(known.job.id, async () => {
+    await remove(`/v1/jobs/${encodeURIComponent(known.job.id)}`);
+    known.item.remove();
+    jobs.delete(known.job.id);
+    announce(`Job ${known.job.name} is forgotten; its tables stay.`);
+    if (!jobs.size) nothing();
+  });
+
+  /** What was asked of a job, and its own line for what went wrong. */
+  async function act(id, work) {
     try {
-      take(await post(`/v1/jobs/${encodeURIComponent(job.id)}/cancel`, {}));
+      await work();
     } catch (error) {
-      if (error instanceof ApiError && error.code !== "unreachable") await load();
-      announce(error.message);
+      if (error instanceof ApiError && error.status) await load();
+      jobs.get(id)?.item.append(problem(error));
     }
   }
+
+  const nothing = () => put(main, empty("No jobs yet.", h("p", {}, "Name some shards and start one.")));
 
   /** Listen until the job is over; a stream that breaks is opened again. */
   async function follow(known) {
@@ -147,19 +177,17 @@ export function createJobs(root, { scorer }) {
   }
 
   function heard(known, kind, data) {
-    if (kind === "progress") take({ id: known.job.id, state: data.state ?? "running", progress: { ...known.job.progress, ...(data.progress ?? data) } });
-    else if (kind === "note") take({ id: known.job.id, progress: { ...known.job.progress, notes: [...(known.job.progress?.notes ?? []), data] } });
-    else if (kind === "done") take({ ...(data.job ?? data), id: known.job.id });
+    if (kind === "note") take({ ...known.job, progress: { ...known.job.progress, notes: [...known.job.progress.notes, data] } });
+    else take(data); // progress and done bring the whole job
   }
 
   async function load() {
     try {
       if (!side.childElementCount && !(await prepare())) return;
       const found = await get("/v1/jobs");
-      const all = found.jobs ?? found;
-      if (!all.length && !jobs.size) put(main, empty("No jobs yet.", h("p", {}, "Name some shards and start one.")));
+      if (!found.jobs.length && !jobs.size) nothing();
       else put(main, list);
-      all.forEach(take);
+      found.jobs.forEach(take);
     } catch (error) {
       put(main, problem(error, load));
     }

@@ -45,14 +45,16 @@ export function createScore(root, { scorer }) {
     try {
       state.facts = await scorer();
       const runs = (await get("/v1/runs")).runs.filter((one) => !one.problem);
+      const before = { against: chosen("against"), classes: chosen("classes"), label: chosen("label") };
       const sets = state.facts.classes;
       const against = choice([["", "none"], ...runs.map((one) => [one.name, one.name])], "", { name: "against" });
       const classes = choice([["", "none"], ...sets.map((name) => [name, name])], "", { name: "classes" });
       const label = h("input", { type: "text", name: "label", autocomplete: "off", placeholder: "name or number" });
+      for (const [control, value] of [[against, before.against], [classes, before.classes], [label, before.label]]) if (value) control.value = value;
       put(more, runs.length > 0 && field("Compare with a run", against), sets.length > 0 && field("Class set", classes),
         (runs.some((one) => one.tasks.includes("labels")) || sets.length > 0) && field("Given class", label));
       const home = state.facts.run;
-      if (home) state.usual = (await get(`/v1/runs/${encodeURIComponent(home)}/summary`)).usual;
+      if (home && !state.usual) state.usual = (await get(`/v1/runs/${encodeURIComponent(home)}/summary`)).usual;
       const first = runs.find((one) => one.tasks.includes("pairs"));
       put(samples, first && ["Nothing at hand? ", h("button", { type: "button", class: "link", onclick: () => borrow(first.name) }, `Take a sample from ${first.name}`)]);
     } catch (error) {
@@ -191,9 +193,9 @@ export function createScore(root, { scorer }) {
     run();
   }
 
-  prepare();
   return {
     async update({ params }) {
+      prepare(); // runs may have come meanwhile
       const from = params.get("from");
       if (!from) return;
       const [name, shard, index] = from.split("/").map(decodeURIComponent);
