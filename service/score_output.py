@@ -11,7 +11,8 @@ from pipeline.cli.output import Output, escape, number, percent
 
 __all__ = ["print_scores", "scale", "scale_ends"]
 
-WIDTH = 25
+WIDTH, LIST_WIDTH = 25, 15  # of the scale: alone, and beside the names of many images
+IMAGE_WIDTH = 32
 POINT, BETA, LINE = "●", "β", "─"
 
 
@@ -54,7 +55,7 @@ def print_scores(found: Mapping[str, Any], output: Output, *, title: str, with_i
     table.add_column("weight", justify="right")
     table.add_column("clean", justify="right")
     if with_image:
-        table.add_column("image", overflow="fold")
+        table.add_column("image", no_wrap=True, overflow="ellipsis", max_width=IMAGE_WIDTH)
     table.add_column("text", overflow="fold")
     for result in results:
         table.add_row(*_cells(result, value, ends, with_image))
@@ -72,7 +73,7 @@ def _cells(result: Mapping[str, Any], beta: float | None, ends: tuple[float, flo
     if similarity is None:
         reason = f"{result['status']}: {result['error']}"
         return [Text("–"), Text(), Text(), Text(), *image, Text(result["text"]) + Text(f"  {reason}", style="red")]
-    line = Text(scale(similarity, beta, *ends), style="dim")
+    line = Text(scale(similarity, beta, *ends, LIST_WIDTH if with_image else WIDTH), style="dim")
     line.highlight_regex(POINT, "bold green" if result["clean"] else "bold red")
     line.highlight_regex(BETA, "bold yellow")
     figures = [number(result["osa_weight"]), percent(result["clean_probability"])]
