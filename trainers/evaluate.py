@@ -12,9 +12,8 @@ from pipeline.estimators.device import Device
 
 from .config import DataConfig, TaskConfig, TrainConfig
 from .data import Batch, WeightedShards
-from .ensemble import as_one
 from .run_folder import TrainFolder
-from .targets import Target, load_target
+from .targets import Target, as_one, load_target
 from .tasks import TASKS
 
 __all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "figures"]

@@ -20,7 +20,6 @@ from .checkpoint import State, load_state
 from .checks import Checked, check
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
-from .ensemble import as_one
 from .evaluate import evaluation_data, figures
 from .logs import Display, Log, Silent, display_for
 from .loop import Loop, Place
@@ -29,7 +28,7 @@ from .run_folder import TrainFolder, new_run
 from .running import PICTURE, Running, network_seed
 from .signals import stop_on_signals
 from .streams import Streams
-from .targets import Target, TargetConfig, build_target, load_target, resolve_target
+from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
 from .tasks import TASKS
 
 __all__ = ["TrainResult", "train"]

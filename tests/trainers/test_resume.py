@@ -1,0 +1,127 @@
+"""A run that is killed, stopped and resumed ends with the curve and the weights of one that never was."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError
+from tests.commands import command
+from tests.trainers.runs import curve, same_weights, settings
+from trainers import train
+from trainers.logs import read_log
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def start(*arguments: object, cwd: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(**command("train", *arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def signal_when(process: "subprocess.Popen[str]", reached: Callable[[], bool], number: int) -> tuple[int, str]:
+    """Send a signal once something is true; the exit code and what was said."""
+    while process.poll() is None and not reached():
+        try:
+            process.wait(0.001)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+def logged(folder: Path) -> int:
+    """Batches that the log knows of."""
+    return max((line["batch"] for line in read_log(folder / "log.jsonl")), default=0)
+
+
+def test_killed_and_stopped_and_resumed_is_undisturbed(scored: Path, tmp_path: Path) -> None:
+    """Three epochs of five batches; killed in the second after a checkpoint at its start, stopped in the third."""
+    config = settings(
+        scored, tmp_path / "runs", loop__epochs=3, loop__save_every=2, loop__ema=0.9, schedule={"warmup": 3}
+    )
+    whole = train({**config, "out": str(tmp_path / "whole")}, quiet=True)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    run = tmp_path / "runs" / "001-osa"
+
+    code, _ = signal_when(start("--config", file, cwd=tmp_path), lambda: logged(run) >= 7, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert 7 <= logged(run) < 15, "in the middle of an epoch"
+
+    at = logged(run)
+    process = start("--resume", run, cwd=tmp_path)
+    code, said = signal_when(process, lambda: logged(run) >= max(11, at), signal.SIGTERM)
+    assert code == 130, said
+    assert "stopped: saved; go on with: " in said
+    assert f"noisegate train --resume {run}" in said
+    assert "Traceback" not in said
+    assert logged(run) < 15
+
+    done = train(resume=run, quiet=True)
+    assert not done.stopped
+    assert curve(run) == curve(whole.folder)
+    assert len(curve(run)) == 15
+    assert [line["rsum"] for line in read_log(run / "log.jsonl", "eval")] == [
+        line["rsum"] for line in read_log(whole.folder / "log.jsonl", "eval")
+    ]
+    for name in ("last.safetensors", "best.safetensors"):
+        assert same_weights(run / name, whole.folder / name)
+    assert (done.best, done.last, done.steps) == (whole.best, whole.last, whole.steps)
+
+
+def test_every_kind_of_state_comes_back(scored: Path, tmp_path: Path) -> None:
+    """Momentum, accumulation and dropout's generator, from a checkpoint in the middle of an epoch."""
+    target = json.loads(json.dumps(settings(scored, tmp_path)["target"]))
+    target["architecture"]["vision_cfg"]["patch_dropout"] = 0.5
+    config = settings(
+        scored, tmp_path / "runs", "baseline", target=target, loop__accumulate=2, loop__evaluate_every=0,
+        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    )  # fmt: skip
+    whole = train(config, quiet=True)
+    part = train(config, settings=["loop.max_steps=2"], quiet=True)
+    assert (part.over, part.steps) == ("max_steps=2 updates", 2)
+    done = train(resume=part.folder, settings=["loop.max_steps=null"], quiet=True)
+    assert (done.over, done.steps) == ("2 epochs", 6)
+    assert curve(done.folder) == curve(whole.folder)
+    assert same_weights(done.folder / "last.safetensors", whole.folder / "last.safetensors")
+
+
+def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, "baseline", loop__epochs=1, loop__evaluate_every=0)
+    first = train(config, quiet=True)
+    again = train(resume=first.folder, quiet=True)
+    assert (again.steps, again.over, again.folder) == (5, "1 epochs", first.folder)
+    longer = train(resume=first.folder, settings=["loop.epochs=2"], quiet=True)
+    assert (longer.steps, longer.over) == (10, "2 epochs")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"settings": ["optimizer.lr=1"]}, "optimizer.lr=1: a run that goes on keeps this setting"),
+        ({"config": {"seed": 1}}, "brings its own configuration"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(scored: Path, tmp_path: Path, how: dict[str, object], words: str) -> None:
+    folder = tmp_path / "001-osa"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings(scored, tmp_path)))
+    with pytest.raises(ConfigError, match=words):
+        train(resume=folder, **how)  # type: ignore[arg-type]
+
+
+def test_there_must_be_something_to_resume(scored: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no training run \(no config.yaml\)"):
+        train(resume=tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings(scored, tmp_path)))
+    with pytest.raises(ConfigError, match="stopped before its first checkpoint; start anew"):
+        train(resume=tmp_path)
+    (tmp_path / "state.safetensors").write_bytes(os.urandom(100))
+    with pytest.raises(ConfigError, match="is no state of a training run"):
+        train(resume=tmp_path)
