@@ -1,6 +1,7 @@
 """The ASGI application: routes, middleware, and the life of what is behind them."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -8,12 +9,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from pipeline.errors import NoisegateError
+
 from .api import embed, health, jobs, page, score, tables
 from .auth import Keys, RequireKey
 from .class_sets import ClassSets
 from .encoder_process import Ready
 from .engine import LocalEngine
-from .errors import add_handlers
+from .errors import ApiError, add_handlers
 from .headers import SecurityHeaders
 from .items import Engine
 from .jobs.setup import open_runner
@@ -27,6 +30,8 @@ from .settings import Settings
 from .state import Service
 
 __all__ = ["create_app"]
+
+log = logging.getLogger("noisegate.app")
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
@@ -86,9 +91,17 @@ def _service(settings: Settings, engine: Engine | None) -> Service:
 
 
 async def _embed_classes(service: Service) -> None:
-    while service.engine.ready():
-        await asyncio.sleep(0.1)
-    await service.class_sets.warm_up(service.engine.embed_texts)
+    """Once the engine works; again from the start where it stops working meanwhile."""
+    while not service.class_sets.ready():
+        while service.engine.ready():
+            await asyncio.sleep(0.1)
+        try:
+            await service.class_sets.warm_up(service.engine.embed_texts)
+        except ApiError as error:
+            log.warning("class sets not embedded yet", extra={"why": error.message})
+        except NoisegateError as error:
+            service.failure = str(error)
+            return
 
 
 def _describe(app: FastAPI, with_keys: bool) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.decode import BadSample, Limits, decode_text
+from pipeline.errors import MismatchError
 from pipeline.estimators import ModelSpec
 from pipeline.estimators.base import Identity
 from pipeline.workers import default_workers
@@ -101,10 +102,6 @@ class LocalEngine:
         await self._encoders.stop()
         await self._decoder.stop()
 
-    def drain(self) -> None:
-        """Admit nothing more."""
-        self._draining = True
-
     @property
     def fatal(self) -> str | None:
         """Why the service can never work, once that is clear."""
@@ -144,6 +141,8 @@ class LocalEngine:
                 self._on_ready(ready)
                 await self._decoder.start(ready.preprocess)
                 self._ready = ready
+            elif differences := self._ready.identity.differences(ready.identity):
+                raise MismatchError(f"the model is not the one this service began with: {'; '.join(differences)}")
 
     def _make_room(self) -> None:
         """Decoding goes on while the encoders have few pictures ahead of them."""

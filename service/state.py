@@ -33,6 +33,7 @@ class Service:
     browser: Browser = field(init=False)
     fetcher: Fetcher = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str | None = None  # why it can never work, once that is clear
 
     def __post_init__(self) -> None:
         self.browser = Browser(self.settings.limits)
@@ -43,7 +44,7 @@ class Service:
         reasons = ["shutting down"] if self.closing.is_set() else []
         reasons += self.engine.ready()
         if not reasons and not self.class_sets.ready():
-            reasons.append("the class sets are being embedded")
+            reasons.append(self.failure or "the class sets are being embedded")
         return reasons
 
 
