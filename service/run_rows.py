@@ -32,8 +32,7 @@ class RunRows:
         given = pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy()
         self.labels: Index = np.where(self.ok, given, -1)
         self._keys, self._flags, self._digests = table["key"], table["flags"], table["image_sha256"]
-        starts = [int.from_bytes(digest[:8], "big") if digest else 0 for digest in self._digests.to_pylist()]
-        self._beginnings = np.array(starts, np.uint64)
+        self._beginnings = _beginnings(self._digests)
         self._order = np.argsort(self._beginnings, kind="stable")
 
     def __len__(self) -> int:
@@ -84,3 +83,13 @@ class RunRows:
             return np.zeros((len(rows), width), np.float32)
         start = int(self._ends[shard]) - self.sizes[shard]
         return np.where(self.ok[start : start + len(rows), None], rows, np.float32(0))
+
+
+def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """(N,) the first eight bytes of each digest as a number; anything for null."""
+    found = [np.zeros(0, np.uint64)]
+    for chunk in digests.chunks:
+        data = chunk.buffers()[1]
+        words = np.zeros((0, 4), ">u8") if data is None else np.frombuffer(data, ">u8").reshape(-1, 4)
+        found.append(words[chunk.offset : chunk.offset + len(chunk), 0].astype(np.uint64))
+    return np.concatenate(found)

@@ -12,7 +12,7 @@ __all__ = ["RunSearch"]
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 
-MEMORY = 2 << 30  # bytes of float32 rows that are held; larger runs are read again for each search
+MEMORY = 1 << 30  # bytes of float32 rows that one search holds; larger runs are read again for each search
 SPARE = 8  # candidates beyond those wanted, so that a short tie at the cut is seen at once
 ROUNDING = np.float32(1e-5)  # two ways to multiply the same unit rows differ by less
 GATHERED = 1 << 23  # numbers copied at a time

@@ -95,7 +95,7 @@ class JobRunner:
 
     def current(self, job_id: str) -> Job:
         """The job as it is at this moment; raises ApiError 404 `unknown_job`."""
-        job = self._live.get(job_id) or self.store.get(job_id)
+        job = self._live.get(job_id) or (self.store.get(job_id) if job_id.isalnum() else None)
         if job is None:
             raise ApiError(404, "unknown_job", f"there is no job {job_id[:100]!r}; GET /v1/jobs lists them")
         return job

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from pipeline.classes import BUILT_IN, ClassSet, load_classes
 from pipeline.errors import ConfigError, LockedError
@@ -50,7 +51,7 @@ def open_runner(settings: Settings, spec: ModelSpec, registered: ClassSets) -> J
         return JobRunner(
             store,
             folder,
-            spec,
+            replace(spec, device=settings.device),
             roots,
             job_classes(registered),
             parallel=settings.parallel_jobs,

@@ -1,11 +1,13 @@
 """A finished run asked about new samples, against plain loops; and about its own samples, against its own table."""
 
+import asyncio
 import hashlib
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,8 +22,11 @@ from pipeline.table import RunFolder
 from pipeline.workers import DecodeOptions
 from service.against import FinishedRun
 from service.errors import ApiError
-from tests.fakes import BLANK, ColourModel, estimator, pairs, picture, write_tar
+from service.state import Service
+from tests.fakes import BLANK, ColourModel, OtherModel, estimator, pairs, picture, write_tar
 from tests.jobs import score
+from tests.service.fakes import FakeEngine
+from tests.service.serving import ask, base64_of
 
 CLASSES = ClassSet(("red", "green", "blue"), (("it is red.",), ("it is green.",), ("it is blue.",)))
 COPIES = (4, 17)  # the same picture under two keys
@@ -230,3 +235,65 @@ def test_runs_that_cannot_answer(what: str, tmp_path: Path) -> None:
         FinishedRun.load(out)
     assert (refused.value.status, refused.value.code) == (409, code.get(what, "damaged_run"))
     assert str(tmp_path) not in refused.value.message
+
+
+def test_over_http_a_sample_of_the_run_is_its_row_of_the_table(folder: Path) -> None:
+    table = [row for row in read_table(folder).to_pylist() if row["status"] == "ok"]
+    asked = [
+        {
+            "image": base64_of(image_of(int(row["key"]))),
+            "text": f"{int(row['key'])} is {CLASSES.names[row['label']]}",
+            "label": row["label"] if int(row["key"]) % 2 else CLASSES.names[row["label"]],
+            "key": row["key"],
+        }
+        for row in table
+    ]
+
+    async def work(client: httpx.AsyncClient, service: Service) -> None:
+        answer = await client.post("/v1/score", json={"pairs": asked, "against": "corpus"})
+        assert answer.status_code == 200, answer.text
+        for row, result in zip(table, answer.json()["results"], strict=True):
+            for name in ("similarity", "osa_weight", "label", "clean_tango"):
+                assert result[name] == pytest.approx(row[name], abs=1e-5), (row["key"], name)
+            for name in ("knn_consistency", "anchor_consistency", "consistency"):
+                assert result[name] == pytest.approx(row[name], abs=1e-5), (row["key"], name)
+            assert result["neighbourhood"] == pytest.approx(row["neighbourhood"], abs=5e-3)
+            assert f"in_run:{row['key']}" in result["flags"]
+
+    ask(work, runs={"corpus": folder}, beta="fixed:0.4")
+
+
+def test_over_http_labels_by_class_set_and_by_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "colours.txt").write_text("red\ngreen\nblue\n")
+    blue = {"image": base64_of(speckled("blue", 77)), "label": "blue"}
+
+    async def work(client: httpx.AsyncClient, service: Service) -> None:
+        while not service.class_sets.ready():
+            await asyncio.sleep(0)
+        pairs = [blue, {**blue, "label": 0}, {**blue, "label": "cat"}, {"image": "broken", "label": 1}]
+        of_texts = (await client.post("/v1/score", json={"pairs": pairs, "classes": "colours"})).json()["results"]
+        assert [result["status"] for result in of_texts] == ["ok", "ok", "bad_label", "bad_image"]
+        assert [result["clean_tango"] for result in of_texts] == [True, False, None, None]
+        assert of_texts[0]["predicted"][0]["name"] == "blue"
+        assert of_texts[0]["knn_consistency"] is None
+        of_run = (await client.post("/v1/score", json={"pairs": [blue], "against": "corpus"})).json()["results"][0]
+        both = {"pairs": [blue], "against": "corpus", "classes": "colours"}
+        of_both = (await client.post("/v1/score", json=both)).json()["results"][0]
+        assert of_both["knn_consistency"] == of_run["knn_consistency"]
+        assert of_both["predicted"] == of_texts[0]["predicted"]
+        assert of_both["refined_name"] == "blue"
+        for name, code in (("against", "unknown_run"), ("classes", "unknown_classes")):
+            refused = await client.post("/v1/score", json={"pairs": [blue], name: "nowhere"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, code)
+
+    ask(work, runs={"corpus": folder}, classes={"colours": str(tmp_path / "colours.txt")}, beta="fixed:0.4")
+
+
+def test_over_http_a_run_of_another_scorer_is_refused(folder: Path) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> None:
+        pairs = [{"image": base64_of(speckled("red", 1)), "text": "red"}]
+        refused = await client.post("/v1/score", json={"pairs": pairs, "against": "corpus"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "other_scorer")
+        assert "weights: colours-1 there, colours-2 now" in refused.json()["error"]["message"]
+
+    ask(work, FakeEngine(OtherModel), runs={"corpus": folder}, model="python:tests.fakes:OtherModel")
