@@ -110,6 +110,13 @@ class TestContents:
         assert [text.split()[0] for batch in again for text in batch.captions] == epochs[0]
         assert epochs[0] != epochs[1] and all(set(words) == {"one", "two", "three"} for words in epochs)
 
+    def test_the_pictures_digest_tells_equal_pictures(self, scored: Path) -> None:
+        digests = read_table(scored / "run")["image_sha256"].to_pylist()
+        for table in (scored / "run", None):
+            for batch in load(scored, table=table, fields=("image_sha256", "nothing"), sampler="sequential"):
+                assert batch.fields["image_sha256"] == [digests[row].hex() for row in batch.rows.tolist()]
+                assert batch.fields["nothing"] == [None] * len(batch)
+
     def test_m_per_class(self, scored: Path) -> None:
         for table in (scored / "run", None):
             data = load(scored, table=table, label=True, sampler="m_per_class:2", batch_size=6)

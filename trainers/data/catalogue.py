@@ -149,21 +149,18 @@ def _from_shards(
             samples.close()
 
 
-def labels_of(
-    catalogue: Catalogue, cache: ShardCache, rows: NDArray[np.int64], label_field: str | None
-) -> NDArray[np.int64]:
-    """Classes of these rows out of the shards themselves, -1 where there is none; `rows` ascend."""
-    found = np.full(len(rows), -1, np.int64)
-    places = np.searchsorted(catalogue.ok.offsets, rows, side="right") - 1
-    for place in np.unique(places):
-        samples = cache.open(catalogue.shards[place])
+def labels_of(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> NDArray[np.int64]:
+    """(total,) classes out of the shards themselves, -1 for rows that are not ok, or that have none."""
+    found = np.full(catalogue.ok.total, -1, np.int64)
+    for place, shard in enumerate(catalogue.shards):
+        samples = cache.open(shard)
         try:
-            for at in np.flatnonzero(places == place):
-                parts = samples.read(int(rows[at] - catalogue.ok.offsets[place]), ("cls", "json"))
+            for row in catalogue.ok.rows(place):
+                parts = samples.read(int(row - catalogue.ok.offsets[place]), ("cls", "json"))
                 try:
-                    found[at] = decode_label(parts, label_field)
+                    found[row] = decode_label(parts, label_field)
                 except BadSample as problem:
-                    log.debug("row %d has no class: %s", rows[at], problem)
+                    log.debug("row %d has no class: %s", row, problem)
         finally:
             samples.close()
     return found

@@ -152,6 +152,10 @@ class _Proof:
         data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
         return _differs("image", self._image[row].tobytes(), data)
 
+    def image_digest(self, row: int) -> str:
+        """In hex."""
+        return str(self._image[row].tobytes().hex())
+
     def text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
         """The same of the caption; `text` is it where it was decoded as the table says, None where it is to be decoded."""
         options = self._options

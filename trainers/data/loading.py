@@ -232,7 +232,7 @@ class BatchLoader(Dataset[Batch | Failure]):
         if wrong:
             raise BadSample("mismatch", wrong)
         if source.fields:
-            sample.fields = _fields_of(parts, source.fields)
+            sample.fields = _fields_of(parts, source.fields, proof.image_digest(row) if proof else None)
         if source.image is not None:
             sample.image = self._image(source.image, parts, options.limits, number, epoch)
         return sample
@@ -247,7 +247,7 @@ class BatchLoader(Dataset[Batch | Failure]):
         if source.label is True:
             names += ["cls", "json"]
         if source.fields:
-            names += [*IMAGE_PARTS, "json"] if IMAGE_DIGEST in source.fields else ["json"]
+            names += [*IMAGE_PARTS, "json"] if IMAGE_DIGEST in source.fields and shard.proof is None else ["json"]
         return list(dict.fromkeys(names))
 
     def _captions(self, parts: dict[str, bytes], options: DecodeOptions, number: int, epoch: int) -> list[str]:
@@ -327,8 +327,8 @@ def _array(data: bytes | None, part: str) -> NDArray[Any]:
     return found
 
 
-def _fields_of(parts: dict[str, bytes], names: Sequence[str]) -> list[Any]:
-    """Values of the json part, None where it has none; `image_sha256` is the picture's digest in hex."""
+def _fields_of(parts: dict[str, bytes], names: Sequence[str], digest: str | None) -> list[Any]:
+    """Values of the json part, None where it has none; `image_sha256` is the picture's digest, `digest` where known."""
     record: dict[str, Any] = {}
     if "json" in parts:
         try:
@@ -338,7 +338,7 @@ def _fields_of(parts: dict[str, bytes], names: Sequence[str]) -> list[Any]:
         record = loaded if isinstance(loaded, dict) else {}
     if IMAGE_DIGEST in names:
         image = next((parts[name] for name in IMAGE_PARTS if name in parts), b"")
-        record = record | {IMAGE_DIGEST: hashlib.sha256(image).hexdigest()}
+        record = record | {IMAGE_DIGEST: digest or hashlib.sha256(image).hexdigest()}
     return [record.get(name) for name in names]
 
 

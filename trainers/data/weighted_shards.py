@@ -144,6 +144,7 @@ class WeightedShards:
         )
         self._source = BatchLoader(source)
         self._loader = _loader(self._source, _Refs(self._refs), workers, pin_memory)
+        self._classes: NDArray[Any] | None = None  # by global row, where a plan needs them
         self._rows = self._catalogue.ok
         self._plan = self._planned(self._rows)
 
@@ -289,9 +290,8 @@ class WeightedShards:
             drop_last=self._drop_last,
         )
         if isinstance(plan, MPerClassPlan) and plan.left_out:
-            self.notes.append(
-                f"{plan.left_out:,} classes have too few samples for sampler {self._sampler!r} and are left out"
-            )
+            note = f"{plan.left_out:,} classes have too few samples for sampler {self._sampler!r} and are left out"
+            self.notes += [note] if note not in self.notes else []
         if not len(plan):
             raise ConfigError(
                 f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less"
@@ -303,11 +303,13 @@ class WeightedShards:
             raise ConfigError(
                 f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'"
             )
-        if self._catalogue.run is None or (self._label is True and self._reading.label_field is not None):
-            found = labels_of(self._catalogue, self._cache, rows, self._reading.label_field)
-        else:
-            found = self._catalogue.column(self._label if isinstance(self._label, str) else "label")[rows]
-        return found.astype(np.int64)
+        if self._classes is None:
+            catalogue, own = self._catalogue, self._label is True and self._reading.label_field is not None
+            if catalogue.run is None or own:
+                self._classes = labels_of(catalogue, self._cache, self._reading.label_field)
+            else:
+                self._classes = catalogue.column(self._label if isinstance(self._label, str) else "label")
+        return self._classes[rows].astype(np.int64)
 
 
 class _Folder:
