@@ -50,7 +50,8 @@ def recall_at_k(
             f"image_of_caption has shape {owner.shape} for similarity {similarity.shape}; "
             f"give ({captions},) row numbers from 0 to {images - 1}"
         )
-    right = np.nan_to_num(similarity[owner, np.arange(captions)], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    own = similarity[owner, np.arange(captions)]
+    right = np.nan_to_num(own, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     best = np.full(images, -np.inf, dtype=right.dtype)
     np.maximum.at(best, owner, right)
 
@@ -61,7 +62,8 @@ def recall_at_k(
         block = similarity[start : start + step]
         caption_rank += (~(block < right)).sum(axis=0)  # counts the right image itself, which is the 1 of the rank
         image_rank[start : start + step] = (~(block < best[start : start + step, None])).sum(axis=1)
-    image_rank += 1 - np.bincount(owner, weights=right >= best[owner], minlength=images).astype(np.int64)
+    counted = (right >= best[owner]) | np.isnan(own)  # right answers are not among the wrong ones, whatever they score
+    image_rank += 1 - np.bincount(owner, weights=counted, minlength=images).astype(np.int64)
     asked = np.bincount(owner, minlength=images) > 0
     return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
 

@@ -14,7 +14,7 @@ from pipeline.estimators.openclip_names import check_name
 from pipeline.estimators.openclip_save import CONFIG_FILE
 from pipeline.estimators.torchvision_import import allow_torchvision
 
-from .clip_tokens import ClipVocabulary
+from .clip_tokens import ClipVocabulary, clip_tokenizer
 
 __all__ = ["architecture_of", "built_in", "construct", "load"]
 
@@ -60,14 +60,17 @@ def construct(
     text = dict(architecture.get("text_cfg", {}))
     if vocabulary.ids:
         text["vocab_size"] = vocabulary.size
-    own_tokens = {"hf_tokenizer_name", "hf_model_name"} & set(text)
+    own_tokens = {"hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs"} & set(text)
     with tempfile.TemporaryDirectory() as folder, quietly():
         # a folder with a configuration is the one way in that knows every kind of open_clip model
         content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": _sized(preprocess, architecture)}
         Path(folder, CONFIG_FILE).write_text(json.dumps(content))
         try:
             model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, pretrained_text=False)
-            tokenizer = open_clip.get_tokenizer(name if own_tokens and name else f"local-dir:{folder}")
+            if own_tokens:
+                tokenizer = open_clip.get_tokenizer(name or f"local-dir:{folder}")
+            else:
+                tokenizer = clip_tokenizer(text.get("context_length", 77))
         except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
             raise ConfigError(
                 f"target.architecture: open_clip cannot build it ({type(error).__name__}: {error}); give embed_dim, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pipeline.estimators.openclip_text import trimmed
 from pipeline.estimators.torchvision_import import allow_torchvision
 
-__all__ = ["ClipTokenizer", "ClipVocabulary", "with_all_tokens"]
+__all__ = ["ClipTokenizer", "ClipVocabulary", "clip_tokenizer", "with_all_tokens"]
 
 _TOKENS = 49_408
 _START, _END = 49_406, 49_407
@@ -38,10 +38,7 @@ class ClipVocabulary(BaseModel):
 
     def filled(self, captions: Iterable[str], always: Sequence[str] = ()) -> ClipVocabulary:
         """With the tokens of the captions and of `always`."""
-        allow_torchvision()
-        from open_clip.tokenizer import SimpleTokenizer
-
-        tokenizer = SimpleTokenizer()
+        tokenizer = clip_tokenizer(77)
         used, rest = {_START, _END}, chain(captions, always)
         while texts := list(islice(rest, 1000)):
             used.update(tokenizer(texts).unique().tolist())
@@ -51,6 +48,15 @@ class ClipVocabulary(BaseModel):
     def size(self) -> int:
         """Rows of the token table."""
         return 2 + len(self.ids) if self.ids else _TOKENS
+
+
+@lru_cache(maxsize=8)
+def clip_tokenizer(context: int) -> Any:
+    """CLIP's own byte-pair encoding, for texts of so many tokens; building it takes a while."""
+    allow_torchvision()
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer(context_length=context)
 
 
 @dataclass(frozen=True)
