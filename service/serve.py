@@ -45,6 +45,7 @@ def bind(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind(place)
+        found.listen(2048)  # from here on a client waits instead of being refused
     except OSError as error:
         found.close()
         other = f"--port {port + 1}" if 0 < port < 65535 else "--port 8765"
