@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "recalls"]
 
 BLOCK = 16_000_000  # similarities that are held at once: 64 MB
+CAPTIONS = 4096  # that are on the device at once; those of targets that compare words are large
 
 
 def evaluate(
@@ -62,7 +63,7 @@ def recalls(
     whole = BlockRecall(total, image_of_caption, ks)
     parts = BlockRecall(total, image_of_caption, ks, folds) if folds > 1 else None
     step = max(1, block // max(1, len(image_of_caption)))
-    across = max(1, min(len(image_of_caption), block // step))
+    across = max(1, min(CAPTIONS, block // step))
     for start in range(0, total, step):
         rows = moved(take(images, slice(start, start + step)), target.device)
         found: list[Tensor] = []
