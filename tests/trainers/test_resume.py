@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,17 @@ def start(*arguments: object, cwd: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(**command("train", *arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def signal_when(process: "subprocess.Popen[str]", reached: Callable[[], bool], number: int) -> tuple[int, str]:
-    """Send a signal once something is true; the exit code and what was said."""
-    while process.poll() is None and not reached():
-        try:
-            process.wait(0.001)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    return process.returncode, said
+def signal_at(process: "subprocess.Popen[str]", words: str, number: int) -> tuple[int, str]:
+    """Send a signal once a line with these words was said; the exit code and all that was said."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            process.send_signal(number)
+            break
+    _, rest = process.communicate(timeout=60)
+    return process.returncode, "".join([*said, rest])
 
 
 def logged(folder: Path) -> int:
@@ -50,13 +50,11 @@ def test_killed_and_stopped_and_resumed_is_undisturbed(scored: Path, tmp_path: P
     file.write_text(yaml.safe_dump(config))
     run = tmp_path / "runs" / "001-osa"
 
-    code, _ = signal_when(start("--config", file, cwd=tmp_path), lambda: logged(run) >= 7, signal.SIGKILL)
+    code, _ = signal_at(start("--config", file, cwd=tmp_path), "epoch 2/3 batch 2/5", signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert 7 <= logged(run) < 15, "in the middle of an epoch"
 
-    at = logged(run)
-    process = start("--resume", run, cwd=tmp_path)
-    code, said = signal_when(process, lambda: logged(run) >= max(11, at), signal.SIGTERM)
+    code, said = signal_at(start("--resume", run, cwd=tmp_path), "epoch 3/3 batch 1/5", signal.SIGTERM)
     assert code == 130, said
     assert "stopped: saved; go on with: " in said
     assert f"noisegate train --resume {run}" in said
