@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of a job: started again, the job ends by itself with the bytes of `annotate`."""
+"""A server that is killed, or stopped, in the middle of a job: started again, the job ends with the bytes of `annotate`."""
 
 import json
 import signal
@@ -68,7 +68,7 @@ def wait_for_end(pids: set[int], clock: "subprocess.Popen[Any]") -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for processes as Linux lists them")
-def test_killed_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_stopped_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path.resolve()
     shards = [write_tar(place / "data" / f"x-{i:02d}.tar", pairs(6, 10 * i)) for i in range(4)]
     gate = place / "gate"
@@ -95,11 +95,21 @@ def test_killed_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.Monke
     written = {path.name for path in (place / "jobs" / "corpus").glob("*.parquet")}
     assert written == {"x-00.parquet"}
 
+    with server(place) as (process, url):  # it goes on by itself, to the gate; stopped in order this time
+        stream = events(f"{url}{path}/events")
+        reached = ((p["shards_before"], p["shards_done"]) for _, data in stream if (p := data.get("progress")))
+        assert (1, 1) in reached
+        working = job_processes(place)
+        process.send_signal(signal.SIGTERM)
+        assert [kind for kind, _ in stream if kind == "done"] == []  # the stream ends, the job does not
+        assert process.wait(60) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in working)
+
     gate.touch()
     with server(place) as (process, url):
         kind, job = list(events(f"{url}{path}/events"))[-1]
         assert (kind, job["state"], job["error"]) == ("done", "done", None)
-        assert job["progress"]["shards_before"] == 1
+        assert job["progress"]["shards_before"] == 2
         assert job["summary"]["samples"] == 24
         assert "corpus" in [run["name"] for run in httpx.get(f"{url}/v1/runs", timeout=60).json()["runs"]]
         process.send_signal(signal.SIGTERM)
