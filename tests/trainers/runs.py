@@ -37,7 +37,7 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def settings(data: Path, out: Path, method: str = "osa", **changes: Any) -> dict[str, Any]:
+def settings(data: Path, out: Path, method: str = "osa", /, **changes: Any) -> dict[str, Any]:
     """A tree of settings; `changes` are a.b=value with __ for the dot."""
     values: dict[str, Any] = {
         "data": {

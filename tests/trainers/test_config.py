@@ -1,0 +1,178 @@
+"""Settings: how they are read, and that each that cannot work is answered in one line before anything is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError
+from pipeline.table import RunFolder
+from tests.trainers.runs import settings
+from trainers.checks import check
+from trainers.config import TrainConfig, build_method, read_config
+
+
+def test_words_change_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("optimizer: {lr: 1.0e-3, betas: [0.9, 0.99]}\nseed: 4\ntarget:\n")
+    values = read_config(file, ["optimizer.lr=5e-4", "data.shards=x-{0..9}.tar", "target.architecture.embed_dim=8"])
+    assert values == {
+        "optimizer": {"lr": 5e-4, "betas": [0.9, 0.99]},
+        "seed": 4,
+        "target": {"architecture": {"embed_dim": 8}},
+        "data": {"shards": "x-{0..9}.tar"},
+    }
+
+
+def test_a_tree_is_not_changed_by_words() -> None:
+    tree: dict[str, Any] = {"loop": {"epochs": 1}}
+    assert read_config(tree, ["loop.epochs=2"], {"loop.epochs": 3, "seed": 1}) == {"loop": {"epochs": 2}, "seed": 1}
+    assert tree == {"loop": {"epochs": 1}}
+
+
+def test_a_configuration_survives_yaml(scored: Path, tmp_path: Path) -> None:
+    config = TrainConfig.parse(settings(scored, tmp_path, optimizer__lr=3e-5))
+    assert TrainConfig.parse(yaml.safe_load(config.to_yaml())) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"optimiser": {}}, "optimiser is no setting; did you mean optimizer?"),
+        ({"optimizer": {"learning": 1}}, "optimizer.learning is no setting; known are name, lr"),
+        ({"loop": {"epoch": 3}}, "loop.epoch is no setting; did you mean loop.epochs?"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr=fast: input should be a valid number"),
+        ({"optimizer": {"lr": 0}}, "optimizer.lr=0: input should be greater than 0, for example optimizer.lr=1.0e-05"),
+        ({"optimizer": {"name": "lion"}}, "optimizer.name=lion: input should be 'adamw', 'adam' or 'sgd'"),
+        ({"data": {"batch_size": 1}}, "data.batch_size=1: input should be greater than or equal to 2"),
+        ({"loop": {"epochs": 1.5}}, "loop.epochs=1.5"),
+        ({"loop": 3}, "loop=3"),
+        ({"seed": -1}, "seed=-1"),
+        ({"task": {"name": "ranking"}}, "task.name=ranking: input should be 'retrieval'"),
+    ],
+)
+def test_a_wrong_value_is_one_line(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.parse(values)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["optimizer"], "write NAME=VALUE, for example --set optimizer.lr=1e-4"),
+        (["seed.x=1"], "--set seed.x: seed is 4, with no settings of its own"),
+    ],
+)
+def test_a_wrong_word_is_answered(words: list[str], answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer):
+        read_config({"seed": 4}, words)
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"), [("a: [", "is no YAML"), ("- a\n", "is no mapping"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, answer: str) -> None:
+    file = tmp_path / "x.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=answer):
+        read_config(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": {"name": "ossa"}}, "method.name='ossa' is unknown; use one of baseline, select, osa"),
+        ({"method": {"name": "osa", "mod": "raw"}}, "method.mod is no setting; did you mean method.mode?"),
+        ({"method": {"name": "osa", "mode": "sum"}}, "method.mode=sum: input should be 'mean1'"),
+        ({"method": {"name": "osa", "loss": "cross_entropy"}}, "does not fit task.name=retrieval; use info_nce or"),
+        ({"method": {"name": "osa", "weight": "osa_wieght"}}, "a table has no column 'osa_wieght'"),
+        ({"method": {"name": "osa", "weight": "neighbourhood"}}, "is empty; fill it with: noisegate rescore"),
+        ({"method": {"name": "osa", "weight": "images", "mode": "reference"}}, "use method.mode=mean1"),
+        ({"method": {"name": "osa", "weight": "images", "beta": "high"}}, "beta 'high' is unknown"),
+        ({"method": {"name": "select", "rule": "cleen"}}, "cleen"),
+        ({"method": {"name": "select", "rule": "similarity > 2"}}, "is more than the 0 good samples for which"),
+        ({"data__table": None}, "method.name=osa needs a weight table; give data.table"),
+        ({"data__table": "nowhere"}, "data.table=nowhere: no run there; make one with: noisegate annotate"),
+        ({"data__where": "similarity >"}, "similarity"),
+        ({"data__where": "neighbourhood > 0"}, "the column neighbourhood of"),
+        ({"data__shards": ["nothing/*.tar"]}, "nothing/*.tar"),
+        ({"data__eval_shards": []}, "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop."),
+        ({"data__eval_shards": ["none/*.tar"]}, "none/*.tar"),
+        ({"data__batch_size": 4000}, "data.batch_size=4000 is more than the 160 good samples"),
+        ({"data__sampler": "shuffle"}, "data.sampler='shuffle' is unknown; use window, sequential or m_per_class:4"),
+        ({"data__sampler": "m_per_class:4"}, "draws by class, and task.name=retrieval has none; use window"),
+        ({"data__sampler": "m_per_class:7"}, "use data.batch_size=28"),
+        ({"task__name": "image_retrieval", "data__batch_size": 30}, "use data.batch_size=28"),
+        ({"task__name": "classification"}, "needs the classes' names; give for example target.classes=classes.txt"),
+        ({"target": {}}, "target.name is not given; use for example target.name=clip"),
+        ({"target": {"name": "bert"}}, "target.name='bert' is unknown; use one of clip"),
+        ({"loop__device": "cuda"}, "loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto"),
+        ({"loop__precision": "16-mixed"}, "loop.precision=16-mixed needs a GPU; use loop.precision=32-true"),
+        ({"loop__devices": 3}, "cannot be shared evenly; use data.batch_size=30"),
+        ({"loop": {"evaluate_every": 0, "patience": 2}}, "loop.patience=2 waits for better figures"),
+        ({"optimizer": {"nesterov": True, "momentum": 0}}, "use optimizer.momentum=0.9"),
+        ({"out": "s3://bucket/runs"}, "is a URL; runs are written to a local folder"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_loaded(
+    scored: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    values = settings(scored, tmp_path / "runs", **changes)
+    with pytest.raises(ConfigError) as error:
+        check(TrainConfig.parse(values))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_table_is_not_needed_by_the_baseline_alone(scored: Path, tmp_path: Path) -> None:
+    values = settings(scored, tmp_path, "baseline", data__table=None)
+    assert check(TrainConfig.parse(values)).where is None
+    with pytest.raises(ConfigError, match=r"data.where='clean' is a rule over a table's columns"):
+        check(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__where="clean")))
+    with pytest.raises(ConfigError, match=r"data.shards is empty"):
+        check(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__shards=[])))
+
+
+def test_an_unfinished_run_is_refused(scored: Path, tmp_path: Path) -> None:
+    run = RunFolder(scored / "tables").read_run()
+    assert run is not None
+    (tmp_path / "_run.json").write_text(json.dumps({**run, "finished": False}))
+    with pytest.raises(ConfigError, match="this run is not finished; run the same annotate command again"):
+        check(TrainConfig.parse(settings(scored, tmp_path, data__table=str(tmp_path))))
+
+
+def test_rules_are_joined_and_leaks_are_told(scored: Path, tmp_path: Path) -> None:
+    values = settings(
+        scored, tmp_path, "select", data__where="similarity > 0.1", data__eval_shards=[str(scored / "noisy" / "*.tar")]
+    )
+    found = check(TrainConfig.parse(values))
+    assert found.where == "(similarity > 0.1) and (clean)"
+    assert "is trained on and evaluated on: figures will flatter" in found.notes[0]
+    assert check(TrainConfig.parse(settings(scored, tmp_path))).notes == []
+
+
+def test_without_shards_the_table_names_them(scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(scored)
+    found = check(TrainConfig.parse(settings(scored, tmp_path, data__shards=[])))
+    assert [shard.url for shard in found.shards] == [f"noisy/scenes-{i:06d}.tar" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "sampler"),
+    [
+        ("retrieval", "info_nce", "window"),
+        ("classification", "cross_entropy", "window"),
+        ("image_retrieval", "contrastive", "m_per_class:4"),
+    ],
+)
+def test_each_task_has_its_loss_and_order(scored: Path, tmp_path: Path, task: str, loss: str, sampler: str) -> None:
+    target = {**settings(scored, tmp_path)["target"], "classes": str(scored / "clean" / "classes.txt")}
+    config = TrainConfig.parse(settings(scored, tmp_path, target=target, task__name=task))
+    assert build_method(config).loss_name == loss
+    assert check(config).sampler == sampler
