@@ -70,7 +70,7 @@ export const post = async (path, body) =>
 
 /** One dialog for all requests that wait for a key; `refused` is the key that was sent, if any. */
 function askForKey(refused) {
-  if (refused && refused !== key()) return Promise.resolve(); // another request asked meanwhile
+  if (key() && refused !== key()) return Promise.resolve(); // another request has asked meanwhile
   sessionStorage.removeItem(KEY);
   asking ??= new Promise((resolve) => {
     const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true });

@@ -16,7 +16,7 @@ export function createBrowse(root) {
   const body = h("div");
   const chooser = h("div", { class: "run-choice" });
   put(root, h("div", { class: "head" }, h("h1", {}, "Browse a run"), chooser), body);
-  const dialog = createSample({ next: (step) => neighbourSample(step), closed: () => go({ sample: null }, true) });
+  const dialog = createSample({ next: (step) => neighbourSample(step), closed: leaveSample });
   const gallery = h("ul", { class: "cards", "aria-label": "Samples", onkeydown: arrows });
   const chart = h("div", { class: "panel" });
   const shown = h("p", { class: "shown", role: "status" });
@@ -159,10 +159,11 @@ export function createBrowse(root) {
   }
 
   function drawChart(bins) {
+    chart.hidden = !bins.edges.length;
     const name = NAMES[bins.column] ?? bins.column.replaceAll("_", " ");
     const key = (kind, words) => h("li", {}, h("i", { class: `k-${kind}` }), words);
     put(chart, h("div", { class: "chart-head" }, h("h2", {}, `How ${lens().noun}s are spread`), h("ul", { class: "legend" }, key("kept", "kept"), key("dropped", "dropped"), bins.unknown.some(Boolean) && key("unknown", "not decided"))),
-      bins.edges.length ? histogram(bins, name) : empty("No sample here has this score."));
+      bins.edges.length > 0 && histogram(bins, name));
   }
 
   function drawCards(page) {
@@ -226,13 +227,20 @@ export function createBrowse(root) {
     await dialog.open(state.run, place.slice(0, cut), place.slice(cut + 1), here < 0 ? null : { at: here, of: state.samples.length });
   }
 
-  /** The sample before or after the one shown; the card it came from gets the focus when the dialog closes. */
+  /** The dialog is closed: the card of what it showed last gets the focus. */
+  function leaveSample() {
+    const place = state.params.get("sample");
+    if (!place) return;
+    go({ sample: null }, true);
+    gallery.querySelector(`[data-place="${CSS.escape(place)}"]`)?.focus();
+  }
+
+  /** The sample before or after the one shown. */
   function neighbourSample(step) {
     const here = state.samples.findIndex((one) => `${one.shard}/${one.index}` === state.params.get("sample"));
     const to = state.samples[here + step];
     if (here < 0 || !to) return;
     go({ sample: `${to.shard}/${to.index}` }, true);
-    gallery.querySelectorAll(".card")[here + step]?.focus();
     openSample();
   }
 

@@ -16,7 +16,7 @@ const WHY = {
 };
 
 export function createScore(root, { scorer }) {
-  const state = { file: null, url: null, facts: null, usual: null, run: 0 };
+  const state = { file: null, url: null, facts: null, usual: null, run: 0, prepared: null };
   const input = h("input", { type: "file", accept: ACCEPTED.join(","), class: "unseen", id: "picture-file", onchange: () => choose(input.files[0]) });
   const drop = h("div", { class: "drop", ondragover: over, ondragleave: () => drop.classList.remove("over"), ondrop: dropped });
   const captions = h("textarea", { rows: 4, placeholder: "a red circle on a white background\na blue star in the centre", spellcheck: "true",
@@ -58,10 +58,10 @@ export function createScore(root, { scorer }) {
       const first = runs.find((one) => one.tasks.includes("pairs"));
       put(samples, first && ["Nothing at hand? ", h("button", { type: "button", class: "link", onclick: () => borrow(first.name) }, `Take a sample from ${first.name}`)]);
     } catch (error) {
-      if (!results.childElementCount) put(results, problem(error, () => { put(results); prepare(); }));
+      if (!results.childElementCount) put(results, problem(error, () => { put(results); state.prepared = prepare(); }));
     }
   }
-  document.addEventListener("server-ready", () => { if (!state.facts) { put(results); prepare(); } });
+  document.addEventListener("server-ready", () => { if (!state.facts) { put(results); state.prepared = prepare(); } });
 
   function over(event) { event.preventDefault(); drop.classList.add("over"); }
 
@@ -114,6 +114,7 @@ export function createScore(root, { scorer }) {
     go.disabled = true;
     put(results, busy("Scoring…"));
     try {
+      await state.prepared; // the scale shows where pairs usually lie
       const answer = await ask(state.file, texts.length ? texts : [null], { classes: chosen("classes"), against: chosen("against"), label, key });
       if (turn === state.run) draw(texts.length ? texts : [null], answer);
     } catch (error) {
@@ -195,7 +196,7 @@ export function createScore(root, { scorer }) {
 
   return {
     async update({ params }) {
-      prepare(); // runs may have come meanwhile
+      state.prepared = prepare(); // runs may have come meanwhile
       const from = params.get("from");
       if (!from) return;
       const [name, shard, index] = from.split("/").map(decodeURIComponent);

@@ -1,6 +1,5 @@
 """The demo's report in a real browser: pictures that show something, a histogram, no errors, no requests, any width."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.commands import called
+from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-QUIET += ["--disable-sync", "--no-first-run"]
 
 # of every picture: its width, the variance of its pixels over all colours, and the length of its alternative text
 PICTURES = """async () => {
@@ -35,34 +32,6 @@ PICTURES = """async () => {
     found.push([image.naturalWidth, variance, image.alt.length]);
   }
   return found;
-}"""
-
-# texts whose contrast with what is behind them is below 4.5, as WCAG counts it
-CONTRAST = """() => {
-  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const rgb = colour => {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = element => {
-    for (let e = element; e; e = e.parentElement) {
-      const colour = rgb(getComputedStyle(e).backgroundColor);
-      if (colour[3] > 250) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const poor = [];
-  for (const element of document.querySelectorAll('p, dt, dd, th, td, a, h1, h2, h3, summary, li, span, text')) {
-    if (!element.textContent.trim() || !element.getClientRects().length) continue;
-    const style = getComputedStyle(element);
-    const [a, b] = [light(rgb(element.tagName === 'text' ? style.fill : style.color)), light(behind(element))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) poor.push([element.tagName, element.className.baseVal ?? element.className, ratio]);
-  }
-  return poor;
 }"""
 
 
@@ -86,7 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open no other test of this process can run an event loop
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)

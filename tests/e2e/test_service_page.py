@@ -1,0 +1,326 @@
+"""The inspector page in a real browser, on a real server with the embedded model: score, browse, follow a job, keys."""
+
+import io
+import json
+import re
+import subprocess
+import tarfile
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from pipeline import read_table
+from service.auth import hash_key
+from tests.commands import FAKE, called, command
+from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
+
+pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
+expect.set_options(timeout=30_000)
+KEY = "a key of many letters"
+PICTURES = """async images => {
+  await Promise.all(images.map(image => { image.loading = 'eager'; return image.decode(); }));
+  return images.map(image => image.naturalWidth);
+}"""
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what its browser complained about."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 scenes, 40 % of the captions on the wrong picture, scored into `tables`; the last sample is no picture."""
+    folder = tmp_path_factory.mktemp("page")
+    commands: list[tuple[object, ...]] = [
+        ("scenes", "clean", "--count", 200, "--shards", 2, "--seed", 4),
+        ("noise", "clean/*.tar", "--protocol", "shuffle-captions", "--rate", 0.4, "--out", "noisy"),
+    ]
+    for words in commands:
+        assert called(*words, cwd=folder).returncode == 0
+    with tarfile.open(folder / "noisy" / "scenes-000001.tar", "a") as tar:
+        for name, content in (("zz_bad.png", b"no picture"), ("zz_bad.txt", b"a red circle")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    done = called("annotate", "noisy/*.tar", "--out", "tables", "--workers", 0, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@contextmanager
+def serving(folder: Path, *words: object) -> Iterator[str]:
+    """`noisegate serve` once it is ready, by its URL."""
+    flags = ("--port", 0, "--run", "demo=tables", "--decode-workers", 1, *words)
+    with subprocess.Popen(**command("serve", *flags), cwd=folder, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if "is ready" in line:
+                    break
+            else:
+                pytest.fail("".join(said))
+            url = next(word for line in said for word in line.split() if word.startswith("http://"))
+            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe would stop it
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[str]:
+    """One open server with jobs for all tests."""
+    with serving(folder, "--jobs-folder", "jobs", "--root", ".") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, site: str) -> Iterator[Visit]:
+    """A fresh page; whatever the browser complains about fails the test."""
+    found = opened(browser, site)
+    yield found
+    found.page.close()
+    assert found.complaints == []
+
+
+def opened(browser: Browser, url: str, width: int = 1280, **settings: Any) -> Visit:
+    page = browser.new_page(viewport={"width": width, "height": 900}, base_url=url, **settings)
+    visit = Visit(page)
+    page.on("console", lambda message: visit.complaints.append(message.text))
+    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.on("requestfailed", lambda request: _note(visit, request))
+    return visit
+
+
+def _note(visit: Visit, request: Any) -> None:
+    if request.failure != "net::ERR_ABORTED":  # leaving a page ends its streams
+        visit.complaints.append(f"{request.url}: {request.failure}")
+
+
+def clean_sample(folder: Path, place: int) -> tuple[bytes, str]:
+    """A picture with its own caption."""
+    with tarfile.open(folder / "clean" / "scenes-000000.tar") as tar:
+        name = sorted(n for n in tar.getnames() if n.endswith((".png", ".jpg")))[place]
+        picture, text = (tar.extractfile(n) for n in (name, f"{name.rpartition('.')[0]}.txt"))
+        assert picture is not None and text is not None
+        return picture.read(), text.read().decode()
+
+
+def test_the_right_caption_ranks_first(visit: Visit, folder: Path) -> None:
+    page = visit.page
+    picture, right = clean_sample(folder, 0)
+    wrong = [clean_sample(folder, place)[1] for place in (3, 5, 8)]
+    page.goto("/")
+    page.get_by_label("Captions, one per line").fill("\n".join([*wrong, right]))
+    page.set_input_files("#picture-file", {"name": "scene.png", "mimeType": "image/png", "buffer": picture})
+    ranks = page.locator(".ranks li")  # captions were there, so the picture was enough
+    expect(ranks).to_have_count(4)
+    assert ranks.nth(0).locator(".said").inner_text() == right
+    assert ranks.nth(0).locator(".fate").inner_text() == "keep"
+    assert {ranks.nth(i).locator(".fate").inner_text() for i in (1, 2, 3)} == {"drop"}
+    scores = [float(ranks.nth(i).locator("dd").first.inner_text().replace("−", "-")) for i in range(4)]
+    assert scores == sorted(scores, reverse=True)
+    expect(page.locator(".scale .beta")).to_contain_text("β 0.")
+    expect(page.locator(".band-name")).to_have_text(["mismatched pairs", "right pairs"])
+
+
+def test_one_caption_gets_its_figures_and_neighbours(visit: Visit, folder: Path) -> None:
+    page = visit.page
+    picture, right = clean_sample(folder, 1)
+    page.goto("/")
+    page.get_by_label("Compare with a run").select_option("demo")
+    page.set_input_files("#picture-file", {"name": "scene.png", "mimeType": "image/png", "buffer": picture})
+    page.get_by_label("Captions, one per line").fill(right)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".tile")).to_have_count(3)
+    assert "above β" in page.locator(".tile").first.inner_text()
+    expect(page.locator(".strip li")).to_have_count(10)
+    assert min(page.locator(".strip img").evaluate_all(PICTURES)) > 0
+    page.locator(".strip a").first.click()
+    expect(page.locator("dialog.sample .rows")).to_be_visible()
+
+
+def test_mistakes_are_answered_kindly(visit: Visit, folder: Path) -> None:
+    page = visit.page
+    page.goto("/")
+    page.get_by_role("button", name="Score", exact=True).click()
+    expect(page.locator(".results")).to_contain_text("Choose a picture first")
+    page.set_input_files("#picture-file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"words"})
+    expect(page.get_by_role("alert")).to_contain_text("use JPEG, PNG, WebP or GIF")
+    page.set_input_files("#picture-file", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
+    page.get_by_label("Captions, one per line").fill("a red circle")
+    page.get_by_role("button", name="Score", exact=True).click()
+    expect(page.locator(".results .problem")).to_contain_text("The picture cannot be read.")
+
+
+def test_browsing_shows_the_table(visit: Visit, folder: Path) -> None:
+    page, rows = visit.page, read_table(folder / "tables").to_pylist()
+    scored = sorted((row for row in rows if row["similarity"] is not None), key=lambda row: row["similarity"])
+    page.goto("/#/browse")
+    cards = page.locator(".card")
+    expect(cards).to_have_count(24)
+    expect(page.locator(".card .key")).to_have_text([row["key"] for row in scored[:24]])
+    assert min(page.locator(".card img").evaluate_all(PICTURES)) > 0
+    expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(scored)} samples")
+    kept = sum(row["clean"] is True for row in rows)
+    expect(page.locator(".tiles")).to_contain_text(f"{kept} of {len(scored)}")
+    expect(page.locator(".tiles")).to_contain_text("1 sample could not be scored")
+    expect(page.locator(".chart svg .cut-text")).to_contain_text("β")
+    heights = page.locator(".chart rect").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
+    assert len(heights) > 5 and max(heights) > 100
+    page.get_by_role("link", name="Next →").click()
+    expect(page.locator(".card .key")).to_have_text([row["key"] for row in scored[24:48]])
+    page.get_by_role("link", name="Best", exact=True).click()
+    expect(page.locator(".card .key").first).to_have_text(scored[-1]["key"])
+
+
+def test_filters_narrow_the_gallery(visit: Visit, folder: Path) -> None:
+    page, rows = visit.page, read_table(folder / "tables").to_pylist()
+    likely = [row for row in rows if row["clean_probability"] is not None and row["clean_probability"] >= 0.9]
+    dropped = [row for row in rows if row["clean"] is False]
+    page.goto("/#/browse/demo")
+    page.get_by_label("At least").fill("0.9")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(likely)} samples")
+    page.get_by_role("link", name="Reset").click()
+    page.get_by_label("Fate").select_option("dropped")
+    expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(dropped)} samples")
+    page.go_back()  # filters are part of the address
+    expect(page.locator(".shown")).to_have_text(f"1 to 24 of {len(rows) - 1} samples")
+    page.get_by_label("Status").select_option("bad_image")
+    expect(page.locator(".card")).to_have_count(1)
+    expect(page.locator(".card .failed")).to_contain_text("not a readable JPEG")
+    page.goto("/#/browse/demo?key=nothing-has-this")
+    expect(page.locator(".empty")).to_contain_text("No sample passes these filters.")
+    visit.complaints[:] = [text for text in visit.complaints if "404" not in text]  # the picture that is none
+
+
+def test_the_keyboard_is_enough(visit: Visit) -> None:
+    page = visit.page
+    page.goto("/#/browse/demo?view=best")
+    expect(page.locator(".card")).to_have_count(24)
+    page.locator(".card").first.focus()
+    for key, number in (("ArrowRight", 1), ("ArrowDown", 6), ("ArrowLeft", 5), ("End", 23), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.dataset.number") == str(number)
+    page.keyboard.press("Enter")
+    title = page.locator("#sample-title")
+    expect(title).to_have_text(page.locator(".card .key").nth(0).inner_text())
+    expect(page.locator("dialog.sample .rows")).to_contain_text("similarity")
+    page.keyboard.press("ArrowRight")
+    expect(title).to_have_text(page.locator(".card .key").nth(1).inner_text())
+    page.get_by_role("button", name="Show its neighbours").press("Enter")
+    expect(page.locator("dialog.sample .strip li")).to_have_count(10)
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog.sample")).to_be_hidden()
+    assert page.evaluate("document.activeElement.dataset.number") == "1" and "sample=" not in page.url
+
+
+def test_tab_reaches_the_content_first(visit: Visit) -> None:
+    page = visit.page
+    page.goto("/#/jobs")
+    expect(page.get_by_label("Shards")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").inner_text() == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+
+
+def test_a_job_is_followed_to_its_end_and_its_result_browsed(visit: Visit, folder: Path) -> None:
+    page = visit.page
+    page.goto("/#/jobs")
+    page.get_by_label("Shards").fill("noisy/*.tar")
+    page.get_by_label("Name of the result").fill("again")
+    page.get_by_role("button", name="Start").click()
+    job = page.locator("[data-job=again]")
+    expect(job.locator(".state")).to_have_text("running", timeout=20_000)
+    expect(job.locator(".state")).to_have_text("done", timeout=60_000)
+    expect(job).to_contain_text("201 samples")
+    expect(job).to_contain_text("1 failed")
+    job.get_by_role("link", name="Browse the result").click()
+    expect(page.locator(".card")).to_have_count(24)
+    worst = sorted(
+        (row for row in read_table(folder / "jobs" / "again").to_pylist() if row["similarity"] is not None),
+        key=lambda row: row["similarity"],
+    )
+    expect(page.locator(".card .key")).to_have_text([row["key"] for row in worst[:24]])
+
+
+def test_a_refused_job_says_why(visit: Visit) -> None:
+    page = visit.page
+    page.goto("/#/jobs")
+    page.get_by_label("Shards").fill("/etc/*.tar")
+    page.get_by_label("Name of the result").fill("outside")
+    page.get_by_role("button", name="Start").click()
+    expect(page.locator(".job-form .problem")).to_contain_text("is not below the folders")
+    visit.complaints[:] = [text for text in visit.complaints if "403" not in text]  # the refusal itself
+
+
+def test_a_key_is_asked_for_once(browser: Browser, folder: Path) -> None:
+    with serving(folder, *FAKE, "--beta", "fixed:0.4", "--api-key", hash_key(KEY)) as url:
+        visit = opened(browser, url)
+        page = visit.page
+        page.goto("/#/browse/demo")
+        asked = page.get_by_label("API key")
+        asked.fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text("not accepted")
+        asked.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator(".card")).to_have_count(24)
+        expect(asked).to_be_hidden()
+        page.locator(".card").last.scroll_into_view_if_needed()
+        expect(page.locator(".card img").last).to_have_attribute("src", re.compile("^blob:"))
+        assert min(page.locator(".card img").evaluate_all(PICTURES)) > 0
+        refused = [text for text in visit.complaints if "401" in text]
+        assert refused and visit.complaints == refused
+        page.reload()
+        expect(page.locator(".card")).to_have_count(24)  # kept in this tab
+        page.get_by_role("button", name="Forget key").click()
+        expect(page.get_by_label("API key")).to_be_visible()
+        assert json.loads(page.evaluate("JSON.stringify({...sessionStorage})")) == {}
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_and_nothing_is_too_wide(browser: Browser, site: str, scheme: Any) -> None:
+    visit = opened(browser, site, 390, color_scheme=scheme)
+    page = visit.page
+    views = {
+        "score": ".options select",
+        "browse/demo": ".card .said:not(:text('…'))",
+        "browse/demo?sample=scenes-000000%2F3": "dialog.sample .rows",
+        "jobs": ".job-form",
+    }
+    for view, shown in views.items():
+        page.goto(f"/#/{view}")
+        page.locator(shown).first.wait_for()
+        assert page.evaluate(CONTRAST) == [], view
+        for width in (320, 390, 800, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+    page.close()
+    assert visit.complaints == []
