@@ -136,8 +136,16 @@ async function load(image) {
   }
 }
 
+const NONE = { no_image: "no picture", bad_image: "not a picture" };
+
+/** The picture of a run's sample, or why there is none to ask for. */
+export function samplePicture(run, sample, size, alt) {
+  const place = [run, "samples", sample.shard, sample.index].map(encodeURIComponent).join("/");
+  return NONE[sample.status] ? h("span", { class: "gone" }, NONE[sample.status]) : picture(`/v1/runs/${place}/image?size=${size}`, alt);
+}
+
 /** A picture of the server, loaded when it comes into view; with a key it is fetched, since an img cannot send one. */
-export function picture(path, alt) {
+function picture(path, alt) {
   const image = h("img", { alt, decoding: "async" });
   const gone = (message) => image.replaceWith(h("span", { class: "gone" }, message));
   image.addEventListener("gone", (event) => gone(event.detail.message));

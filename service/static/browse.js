@@ -1,6 +1,6 @@
 // Browse: the figures of a finished run, its histogram, and galleries of the samples worth seeing. All of it is in the address.
 
-import { get, picture } from "./api.js";
+import { get, samplePicture } from "./api.js";
 import { histogram } from "./chart.js";
 import { announce, busy, choice, empty, field, h, problem, put } from "./dom.js";
 import { count, percent, plural, score } from "./format.js";
@@ -43,6 +43,7 @@ export function createBrowse(root) {
   async function update({ path: [wanted], params }) {
     state.params = params;
     const turn = ++state.turn;
+    if (!params.get("sample")) dialog.close();
     try {
       if (!state.runs || (wanted && !state.runs.some((one) => one.name === wanted))) state.runs = (await get("/v1/runs")).runs;
       if (turn !== state.turn) return;
@@ -185,13 +186,12 @@ export function createBrowse(root) {
   }
 
   function card(sample, number) {
-    const url = path(`samples/${encodeURIComponent(sample.shard)}/${sample.index}/image?size=320`);
     const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
     const label = sample.label !== null && sample.refined_label !== null;
     const name = (which, n) => sample[which] ?? `class ${n}`;
     const own = lens().noun === "label" ? ["label quality", score(sample.label_quality)] : lens().column === "neighbourhood" ? ["agreement", score(sample.neighbourhood)] : ["similarity", score(sample.similarity)];
     return h("li", {}, h("a", { class: "card", href: address({ sample: `${sample.shard}/${sample.index}`, offset: state.params.get("offset") }), "data-number": number, "data-place": `${sample.shard}/${sample.index}` },
-      h("span", { class: "frame" }, picture(url, "")),
+      h("span", { class: "frame" }, samplePicture(state.run, sample, 320, "")),
       h("span", { class: "body" },
         h("span", { class: "said", dir: "auto" }, sample.status === "ok" ? "…" : ""),
         label && h("span", { class: "turn" }, name("label_name", sample.label), sample.label !== sample.refined_label && [" → ", h("b", {}, name("refined_name", sample.refined_label))]),
@@ -221,7 +221,7 @@ export function createBrowse(root) {
 
   async function openSample() {
     const place = state.params.get("sample");
-    if (!place) return dialog.close();
+    if (!place) return;
     const cut = place.lastIndexOf("/");
     const here = state.samples.findIndex((one) => `${one.shard}/${one.index}` === place);
     await dialog.open(state.run, place.slice(0, cut), place.slice(cut + 1), here < 0 ? null : { at: here, of: state.samples.length });

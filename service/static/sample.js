@@ -1,6 +1,6 @@
 // One sample in a dialog: its picture, its caption, every column of its row, and what lies near it.
 
-import { get, picture, request } from "./api.js";
+import { get, request, samplePicture } from "./api.js";
 import { busy, h, problem, put } from "./dom.js";
 import { percent, score, weight } from "./format.js";
 import { ask, neighbour } from "./score.js";
@@ -24,7 +24,7 @@ export function createSample({ next, closed }) {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
     } },
-  h("header", { class: "sample-head" }, title, before, after, h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close")), body);
+  h("header", { class: "sample-head" }, title, before, after, h("button", { type: "button", class: "quiet", autofocus: true, onclick: () => dialog.close() }, "Close")), body);
   dialog.addEventListener("close", () => closed());
   document.body.append(dialog);
   let turn = 0;
@@ -50,7 +50,7 @@ export function createSample({ next, closed }) {
     const scored = sample.status === "ok";
     put(body,
       h("div", { class: "sample-grid" },
-        h("div", {}, h("div", { class: "big-frame" }, picture(`${base}/image?size=1024`, sample.caption ? `Picture with the caption: ${sample.caption}` : "Picture of the sample")),
+        h("div", {}, h("div", { class: "big-frame" }, samplePicture(run, sample, 1024, sample.caption ? `Picture with the caption: ${sample.caption}` : "Picture of the sample")),
           h("p", { class: "sample-said", dir: "auto" }, sample.caption ?? h("span", { class: "none" }, sample.problem ?? "no caption")),
           h("div", { class: "actions" },
             scored && h("a", { class: "secondary", href: again }, "Score it again"),

@@ -1,6 +1,6 @@
 // Score: one picture, one or many captions, and how far they belong together.
 
-import { get, picture, request } from "./api.js";
+import { get, request, samplePicture } from "./api.js";
 import { mark, scale, span } from "./chart.js";
 import { announce, busy, choice, empty, field, h, problem, put } from "./dom.js";
 import { bytes, percent, plural, score, weight } from "./format.js";
@@ -226,8 +226,7 @@ export async function ask(file, texts, { classes = null, against = null, label =
 
 /** A sample of a run as a small picture that leads to it. */
 export function neighbour(one, run) {
-  const base = `/v1/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(one.shard)}/${one.index}/image?size=160`;
   const link = `#/browse/${encodeURIComponent(run)}?sample=${encodeURIComponent(`${one.shard}/${one.index}`)}`;
-  return h("li", {}, h("a", { href: link }, h("span", { class: "frame" }, picture(base, `Neighbour ${one.key}`)),
+  return h("li", {}, h("a", { href: link }, h("span", { class: "frame" }, samplePicture(run, one, 160, `Neighbour ${one.key}`)),
     h("span", { class: "strip-foot" }, h("span", { class: "key" }, one.key), h("span", {}, score(one.similarity)))));
 }
