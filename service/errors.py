@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 __all__ = ["ApiError", "InvalidRequest", "Overloaded", "TimedOut", "Unavailable", "add_handlers", "error_response"]
 
@@ -90,7 +91,17 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
         code = CODES.get(error.status_code, f"http_{error.status_code}")
-        return _answer(request, ApiError(error.status_code, code, str(error.detail)), error.headers)
+        headers = {**(error.headers or {}), "Allow": _allowed(request)} if error.status_code == 405 else error.headers
+        return _answer(request, ApiError(error.status_code, code, str(error.detail)), headers)
+
+
+def _allowed(request: Request) -> str:
+    """All methods of a path; the router by itself names those of the first of its routes."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return ", ".join(sorted(found))
 
 
 def _answer(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:

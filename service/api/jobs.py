@@ -24,13 +24,15 @@ __all__ = ["JobAnswer", "JobList", "JobRequest", "router"]
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
-Field4k = Annotated[str, Field(min_length=1, max_length=4096)]
+Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00-\x1f\x7f]+$")]
+BETA = r"^(auto|random_inputs|intersection|shuffled_mean|fixed:-?(0?\.[0-9]+|[01](\.0*)?))$"
 
 
 MEANING = {
+    400: "`bad_request`: the body is no text",
     401: "`unauthorized`: the key is missing or wrong",
     403: "`outside_roots`: a shard is not below the folders that the server may read",
-    404: "`jobs_off`, `unknown_job` or `unknown_classes`",
+    404: "`jobs_off`, `unknown_job`, `unknown_shards` or `unknown_classes`",
     408: "`slow_body`: the body did not come in time",
     409: "`name_taken`, `job_over` or `job_active`",
     413: "`too_large`: the body is over max_body_bytes",
@@ -55,12 +57,12 @@ class JobRequest(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Names the output; the run has it when the job is done.",
     )
-    shards: Field4k | Annotated[list[Field4k], Field(min_length=1, max_length=10_000)] = Field(
+    shards: Pattern | Annotated[list[Pattern], Field(min_length=1, max_length=10_000)] = Field(
         description="Paths below the server's roots: brace ranges, globs, folders, `a.tar::b.tar` or `@list.txt`."
     )
     task: Tasks = "pairs"
     classes: str | None = Field(None, max_length=100, description="A registered class set, or a built-in list.")
-    beta: str = Field("auto", max_length=100)
+    beta: str = Field("auto", max_length=100, pattern=BETA)
     k: int | None = Field(None, ge=1, le=10_000)
     neighbourhood: bool = False
     text_field: str | None = Field(None, max_length=200)
@@ -117,7 +119,7 @@ class JobList(BaseModel):
     "",
     status_code=202,
     response_model=JobAnswer,
-    responses=problems(401, 403, 404, 408, 409, 413, 422),
+    responses=problems(400, 401, 403, 404, 408, 409, 413, 422),
     summary="Annotate shards in the background",
 )
 async def submit(body: JobRequest, request: Request, response: Response) -> dict[str, Any]:
@@ -165,7 +167,7 @@ async def forget(job_id: str, request: Request) -> Response:
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404)},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404, 422)},
     summary="Follow a job",
 )
 async def events(

@@ -56,17 +56,21 @@ class Roots:
         """Every shard that the patterns mean, by its real path or URL, in order and without repeats.
 
         Patterns are those of `find_shards`; a relative one is looked for in each root. Raises ApiError 403
-        `outside_roots`, and 422 `bad_shards` for patterns that match nothing.
+        `outside_roots`, 404 `unknown_shards` for patterns that match nothing, 422 `bad_shards` for what is no pattern.
         """
         if not self.folders and not self.prefixes:
             raise ApiError(403, "outside_roots", "this server reads no shards; start it with --root DIR")
         try:
             found = list(dict.fromkeys(islice(self._expand(patterns, ()), MOST + 1)))
+            if not found:
+                raise _unknown("the patterns are empty; name shards such as x-{000000..000012}.tar")
             if len(found) > MOST:
                 raise _bad(f"more than {MOST:,} shards; split the job")
             return [shard.url for shard in find_shards(found)]  # two with one name would share a table
         except ConfigError as error:
             raise _bad(str(error)) from error
+        except (OSError, ValueError, NotImplementedError, re.error) as error:  # no name, or no glob, of this system
+            raise _unknown("a pattern is no name of a file on this system; give one such as x-*.tar") from error
 
     def hold(self, path: Path) -> bool:
         """Whether a resolved path lies inside one of the folders."""
@@ -107,7 +111,7 @@ class Roots:
             raise _outside(name)
         path = next((p for p in self._places(name) if p.exists()), None)
         if path is None:
-            raise _bad(f"the list of shards {name[:200]!r} is not there")
+            raise _unknown(f"the list of shards {name[:200]!r} is not there")
         real = self._inside(path)
         if real in lists or len(lists) >= 8:
             raise _bad(f"the list of shards {name[:200]!r} leads back to itself")
@@ -144,7 +148,7 @@ class Roots:
             elif real.is_file():
                 yield str(real)
             else:
-                raise _bad(f"there is no shard {name[:200]!r} below the roots")
+                raise _unknown(f"there is no shard {name[:200]!r} below the roots")
             return
         if name.count("**") > 1:
             raise _bad(f"{name[:200]!r} has several **; one is enough")
@@ -154,12 +158,12 @@ class Roots:
             if found:
                 yield from self._tars(iter(found), name)
                 return
-        raise _bad(f"no .tar or .tar.gz below the roots matches {name[:200]!r}")
+        raise _unknown(f"no .tar or .tar.gz below the roots matches {name[:200]!r}")
 
     def _tars(self, paths: Iterator[Path], name: str) -> Iterator[str]:
         tars = sorted(path for path in paths if path.name.lower().endswith(_TARS))
         if not tars:
-            raise _bad(f"{name[:200]} holds no .tar or .tar.gz")
+            raise _unknown(f"{name[:200]} holds no .tar or .tar.gz")
         for path in tars:
             real = self._inside(path)
             if real.is_file():
@@ -197,11 +201,18 @@ def _braces(pattern: str) -> list[str]:
     count *= math.prod(inner.count(",") + 1 for inner in _GROUP.findall(pattern))
     if count > MOST or pattern.count("{") > 50:
         raise _bad(f"{pattern[:200]!r} stands for more than {MOST:,} shards; split the job")
-    return braces(pattern)
+    try:
+        return braces(pattern)
+    except (ConfigError, RecursionError) as error:
+        raise _unknown(f"{pattern[:200]!r} matches nothing, and its braces do not match one another") from error
 
 
 def _bad(reason: str) -> ApiError:
     return ApiError(422, "bad_shards", reason)
+
+
+def _unknown(reason: str) -> ApiError:
+    return ApiError(404, "unknown_shards", reason)
 
 
 def _outside(name: str) -> ApiError:

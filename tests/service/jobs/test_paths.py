@@ -109,13 +109,22 @@ def test_nothing_leads_out_of_a_list(line: str, roots: Roots, place: Path) -> No
 
 @pytest.mark.parametrize(
     "pattern",
-    ["nothing.tar", "q*.tar", "@nothing.txt", "{a,b", "{0..999999999999}.tar", "{0..999}{0..999}.tar",
-     "**/**/*.tar", "x" * 5000, "", "  ", "{1,2}" * 17],
-)  # fmt: skip
+    ["{0..999999999999}.tar", "{0..999}{0..999}.tar", "**/**/*.tar", "x" * 5000, "{1,2}" * 17, "{" * 60],
+)
 def test_patterns_that_cannot_be(pattern: str, roots: Roots) -> None:
     with pytest.raises(ApiError) as refused:
         roots.find([pattern])
     assert (refused.value.status, refused.value.code) == (422, "bad_shards")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["nothing.tar", "q*.tar", "@nothing.txt", "nothing.list", "{a,b", "", "  ", "::", "0" * 3000, "a**.tar"],
+)
+def test_patterns_that_match_nothing(pattern: str, roots: Roots) -> None:
+    with pytest.raises(ApiError) as refused:
+        roots.find([pattern])
+    assert (refused.value.status, refused.value.code) == (404, "unknown_shards")
 
 
 def test_a_list_that_leads_to_itself_and_things_that_are_no_files(roots: Roots, place: Path) -> None:
@@ -125,7 +134,7 @@ def test_a_list_that_leads_to_itself_and_things_that_are_no_files(roots: Roots, 
     os.mkfifo(place / "data" / "pipe.tar")
     with pytest.raises(ApiError, match="there is no shard") as refused:
         roots.find(["pipe.tar"])  # opening it would wait for ever
-    assert refused.value.code == "bad_shards"
+    assert refused.value.code == "unknown_shards"
     (place / "data" / "round.tar").symlink_to(place / "data" / "round.tar")
     with pytest.raises(ApiError):
         roots.find(["round.tar"])
@@ -188,6 +197,6 @@ def test_whatever_is_asked_only_what_is_inside_comes_out(
     try:
         found = roots.find(["".join(parts)])
     except ApiError as error:
-        assert error.code in ("outside_roots", "bad_shards")
+        assert error.code in ("outside_roots", "bad_shards", "unknown_shards")
     else:
         assert all(Path(path).resolve().is_relative_to((base / "data").resolve()) for path in found)
