@@ -49,7 +49,7 @@ class BodyLimit:
                 with contextlib.suppress(_Refused):
                     await self._app(scope, body.receive, send_unless_refused)
             if body.refused is not None and not started:
-                await _refuse(body.refused, scope, receive, send)
+                await _refuse(body.refused, scope, receive, send, self._most)
         finally:
             self._held -= body.taken
 
@@ -113,14 +113,17 @@ def _content_length(scope: Scope) -> int | None:
     return int(value) if value is not None and value.isdigit() else None
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int) -> None:
     """Answer at once, then drop what still comes for a moment: a closed door would hide the answer from the sender."""
+    dropped = 0
     scope["state"]["error_code"] = error.code
     response = error_response(error, scope["state"].get("request_id"), {"Connection": "close"})
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER):
-            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
-                continue
+            while (
+                (message := await receive())["type"] == "http.request" and message.get("more_body") and dropped < most
+            ):
+                dropped += len(message.get("body", b""))
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -20,7 +20,7 @@ Image = Annotated[
     PlainValidator(_text),
     WithJsonSchema({"type": "string", "description": "Base64, a data URI, or part:NAME of a multipart request."}),
 ]
-DOT = "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAFklEQVR4nGO4p6JCEmIY1TCqYfhqAAAafw4QY0wfSwAAAABJRU5ErkJggg=="
+DOT = "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAFklEQVR42mP8z0AaYGIY1TCqYdhqAABALgEfFO4+AgAAAABJRU5ErkJggg=="
 
 
 class _Strict(BaseModel):

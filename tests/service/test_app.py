@@ -1,0 +1,180 @@
+"""What every answer has, what the log says, health and metrics, and the schema."""
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from service.app import create_app
+from service.auth import hash_key
+from service.logs import JsonLines
+from service.state import Service
+from tests.fakes import picture
+from tests.service.fakes import FakeEngine
+from tests.service.serving import ask, base64_of, settings
+
+KEY = "correct horse battery staple"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/scorer", "/nope", "/"])
+def test_every_answer_has_the_security_headers(path: str) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> httpx.Headers:
+        return (await client.get(path, headers={"Origin": "https://elsewhere.example"})).headers
+
+    headers = ask(work)
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert not [name for name in headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(("given", "kept"), [("abc-1.2_3", True), ("x" * 65, False), ("a b", False), ('a"}', False)])
+def test_request_ids_are_taken_over_where_they_are_harmless(given: str, kept: bool) -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> str:
+        return (await client.get("/healthz", headers={"X-Request-ID": given})).headers["x-request-id"]
+
+    found = ask(work)
+    assert (found == given) is kept
+    assert kept or len(found) == 32
+
+
+def test_the_log_is_json_with_ids_and_without_secrets() -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(JsonLines().format(record))
+
+    async def work(client: httpx.AsyncClient, service: Service) -> str:
+        body = {"pairs": [{"image": base64_of(picture("red")), "text": "a very private caption"}]}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        answer = await client.post("/v1/score?token=hidden", json=body, headers=headers)
+        await client.get("/v1/scorer", headers={"Authorization": "Bearer wrong-but-secret"})
+        return answer.headers["x-request-id"]
+
+    logger, handler = logging.getLogger("noisegate.access"), Keep()
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        request_id = ask(work, api_keys=[hash_key(KEY)])
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    found = [json.loads(line) for line in lines]
+    assert [(line["path"], line["status"]) for line in found] == [("/v1/score", 200), ("/v1/scorer", 401)]
+    assert found[0]["request_id"] == request_id
+    assert found[1]["code"] == "unauthorized"
+    for secret in (KEY, "private", "hidden", "wrong-but-secret", base64_of(picture("red"))):
+        assert not any(secret in line for line in lines), secret
+
+
+def test_health_is_the_process_and_readiness_the_engine() -> None:
+    engine = FakeEngine()
+
+    async def work(client: httpx.AsyncClient, service: Service) -> list[tuple[int, Any]]:
+        found = []
+        for reasons in ([], ["the model is loading"]):
+            engine.reasons = reasons
+            ready = await client.get("/readyz")
+            found.append((ready.status_code, ready.json()))
+            assert (await client.get("/healthz")).status_code == 200
+        engine.reasons = []
+        service.closing.set()
+        ready = await client.get("/readyz")
+        return [*found, (ready.status_code, ready.json())]
+
+    assert ask(work, engine) == [
+        (200, {"ready": True, "reasons": []}),
+        (503, {"ready": False, "reasons": ["the model is loading"]}),
+        (503, {"ready": False, "reasons": ["shutting down"]}),
+    ]
+    assert engine.started
+    assert engine.stopped
+
+
+def test_metrics_count_requests_items_and_errors() -> None:
+    async def work(client: httpx.AsyncClient, service: Service) -> str:
+        pairs = [{"image": base64_of(picture("red")), "text": "red"}, {"text": "blue"}]
+        await client.post("/v1/score", json={"pairs": pairs})
+        await client.post("/v1/score", json={"pairs": 5})
+        await client.get("/nope")
+        return (await client.get("/metrics")).text
+
+    lines = ask(work).splitlines()
+    for line in (
+        'noisegate_requests_total{code="200",route="/v1/score"} 1.0',
+        'noisegate_requests_total{code="422",route="/v1/score"} 1.0',
+        'noisegate_requests_total{code="404",route="unmatched"} 1.0',
+        'noisegate_items_total{status="ok"} 1.0',
+        'noisegate_items_total{status="no_image"} 1.0',
+        'noisegate_errors_total{code="invalid_request"} 1.0',
+        'noisegate_errors_total{code="not_found"} 1.0',
+    ):
+        assert line in lines, line
+
+
+def test_a_client_that_goes_away_cancels_its_work_and_is_counted() -> None:
+    import asyncio
+
+    engine = FakeEngine()
+
+    async def run() -> float | None:
+        app = create_app(settings(), engine)
+        engine.gate = asyncio.Event()
+        left = asyncio.Event()
+        body = json.dumps({"pairs": [{"text": "a"}]}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nobody is there to answer")
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/score", "raw_path": b"/v1/score", "query_string": b"",
+            "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("s", 80),
+            "scheme": "http", "http_version": "1.1", "root_path": "", "asgi": {"version": "3.0"}, "state": {},
+        }  # fmt: skip
+        request = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]
+        while not engine.requests:
+            await asyncio.sleep(0)
+        left.set()
+        await request
+        found: float | None = app.state.service.metrics.registry.get_sample_value("noisegate_cancelled_total")
+        return found
+
+    assert asyncio.run(run()) == 1
+
+
+def test_the_schema_has_examples_and_every_error_of_scoring() -> None:
+    schema = create_app(settings(api_keys=[hash_key(KEY)]), FakeEngine()).openapi()
+    score = schema["paths"]["/v1/score"]["post"]
+    assert set(score["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
+    assert {"200", "400", "401", "404", "408", "413", "415", "422", "429", "503", "504"} <= set(score["responses"])
+    assert schema["components"]["schemas"]["ScoreRequest"]["examples"]
+    assert schema["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    text = json.dumps(schema)
+    for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert name in schema["components"]["schemas"], name
+
+
+def test_the_front_never_imports_torch() -> None:
+    program = (
+        "import sys; from service.app import create_app; from service.settings import load_settings\n"
+        "create_app(load_settings(model='embedded'))\n"
+        "print({'torch', 'open_clip', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

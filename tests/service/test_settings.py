@@ -1,0 +1,101 @@
+"""Where settings come from, and what is refused in one line."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.decode import Limits
+from pipeline.errors import ConfigError
+from service.auth import hash_key
+from service.settings import Settings, load_settings
+
+HASHED = hash_key("correct horse battery staple")
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "noisegate.yaml"
+    file.write_text("port: 1\nmax_items: 1\nbatch_wait_ms: 1\nruns: {a: /x}\n", encoding="utf-8")
+    monkeypatch.setenv("NOISEGATE_PORT", "2")
+    monkeypatch.setenv("NOISEGATE_MAX_ITEMS", "2")
+    found = load_settings(file, port=3, host=None)
+    assert (found.port, found.max_items, found.batch_wait_ms, found.host) == (3, 2, 1, "127.0.0.1")
+    assert found.runs == {"a": Path("/x")}
+
+
+def test_lists_and_names_from_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NOISEGATE_RUNS", f"one=/a,{tmp_path}/two")
+    monkeypatch.setenv("NOISEGATE_CLASSES", '{"c": "cifar10"}')
+    monkeypatch.setenv("NOISEGATE_URL_HOSTS", "a.example, b.example")
+    monkeypatch.setenv("NOISEGATE_API_KEYS", f'["{HASHED}"]')
+    found = load_settings(roots=["/data"])
+    assert found.runs == {"one": Path("/a"), "two": tmp_path / "two"}
+    assert (found.classes, found.url_hosts, found.api_keys) == ({"c": "cifar10"}, ["a.example", "b.example"], [HASHED])
+    assert found.roots == [Path("/data")]
+
+
+def test_defaults_are_those_of_the_plan() -> None:
+    found = load_settings()
+    assert (found.host, found.port, found.model, found.beta) == ("127.0.0.1", 8765, None, "auto")
+    assert (found.max_body_bytes, found.max_items, found.queue_items) == (64 << 20, 256, 2048)
+    assert found.limits == Limits(40_000_000, 20_000_000, 20_000, 200)
+    assert (found.url_hosts, found.api_keys, found.allow_open, found.jobs_folder) == ([], [], False, None)
+
+
+def test_settings_cross_processes() -> None:
+    found = load_settings(port=5, runs={"a": "/x"})
+    assert type(found) is Settings
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"host": "0.0.0.0"}, "--allow-open"),
+        ({"host": ""}, "api_keys"),
+        ({"port": 70_000}, "port: "),
+        ({"beta": "intersection"}, "needs data"),
+        ({"beta": "high"}, "beta 'high' is unknown"),
+        ({"api_keys": ["a plain key"]}, "--hash-key"),
+        ({"scorer_run": "x"}, "scorer_run 'x' is no run"),
+        ({"runs": ["a=/x", "a=/y"]}, "given twice"),
+        ({"runs": {"../x": "/x"}}, "cannot go into a URL"),
+        ({"max_items": 10, "queue_items": 9}, "use queue_items=80"),
+        ({"max_body_bytes": 4096, "queue_bytes": 2048}, "use queue_bytes=32768"),
+        ({"min_replicas": 3, "max_replicas": 2}, "swap them"),
+        ({"prot": 5}, "prot"),
+        ({"engine": "other"}, "engine"),
+        ({"request_timeout": 0}, "request_timeout"),
+    ],
+)
+def test_mistakes_are_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(**given)
+    assert words in str(refused.value)
+    assert "a plain key" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 5", "'prot' is no setting"),
+        ("- 5", "holds a list"),
+        ("a: [", "cannot be read"),
+        ("port: many", "port: "),
+    ],
+)
+def test_files_that_do_not_work(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "noisegate.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words):
+        load_settings(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_settings(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("given", [{"host": "::1"}, {"host": "localhost"}, {"host": "0.0.0.0", "allow_open": True},
+                                   {"host": "0.0.0.0", "api_keys": [HASHED]}])  # fmt: skip
+def test_hosts_that_are_fine(given: dict[str, Any]) -> None:
+    assert load_settings(**given).host == given["host"]
