@@ -10,8 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .errors import TableError
+from .method_columns import METHOD_COLUMNS
 
-__all__ = ["COLUMNS", "VERSION", "RunFolder", "read_metadata", "read_table", "table_from", "write_atomically"]
+__all__ = [
+    "ALL_COLUMNS",
+    "COLUMNS",
+    "VERSION",
+    "RunFolder",
+    "read_metadata",
+    "read_table",
+    "table_from",
+    "write_atomically",
+]
 
 VERSION = 1
 _WORD = pa.dictionary(pa.int32(), pa.string())
@@ -47,13 +57,18 @@ READ_COLUMNS = (
 )  # fmt: skip
 SCORE_COLUMNS = {name: kind for name, (kind, _) in COLUMNS.items() if name not in READ_COLUMNS}
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+ALL_COLUMNS = COLUMNS | METHOD_COLUMNS
+"""With those that only some tables have."""
 
 
 def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
-    """A table of the contract: columns not given are null; NaN becomes null; metadata values are stored as JSON."""
+    """A table of the contract: columns not given are null, method columns not given are left out; NaN becomes null;
+    metadata values are stored as JSON.
+    """
     count = len(next(iter(columns.values())))
+    kinds = {name: kind for name, (kind, _) in ALL_COLUMNS.items() if name in COLUMNS or columns.get(name) is not None}
     arrays = []
-    for name, (kind, _) in COLUMNS.items():
+    for name, kind in kinds.items():
         values = columns.get(name)
         if values is None:
             arrays.append(pa.nulls(count, kind))
@@ -62,7 +77,7 @@ def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Ta
         else:
             arrays.append(pa.array(values, type=kind, from_pandas=True))
     extra = {f"noisegate.{name}": _json(value) for name, value in metadata.items()}
-    return pa.table(arrays, schema=SCHEMA.with_metadata(extra))
+    return pa.table(arrays, schema=pa.schema(list(kinds.items()), metadata=extra))
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
@@ -86,13 +101,14 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
     """All shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
 
-    `columns` limits what is read. Raises TableError when the folder holds no finished run.
+    `columns` limits what is read; by default all of the contract and the method columns that any of the tables has.
+    Raises TableError when the folder holds no finished run.
     """
     run = RunFolder(Path(folder))
     if (run.read_run() or {}).get("finished") is False:
         raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
-    names = list(COLUMNS) if columns is None else [c for c in columns if c != "shard"]
-    unknown = sorted(set(names) - set(COLUMNS))
+    names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
+    unknown = sorted(set(names) - set(ALL_COLUMNS))
     if unknown:
         raise TableError(f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}")
     parts = []
@@ -149,11 +165,32 @@ class RunFolder:
                 yield shard["table"]
 
     def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """One table; raises TableError where it is damaged."""
+        """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged."""
+        wanted = [name for name in columns or () if name in METHOD_COLUMNS]
         try:
-            return pq.read_table(self.table(stem), columns=columns)
+            there = pq.read_schema(self.table(stem)).names if wanted else []
+            lacking = [name for name in wanted if name not in there]
+            kept = columns if columns is None else [name for name in columns if name not in lacking]
+            table = pq.read_table(self.table(stem), columns=kept)
         except (OSError, pa.ArrowInvalid) as error:
             raise TableError(f"{self.table(stem)} is damaged: {error}; run the same annotate command again") from error
+        if not kept and lacking:  # a Parquet file gives no rows without a column
+            return self.read(stem, ["index", *lacking]).select(lacking)
+        for name in lacking:
+            table = table.append_column(name, pa.nulls(len(table), METHOD_COLUMNS[name][0]))
+        return table.select(list(columns)) if lacking and columns is not None else table
+
+    def method_columns(self) -> list[str]:
+        """Those that at least one table has, in the order of their declaration."""
+        found: set[str] = set()
+        for stem in self.stems():
+            try:
+                found.update(pq.read_schema(self.table(stem)).names)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise TableError(
+                    f"{self.table(stem)} is damaged: {error}; run the same annotate command again"
+                ) from error
+        return [name for name in METHOD_COLUMNS if name in found]
 
     def write_table(self, stem: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()

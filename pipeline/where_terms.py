@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .table import COLUMNS
+from .table import ALL_COLUMNS
 
 __all__ = [
     "KINDS",
@@ -47,7 +47,7 @@ def _kind(stored: pa.DataType) -> str:
     return FLAGS if pa.types.is_list(stored) else TEXT
 
 
-KINDS = {"shard": TEXT} | {name: _kind(stored) for name, (stored, _) in COLUMNS.items()}
+KINDS = {"shard": TEXT} | {name: _kind(stored) for name, (stored, _) in ALL_COLUMNS.items()}
 
 
 def column(name: str, at: int) -> Term:

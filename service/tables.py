@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError, TableError
 from pipeline.report.label_page import class_names
 from pipeline.report.lens import Lens, choose_lens
 from pipeline.show import bin_width, glance
-from pipeline.table import COLUMNS, RunFolder, read_metadata
+from pipeline.table import ALL_COLUMNS, COLUMNS, RunFolder, read_metadata
 from pipeline.where import Where, parse_where
 
 __all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "plain", "usual"]
@@ -277,7 +277,7 @@ class RunTables:
         """(place, table) of every shard with the columns, and `passes`, which says where all rules hold."""
         needed = {*columns, *(name for rule in rules for name in rule.columns)} - {"shard"}
         for place, stem in enumerate(self._stems()):
-            table = self.run.read(stem, [name for name in COLUMNS if name in needed] or ["index"])
+            table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed] or ["index"])
             shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
             table = table.append_column("shard", shard)
             passes = np.ones(len(table), bool)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, MismatchError, TableError
 from ..read import RawSample, ShardReader
 from ..shards import Shard
-from ..table import COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
+from ..table import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
 from ..where import Where
 
 __all__ = ["Part", "Source", "plain_type"]
@@ -104,7 +104,7 @@ class Source:
         for stem, url in self.shards.items():
             path = self.run.table(stem)
             sha256 = read_metadata(path)["shard"]["sha256"]
-            table = self.run.read(stem, [name for name in COLUMNS if name in needed]).replace_schema_metadata(None)
+            table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed]).replace_schema_metadata(None)
             shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
             table = table.append_column("shard", shard)
             mask = self.where.mask(table) if self.where else np.ones(len(table), bool)
@@ -125,7 +125,7 @@ class Source:
 
     def filled_scores(self) -> list[str]:
         """The label and all scores that at least one row has, by the tables' own statistics."""
-        wanted = [name for name in COLUMNS if name in SCORE_COLUMNS or name in ("similarity", "label")]
+        wanted = [n for n in ALL_COLUMNS if n in SCORE_COLUMNS or n in ("similarity", "label") or n not in COLUMNS]
         filled: set[str] = set()
         for stem in self.shards:
             if len(filled) == len(wanted):
@@ -142,7 +142,7 @@ class Source:
         """The columns asked for; by default `extra` and all scores that are there. Raises ConfigError for unknown ones."""
         if columns is None:
             return [*extra, *(name for name in self.filled_scores() if name not in extra)]
-        known = ["shard", *COLUMNS, CAPTION]
+        known = ["shard", *ALL_COLUMNS, CAPTION]
         names = list(dict.fromkeys(columns))
         for name in names:
             if name not in known:
@@ -158,7 +158,7 @@ def plain_type(name: str) -> pa.DataType:
     """The type of an exported column: as in the table, words as plain strings."""
     if name in ("shard", CAPTION):
         return pa.string()
-    stored = COLUMNS[name][0]
+    stored = ALL_COLUMNS[name][0]
     if pa.types.is_list(stored):
         return pa.list_(pa.string())
     return pa.string() if pa.types.is_dictionary(stored) else stored

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.decode import Limits, decode_text
 from pipeline.errors import ConfigError, MismatchError, TableError
 from pipeline.read import IMAGE_PARTS
-from pipeline.table import COLUMNS, RunFolder, read_metadata
+from pipeline.table import ALL_COLUMNS, RunFolder, read_metadata
 from pipeline.verify_shard import options_of
 from pipeline.workers import DecodeOptions
 
@@ -37,7 +37,7 @@ class Reading:
 
 def number_columns() -> list[str]:
     """The columns that a batch can carry."""
-    return [name for name, (kind, _) in COLUMNS.items() if pa.types.is_primitive(kind)]
+    return [name for name, (kind, _) in ALL_COLUMNS.items() if pa.types.is_primitive(kind)]
 
 
 def column_values(column: pa.ChunkedArray) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
-from pipeline.table import COLUMNS, RunFolder
+from pipeline.table import ALL_COLUMNS, COLUMNS, RunFolder
 
 __all__ = ["finished_run", "require_columns"]
 
@@ -45,9 +45,15 @@ def require_columns(table: Path | None, columns: Iterable[str], setting: str) ->
     for name in columns:
         if name == "shard":
             continue
-        if name not in COLUMNS:
+        if name not in ALL_COLUMNS:
             raise ConfigError(f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}")
         if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
             raise ConfigError(
-                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_MADE_BY.get(name, _LABELS)}"
+                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
             )
+
+
+def _made_by(column: str) -> str:
+    if column in COLUMNS:
+        return _MADE_BY.get(column, _LABELS)
+    return f"noisegate rescore TABLE --with {column.partition('_')[0]}"
