@@ -19,12 +19,13 @@ export function createSample({ next, closed }) {
   const title = h("h2", { id: "sample-title" });
   const [before, after] = [["←", "Previous sample", -1], ["→", "Next sample", 1]].map(([sign, words, step]) =>
     h("button", { type: "button", class: "quiet", "aria-label": words, title: words, onclick: () => next(step) }, sign));
+  const done = h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
   const dialog = h("dialog", { class: "sample", "aria-labelledby": "sample-title", onclick: (event) => { if (event.target === dialog) dialog.close(); },
     onkeydown: (event) => {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
     } },
-  h("header", { class: "sample-head" }, title, before, after, h("button", { type: "button", class: "quiet", autofocus: true, onclick: () => dialog.close() }, "Close")), body);
+  h("header", { class: "sample-head" }, title, before, after, done), body);
   dialog.addEventListener("close", () => closed());
   document.body.append(dialog);
   let turn = 0;
@@ -34,7 +35,7 @@ export function createSample({ next, closed }) {
     const base = `/v1/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(shard)}/${encodeURIComponent(index)}`;
     before.disabled = !place || place.at === 0;
     after.disabled = !place || place.at === place.of - 1;
-    if (!dialog.open) { put(body, busy("Reading…")); title.textContent = "Sample"; dialog.showModal(); }
+    if (!dialog.open) { put(body, busy("Reading…")); title.textContent = "Sample"; dialog.showModal(); done.focus(); }
     try {
       const sample = await get(base);
       if (mine === turn) draw(run, base, sample);
