@@ -206,7 +206,8 @@ class EncoderPool:
             return
         if not ended.is_set():
             slot.ready, slot.since, slot.reason = True, time.monotonic(), ""
-            log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model})
+            pid = slot.process.pid if slot.process is not None else None
+            log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model, "encoder": pid})
             self._plan()
 
     def _lost(self, slot: _Slot) -> None:
