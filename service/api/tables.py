@@ -21,6 +21,7 @@ from ..tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
+PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 
 Column = Literal[
     "similarity", "osa_weight", "clean_probability", "knn_consistency", "anchor_consistency", "consistency",
@@ -294,7 +295,7 @@ def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tabl
     "/{name}/samples/{shard}/{index}/image",
     response_class=Response,
     responses=_errors(401, 404, 409, 410, 422)
-    | {200: {"content": {"image/jpeg": {}}}, 304: {"description": "not modified"}},
+    | {200: {"content": {kind: {} for kind in PICTURES}}, 304: {"description": "not modified"}},
     summary="One picture",
 )
 def image(
