@@ -127,10 +127,10 @@ class Loop:
             place.batch, place.batches = place.batch + 1, place.batches + 1
             self.running.batch, self.running.step = place.batches, place.step
             due = place.batch % loop.accumulate == 0 or place.batch == length
-            loss, logs = self._backward(batches, due)
+            loss, logs = self.backward(batches, due)
             pending = pending or loss is not None
             if due and pending:
-                norm = self._update()
+                norm = self.update()
                 pending = False
                 if place.step % self.config.logging.every == 0 or place.step == 1:
                     self._write("train", {"loss": loss, "lr": rate, "grad_norm": norm, **_numbers(logs)})
@@ -188,7 +188,7 @@ class Loop:
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
-    def _backward(self, batches: Mapping[str, Batch], due: bool) -> tuple[float | None, Mapping[str, float | Tensor]]:
+    def backward(self, batches: Mapping[str, Batch], due: bool) -> tuple[float | None, Mapping[str, float | Tensor]]:
         """Add a batch's gradients; no loss where it was skipped."""
         batches = self._even(batches)
         with self.fabric.no_backward_sync(self._module, enabled=not due and self.fabric.world_size > 1):
@@ -203,7 +203,7 @@ class Loop:
             self.fabric.backward(loss / self.config.loop.accumulate)
         return value, logs
 
-    def _update(self) -> float:
+    def update(self) -> float:
         """Clip, step, average; the largest norm of a network's gradient before clipping."""
         optimizer = self._optimizer
         self.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
