@@ -95,7 +95,7 @@ def score_labels(
     sources["probe"] = probe = probe_probabilities(matrix, usable, classes, seed=seed, device=place)
     if anchors is not None:
         sources["anchors"] = anchor_consistency(images, anchors.embeddings, anchors.labels, classes)
-    fused = fuse(sources, usable, classes, seed=seed)
+    fused = fuse(sources, usable, classes, label_free={"anchors"}, seed=seed)
     known = usable >= 0
     at_label = np.where(known, probe[np.arange(len(usable)), np.maximum(usable, 0)], np.nan)
     return LabelScores(

@@ -178,9 +178,11 @@ def test_sampling_and_chunks_do_not_change_the_picture() -> None:
     labels = flipped(truth, 4, 0.2, "symmetric", seed=14)
     sources = opinions(embeddings, labels, 4)
     whole = fuse(sources, labels, 4)
-    chunked = fuse(sources, labels, 4, entries=3 * 4 * 3000)  # all rows for the fit, a quarter at a time for the scores
+    chunked = fuse(
+        sources, labels, 4, entries=2 * 3 * 4 * 3000
+    )  # all rows for the fit, a quarter at a time for the scores
     np.testing.assert_allclose(chunked.label_quality, whole.label_quality, rtol=1e-5)
-    sampled = fuse(sources, labels, 4, entries=3 * 4 * 1500)
+    sampled = fuse(sources, labels, 4, entries=2 * 3 * 4 * 1500)
     assert auroc(sampled, labels, truth) == pytest.approx(auroc(whole, labels, truth), abs=0.005)
     assert sampled.noise_rate == pytest.approx(whole.noise_rate, abs=0.02)
 

@@ -1,0 +1,120 @@
+"""A log-linear pool of opinions on labels, and the transition that stands between true and given ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+__all__ = ["Pool", "confident_joint", "fit_pool", "given_true", "log_votes", "readings", "transition_matrix"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 is no certainty
+
+
+class Pool(NamedTuple):
+    """π through (weights, bias), and the transition under which it was fitted."""
+
+    weights: Array  # (V,)
+    bias: Array  # (C,)
+    transition: Array  # (C, C)
+    loss: float  # mean negative log-likelihood of the given labels, with the faint pull
+
+    def predict(self, votes: Array) -> Array:
+        """π (n, C) of votes (V, n, C)."""
+        logits = np.tensordot(self.weights, votes, axes=1) + self.bias
+        prediction = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        return np.asarray(prediction / prediction.sum(axis=1, keepdims=True))
+
+    def log_likelihood(self, votes: Array, y: Index) -> Array:
+        """(n,) logarithm of P(given y | x)."""
+        joint = self.predict(votes) * self.transition[:, y].T
+        return np.asarray(np.log(np.maximum(joint.sum(axis=1), 1e-300)))
+
+
+def fit_pool(votes: Array, y: Index, transition: Array, near: Pool | None = None) -> Pool:
+    """Weights and biases that make the given labels likeliest, with a faint pull to no opinion at all."""
+    count, rows, classes = votes.shape
+    reach = transition[:, y].T
+
+    def loss(theta: Array) -> tuple[float, Array]:
+        prediction = Pool(theta[:count], theta[count:], transition, 0.0).predict(votes)
+        joint = prediction * reach
+        likelihood = np.maximum(joint.sum(axis=1), 1e-300)
+        excess = prediction - joint / likelihood[:, None]
+        slope = np.concatenate([np.tensordot(votes, excess, axes=([1, 2], [0, 1])), excess.sum(axis=0)])
+        return float(-np.log(likelihood).sum() + theta @ theta / 2) / rows, (slope + theta) / rows
+
+    start = np.concatenate([np.full(count, 1 / count), np.zeros(classes)])
+    if near is not None:
+        start = np.concatenate([near.weights, near.bias])
+    bounds = [(0.0, None)] * count + [(None, None)] * classes
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-7})
+    return Pool(np.asarray(found.x[:count]), np.asarray(found.x[count:]), transition, float(found.fun))
+
+
+def log_votes(posterior: NDArray[Any], rows: Index, present: NDArray[Any]) -> Array:
+    """Logarithms of a source's votes for the present classes, (n, C); 0 everywhere for a row that abstains."""
+    votes = np.maximum(np.asarray(posterior[rows][:, present], dtype=np.float64), 0)
+    total = votes.sum(axis=1, keepdims=True)
+    says = np.isfinite(total) & (total > 0)
+    share = np.where(says, votes, 1) / np.where(says, total, len(present))
+    logs = np.log((1 - FLOOR) * share + FLOOR / len(present))
+    return np.asarray(np.where(says, logs, 0.0))
+
+
+def readings(votes: Array, learned: Sequence[int], transition: Array) -> Array:
+    """The votes (S, n, C), then those of the sources in `learned` once more as true classes explain them.
+
+    A source that learned from given labels speaks of given labels: around a picture of class c its shares are T[c].
+    Σ_y p(y | x) log T[c, y] is how well class c explains all of them, not only the share of c itself. Noise that turns
+    one class into one other needs it: with 40 % of class a called b, and b called c, the shares of a and b tell what
+    the larger of the two hides. 0 where the source abstains.
+    """
+    shares = np.exp(votes[list(learned)])
+    says = np.ptp(votes[list(learned)], axis=2, keepdims=True) > 0
+    explained = shares / shares.sum(axis=2, keepdims=True) @ np.log(transition).T
+    return np.concatenate([votes, np.where(says, explained, 0.0)])
+
+
+def confident_joint(probability: Array, labels: Index) -> Array:
+    """(C, C) counts of (given y, true c), rows scaled to the number of labels y (Northcutt et al. 2021, Eq. 1-2).
+
+    A row counts for the likeliest class whose probability reaches the mean that class has among its own labels; rows
+    that reach none do not count.
+
+    >>> confident_joint(np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]]), np.array([0, 0, 0, 1]))
+    array([[2., 1.],
+           [0., 1.]])
+    """
+    classes = probability.shape[1]
+    sizes = np.bincount(labels, minlength=classes)
+    own = np.bincount(labels, probability[np.arange(len(labels)), labels], classes)
+    threshold = np.where(sizes > 0, own / np.maximum(sizes, 1), np.inf)
+    reached = np.where(probability >= threshold - 1e-6, probability, -1.0)
+    likeliest, counts = reached.argmax(axis=1), reached.max(axis=1) >= 0
+    joint = np.bincount(labels[counts] * classes + likeliest[counts], minlength=classes**2).astype(np.float64)
+    joint = joint.reshape(classes, classes)
+    empty = joint.sum(axis=1) == 0
+    joint[empty, empty] = 1
+    return np.asarray(joint / joint.sum(axis=1, keepdims=True) * sizes[:, None])
+
+
+def transition_matrix(joint: Array) -> Array:
+    """T[c, y] > 0, drawn towards the overall rate and an even spread by as much as five rows would."""
+    classes, claimed = len(joint), float(1 - np.trace(joint) / joint.sum())
+    even = np.full((classes, classes), claimed / (classes - 1))
+    np.fill_diagonal(even, 1 - claimed)
+    counts = joint.T + 5 * (0.999 * even + 0.001 / classes)
+    return np.asarray(counts / counts.sum(axis=1, keepdims=True))
+
+
+def given_true(prediction: Array, label: Index, transition: Array) -> Array:
+    """P(true c | x, given y) ∝ π(c | x) T[c, y], (n, C)."""
+    joint = prediction * transition[:, label].T
+    return np.asarray(joint / joint.sum(axis=1, keepdims=True))

@@ -1,0 +1,115 @@
+"""Whether labels that disagree with predictions are wrong labels, or the predictions are.
+
+The given labels alone cannot tell: classes that overlap in the embeddings and labels that were confused look the same.
+So noise is taken for shown, and labels are repaired, only under one of two signs that overlap does not give.
+
+- Sure predictions. The pool, fitted as if all disagreement were noise, doubts far less than that noise: a quarter of
+  it at most. And its surest predictions, which are hardly ever wrong, disagree with their labels as often as all do.
+- Likelihood. Noise explains the given labels better than none does, and well beyond chance; the surest predictions
+  disagree less than all do, as they must where noise and doubt come together; and most labels are right.
+
+Anything less leaves every label as it is: a repair that is not made costs a gain, one made in error costs right labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.label_pool import Array, Index, Pool
+
+__all__ = ["NoiseEvidence", "gather_evidence"]
+
+ASSURED = 0.1  # of every class: the rows whose predictions are hardly ever wrong
+MEMBERS = 20  # labels per class below which two of them are no assured rows to speak of
+DOUBT = 0.25  # most doubt of the predictions, relative to the noise that they claim
+EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noise is the same everywhere
+SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
+BEYOND, WHOLE, HINT = 5.0, 2.0, 3.0  # standard errors: some of the claimed noise, all of it; a hint of some
+MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
+CHANCE = 2.0  # standard errors granted to what the few assured rows show
+
+
+class NoiseEvidence(NamedTuple):
+    claimed: float  # share of wrong labels, if all confident disagreement is noise
+    least: float  # share of disagreement among the assured rows
+    assured: int  # how many those are
+    members: float  # labels per class
+    doubt: float  # 1 - mean largest probability of the predictions, fitted as if all disagreement were noise
+    whole: float  # gain in log-likelihood of the given labels by all of the claimed noise, in standard errors
+    beyond: float  # the same for the belief with the largest ratio
+    likeliest: float  # belief with the largest likelihood
+
+    @property
+    def chance(self) -> float:
+        """Standard error of `least`, if the assured rows are as noisy as all."""
+        return float(np.sqrt(self.claimed * (1 - self.claimed) / max(self.assured, 1)))
+
+    @property
+    def sure_predictions(self) -> bool:
+        """The first sign."""
+        slack = CHANCE * self.chance
+        surely = self.least - 1.64 * float(np.sqrt(self.least * (1 - self.least) / max(self.assured, 1)))
+        return (
+            self.least < 0.5
+            and self.members >= MEMBERS
+            and self.doubt <= DOUBT * self.claimed
+            and EVEN[0] * self.claimed - slack <= self.least <= EVEN[1] * self.claimed + slack
+            and surely > SHOWN * self.claimed
+        )
+
+    @property
+    def likelihood(self) -> bool:
+        """The second sign."""
+        return self._plausible(MOST_WRONG) and self.beyond >= BEYOND and self.whole >= WHOLE
+
+    @property
+    def shown(self) -> bool:
+        """Whether labels may be repaired."""
+        return self.sure_predictions or self.likelihood
+
+    @property
+    def belief(self) -> float:
+        """λ: how much of the claimed noise is believed; less than all where there is but a hint, too faint to repair."""
+        if self.shown:
+            return 1.0
+        return self.likeliest if self._plausible(0.5) and self.beyond >= HINT and self.whole > 0 else 0.0
+
+    def _plausible(self, most: float) -> bool:
+        return 0 < self.claimed < most and self.least <= self.claimed
+
+
+def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], votes: Array, y: Index) -> NoiseEvidence:
+    """`pools` by belief, among them 1; `blind` was fitted without any noise, on the same votes (V, n, C)."""
+    prediction = pools[1.0].predict(votes)
+    least, assured = _assured_disagreement(prediction, y)
+    without = blind.log_likelihood(votes, y)
+    gains, ratios = {}, {}
+    for belief, pool in pools.items():
+        gain = pool.log_likelihood(votes, y) - without
+        gains[belief] = float(gain.mean())
+        ratios[belief] = float(gain.mean() / max(gain.std() / np.sqrt(len(y)), 1e-9))
+    return NoiseEvidence(
+        claimed=claimed,
+        least=least,
+        assured=assured,
+        members=len(y) / prediction.shape[1],
+        doubt=float(1 - prediction.max(axis=1).mean()),
+        whole=ratios[1.0],
+        beyond=max(ratios.values()),
+        likeliest=max(gains, key=lambda belief: gains[belief]),
+    )
+
+
+def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, int]:
+    """Share of labels that differ from the class among the rows most surely of it, and how many rows that were."""
+    wrong, rows = 0.0, 0
+    sizes = np.bincount(y, minlength=prediction.shape[1])
+    for label, size in enumerate(sizes):
+        top = min(max(int(ASSURED * size), 1), len(y) - 1)
+        chosen = np.argpartition(-prediction[:, label], top)[:top]
+        wrong += np.mean(y[chosen] != label) * size
+        rows += top
+    return float(wrong / len(y)), rows
