@@ -34,6 +34,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.verify
+	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.train
+	$(BIN)/python -m benchmarks.train_data
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info

@@ -1,1 +1,1 @@
-"""The same scorer over HTTP: score at ingestion time, annotate in the background, look at what came out."""
+"""The same scorer over HTTP: dynamic batches, background jobs, metrics, an inspector page, and a client."""

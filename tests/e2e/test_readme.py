@@ -10,7 +10,12 @@ from typer.main import get_command
 
 from pipeline.cli import app
 from pipeline.table import COLUMNS
-from tests.commands import called
+from service.app import create_app
+from service.settings import load_settings
+from tests.commands import FAKE, called
+from tests.fakes import picture
+from tests.service.fakes import FakeEngine
+from tests.service.live import serving
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,7 +28,7 @@ def test_columns_are_those_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "tables" not in b]
+    "block", [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if not re.search("tables|http://", b)]
 )
 def test_python_blocks_run(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})
@@ -53,3 +58,17 @@ def test_known_mistakes_are_found_with_the_commands_shown(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
     assert "80 pairs" in done.stdout
     assert "Mean Noise Rank" in done.stdout
+
+
+def test_the_client_shown_scores_a_picture_and_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = next(b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "http://" in b)
+    (tmp_path / "photo.jpg").write_bytes(picture("red", kind="JPEG"))
+    (tmp_path / "broken.jpg").write_bytes(picture("red", kind="JPEG")[:100])
+    monkeypatch.chdir(tmp_path)
+    with serving(create_app(load_settings(model=FAKE[1], beta="fixed:0.4"), FakeEngine())) as url:
+        exec(compile(block.replace("http://127.0.0.1:8765", url), "README.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"ok 0\.\d+ 0\.\d+ None", first)
+    assert second == "bad_image None None None"
