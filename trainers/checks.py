@@ -40,6 +40,7 @@ def check(config: TrainConfig) -> Checked:
     _check_out(config.out)
     _check_device(config)
     method = build_method(config)
+    method.epochs(config.loop.epochs)
     target = _check_target(config)
     sampler = _check_sampler(config)
     if config.data.table is None and config.data.where is not None:

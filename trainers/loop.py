@@ -94,7 +94,7 @@ class Loop:
         """Until all epochs are done, the figures stop getting better, or somebody asks to stop."""
         place = self.place
         while not place.over and not self._asked(stop):
-            self.running.epoch = place.epoch
+            self.running.epoch, self.running.batch, self.running.step = place.epoch, place.batches, place.step
             if place.batch == 0:
                 self.method.begin_epoch(self.running)
             self.streams.begin(place.epoch, self.method.streams(self.running))

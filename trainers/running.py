@@ -91,22 +91,36 @@ class Running:
     def measure(
         self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
     ) -> dict[str, Array]:
+        return self._measured(lambda seen, _: function(seen), [network], texts)[0]
+
+    @torch.no_grad()
+    def measure_each(
+        self, function: Callable[[Seen, int], Mapping[str, Tensor]], *, texts: bool = True
+    ) -> list[dict[str, Array]]:
+        return self._measured(function, range(len(self.networks)), texts)
+
+    def _measured(
+        self, function: Callable[[Seen, int], Mapping[str, Tensor]], networks: Sequence[int], texts: bool
+    ) -> list[dict[str, Array]]:
         """Each rank passes over everything by itself, so that no rank waits for a short last batch of another."""
-        target = self.networks[network]
+        targets = [self.networks[network] for network in networks]
         if self._pass is None:
-            self._pass = self.data.view(image=target.image_transform(False), rank=0, world=1, drop_last=False)
+            self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, drop_last=False)
         self._pass.load_state_dict({"epoch": self.epoch, "batch": 0})
-        was_training = target.training
-        target.eval()
-        found: dict[str, Array] = {}
+        were_training = [target.training for target in targets]
+        for target in targets:
+            target.eval()
+        found: list[dict[str, Array]] = [{} for _ in networks]
         for batch in self._pass:
-            seen = self._seen(self.on_device(batch if texts else replace(batch, texts=None)), network, alone=True)
-            for name, values in function(seen).items():
-                array = values.detach().float().cpu().numpy()
-                if name not in found:
-                    found[name] = np.full((self.total_rows, *array.shape[1:]), np.nan, np.float32)
-                found[name][batch.rows.numpy()] = array
-        target.train(was_training)
+            there = self.on_device(batch if texts else replace(batch, texts=None))
+            for network, arrays in zip(networks, found, strict=True):
+                for name, values in function(self._seen(there, network, alone=True), network).items():
+                    array = values.detach().float().cpu().numpy()
+                    if name not in arrays:
+                        arrays[name] = np.full((self.total_rows, *array.shape[1:]), np.nan, np.float32)
+                    arrays[name][batch.rows.numpy()] = array
+        for target, was_training in zip(targets, were_training, strict=True):
+            target.train(was_training)
         return found
 
     def restart(self, epochs: int) -> None:

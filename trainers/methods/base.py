@@ -145,6 +145,12 @@ class Run(Protocol):
         """Pass over all data in shuffled batches, without augmentation and gradients; (total_rows, …), NaN where not seen."""
         ...
 
+    def measure_each(
+        self, function: Callable[[Seen, int], Mapping[str, Tensor]], *, texts: bool = True
+    ) -> list[dict[str, Array]]:
+        """As `measure`, of every network, reading the data once."""
+        ...
+
     def on_device(self, batch: Batch) -> Batch:
         """Batches come as the data loader left them; `forward` moves them by itself."""
         ...
