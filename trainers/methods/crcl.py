@@ -1,0 +1,232 @@
+"""CRCL, Cross-modal Robust Complementary Learning (Qin et al., NeurIPS 2023): METHODS 4.
+
+    p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)                      Eq. 3   `matching_probabilities`
+    L_r(q) = Σ_{j≠i} tan p_ij / (Σ_k tan p_ik)^q, both ways                       Eq. 6   `complementary`
+    L_d    = -ŷ_i (log p°_ii + log p◇_ii)
+    L_acl  = L_d + λ L_r(1 - ŷ_i); a batch's loss is the mean                     Eq. 8-9 `active_complementary`
+    y_i ← β y_i + (1 - β) p̂_i, p̂_i = (p°_ii + p◇_ii) / 2                         Eq. 10-11 `corrected`
+    ŷ_i = 0 where y_i < ε, else y_i                                               Eq. 12  `truncated`
+
+y_i is the soft label of pair i, 1 at first. The network is trained in pieces: each begins with new weights and keeps the
+labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, images against texts.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+
+from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
+
+if TYPE_CHECKING:
+    from ..data import Batch
+
+__all__ = [
+    "Crcl",
+    "CrclConfig",
+    "active_complementary",
+    "complementary",
+    "corrected",
+    "matching_probabilities",
+    "split_epochs",
+]
+
+FROM_SCRATCH = 0.05
+"""τ of a network that was not pretrained (METHODS 10.5)"""
+Labels = NDArray[np.float32]
+
+
+class CrclConfig(MethodConfig):
+    """Constants of the paper and its code."""
+
+    name: Literal["crcl"] = "crcl"
+    preset: Literal["paper", "code"] = "paper"
+    """code: the labels move with the current batch's p̂ instead of the last epoch's, p̂ is taken over in the first piece's last
+    frozen epoch and mixed from then on, ŷ is what is remembered, and a piece lasts e_f epochs longer than `pieces` says"""
+    pieces: tuple[int, ...] | None = None
+    """epochs e_j of each piece, such as 5,5,5,30 as published; None: loop.epochs is split like that (see split_epochs)"""
+    freeze: int = Field(default=2, ge=0)
+    """e_f: epochs at the start of each piece that do not change the labels"""
+    momentum: float = Field(default=0.8, ge=0, lt=1)
+    """β"""
+    complementary: float = Field(default=5.0, ge=0)
+    """λ"""
+    truncate: float = Field(default=0.1, ge=0, lt=1)
+    """ε"""
+    temperature: float | None = Field(default=None, gt=0)
+    """τ; None: the network's own where it is a pretrained CLIP, else 0.05"""
+
+
+class Crcl(Method):
+    """Direct learning of pairs that are believed, complementary learning of the others; labels by momentum, in pieces."""
+
+    Config: ClassVar[type[MethodConfig]] = CrclConfig
+    config: CrclConfig
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        if task != "retrieval":
+            raise ConfigError(
+                f"method.name=crcl corrects pairs, and task.name={task} has none; use task.name=retrieval"
+            )
+        if self.config.loss != "auto":
+            raise ConfigError(f"method.loss={self.config.loss}: crcl has a loss of its own; use method.loss=auto")
+        self.loss_name = "active_complementary"
+        self.lengths: tuple[int, ...] = ()
+        self.pretrained = False
+        self.labels: Labels = np.ones(0, np.float32)  # y
+        self.probabilities: Labels = np.ones(0, np.float32)  # p̂ of this epoch, NaN where not seen yet
+
+    def epochs(self, wanted: int) -> int:
+        given, freeze = self.config.pieces, self.config.freeze
+        if given is not None and (not given or min(given) < 1):
+            raise ConfigError(f"method.pieces={given} are no numbers of epochs; use for example [5, 5, 5, 30]")
+        if given is None:
+            self.lengths = split_epochs(wanted, freeze)
+        else:
+            self.lengths = tuple(length + freeze * (self.config.preset == "code") for length in given)
+        return sum(self.lengths)
+
+    def prepare(self, run: Run) -> None:
+        target = run.network()
+        self.pretrained = target.logit_scale is not None and not getattr(target.config, "from_scratch", True)
+        self.labels = np.ones(run.total_rows, np.float32)
+        self.probabilities = np.full(run.total_rows, np.nan, np.float32)
+        run.note(
+            f"crcl: pieces of {', '.join(map(str, self.lengths))} epochs, labels frozen in the first {self.config.freeze}"
+        )
+
+    # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
+
+    def place(self, epoch: int) -> tuple[int, int]:
+        """Piece j and epoch t of it, both from 1 on."""
+        starts = [0, *accumulate(self.lengths)]
+        piece = max(j for j, start in enumerate(starts[:-1]) if start <= epoch)
+        return piece + 1, epoch - starts[piece] + 1
+
+    def begin_epoch(self, run: Run) -> None:
+        """New weights at the start of a piece; Eq. 11 with what the last epoch predicted."""
+        j, t = self.place(run.epoch)
+        if t == 1:
+            self.probabilities[:] = np.nan
+            if len(self.lengths) > 1:  # the first too, whose learning rate would else run its course over all pieces
+                run.restart(self.lengths[j - 1])
+        if self.config.preset == "code":
+            return
+        if t > self.config.freeze:
+            first = j == 1 and t == self.config.freeze + 1
+            self.labels = corrected(self.labels, self.probabilities, 0.0 if first else self.config.momentum)
+        self.probabilities[:] = np.nan
+
+    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+        seen = run.forward(batches[ALL])
+        assert seen.similarity is not None
+        if len(seen.rows) < 2:
+            return StepLoss(None)  # p = 1 whatever the network does
+        temperature = self.config.temperature or (seen.temperature.detach() if self.pretrained else FROM_SCRATCH)
+        same = seen.same if self.config.mask_same else None
+        images, texts = matching_probabilities(seen.similarity, temperature, same)
+        matched = ((images.diagonal().exp() + texts.diagonal().exp()) / 2).detach()  # p̂
+        y = self._labels_of(seen.rows.cpu().numpy(), matched.float().cpu().numpy(), run.epoch)
+        labels = torch.from_numpy(y).to(matched)
+        each = active_complementary(images, texts, labels, self.config.complementary)
+        return StepLoss(
+            each.mean(), {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())}
+        )
+
+    def _labels_of(self, rows: NDArray[np.int64], matched: Labels, epoch: int) -> Labels:
+        """ŷ of a batch, and what is remembered of it."""
+        if self.config.preset == "paper":
+            self.probabilities[rows] = matched
+            return truncated(self.labels[rows], self.config.truncate)
+        j, t = self.place(epoch)
+        y = self.labels[rows]
+        if t > self.config.freeze:
+            y = corrected(y, matched, self.config.momentum)
+        y = truncated(y, self.config.truncate)
+        self.labels[rows] = matched if j == 1 and t == self.config.freeze else y
+        return y
+
+    # --- what it remembers -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        return {"labels": self.labels, "probabilities": self.probabilities}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        self.labels, self.probabilities = state["labels"].copy(), state["probabilities"].copy()
+
+    def sample_columns(self) -> dict[str, Array]:
+        """`crcl_label` is y; clean is what Eq. 12 leaves."""
+        return {"crcl_label": self.labels, "clean": self.labels >= self.config.truncate}
+
+
+def split_epochs(epochs: int, freeze: int = 2) -> tuple[int, ...]:
+    """Pieces like the published 5,5,5,30: up to three short ones, a ninth each but longer than `freeze`, then the rest.
+
+    The short ones never take more than half, so few epochs make fewer pieces.
+
+    >>> split_epochs(45), split_epochs(20), split_epochs(5)
+    ((5, 5, 5, 30), (3, 3, 3, 11), (5,))
+    """
+    short = max(freeze + 1, epochs // 9)
+    count = min(3, epochs // 2 // short)
+    return (*[short] * count, epochs - count * short)
+
+
+def matching_probabilities(
+    similarity: Tensor, temperature: Tensor | float, same: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """log p° (B, B), images over texts, and log p◇ (B, B), texts over images (Eq. 3); pair i is row i of both.
+
+    same: (B, B) bool, pairs beside the diagonal that show the same picture or caption; they would split the probability
+    among themselves and are left out.
+    """
+    logits = similarity / temperature
+    if same is not None:
+        hidden = same & ~torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+        logits = logits.masked_fill(hidden, -torch.inf)
+    return logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)
+
+
+def complementary(probabilities: Tensor, q: Tensor) -> Tensor:
+    """(B,) L_r of one direction (Eq. 6): rows (B, N) that sum to 1, the given match of row i in column i; q (B,) in [0, 1].
+
+    q = 0 is the plain complementary loss; with q = 1 the losses over all N possible matches of a row add up to N - 1
+    whatever the network says, which makes it noise tolerant (Lemma 1). The denominator is at least 1.
+
+    >>> p = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
+    >>> complementary(p, torch.tensor([1.0, 0.0]))  # one half; tan .2
+    tensor([0.5000, 0.2027])
+    """
+    tangents = probabilities.clamp(max=1.0).tan()  # rounding beyond 1 is harmless, beyond π/2 it would not be
+    own = torch.eye(len(tangents), tangents.shape[1], dtype=torch.bool, device=tangents.device)
+    return tangents.masked_fill(own, 0).sum(dim=1) / tangents.sum(dim=1) ** q
+
+
+def active_complementary(images: Tensor, texts: Tensor, labels: Tensor, weight: float = 5.0) -> Tensor:
+    """(B,) L_acl = L_d + λ L_r(1 - ŷ) (Eq. 8) of the two logarithms of `matching_probabilities` and ŷ (B,) in [0, 1]."""
+    direct = -labels * (images.diagonal() + texts.diagonal())
+    q = 1 - labels
+    return direct + weight * (complementary(images.exp(), q) + complementary(texts.exp(), q))
+
+
+def corrected(labels: Labels, probabilities: Labels, momentum: float) -> Labels:
+    """β y + (1 - β) p̂ (Eq. 10); a pair without a prediction (NaN) keeps its label.
+
+    >>> corrected(np.float32([1, 1]), np.float32([0, np.nan]), 0.75).tolist()
+    [0.75, 1.0]
+    """
+    moved = momentum * labels + (1 - momentum) * probabilities
+    return np.where(np.isnan(probabilities), labels, moved).astype(np.float32)
+
+
+def truncated(labels: Labels, threshold: float) -> Labels:
+    """ŷ: 0 below ε (Eq. 12)."""
+    return np.where(labels < threshold, 0, labels).astype(np.float32)
