@@ -108,10 +108,9 @@ def _print_result(result: "TrainResult", output: Output) -> None:
     title = (
         f"{result.method}, {result.task}: {result.over}, {result.steps:,} updates, {result.skipped:,} batches skipped"
     )
+    output.say(title if rows else f"{title}; nothing was measured")
     if rows:
-        output.table(title, rows, ("", f"best (epoch {result.best_epoch})", "last"))
-    else:
-        output.say(f"{title}; nothing was measured")
+        output.table("", rows, ("", f"best (epoch {result.best_epoch})", "last"))
     output.say(f"Run: [cyan]{escape(str(result.folder))}[/]")
     command = program("evaluate-model", str(result.folder), "--shards", "SHARDS")
     output.say(f"Next: [cyan]{escape(command)}[/]")

@@ -1,0 +1,71 @@
+"""The README's loops run as they stand, but for the model's name, and learn."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.estimators.torchvision_import import allow_torchvision
+from tests.trainers.runs import TARGET
+from trainers import WeightedShards
+from trainers.targets import build_target, resolve_target
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+SECTION = README.split("## Train against it")[1].split("\n## ")[0]
+BLOCKS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+
+
+class Net(nn.Module):
+    """Somebody's own network: any pictures and tokens to a (B, B) matrix of logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.text = nn.LazyLinear(4), nn.Embedding(49408, 4)
+
+    def forward(self, pictures: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.image(pictures.flatten(1).float() / 255) @ self.text(tokens).mean(1).T
+        return logits
+
+
+def numbered(data: WeightedShards) -> list[tuple[torch.Tensor, Any, Any]]:
+    return [(batch.rows, batch.images, batch.texts) for batch in data.view(sampler="sequential")]
+
+
+def test_each_loop_is_changed_in_few_lines() -> None:
+    assert len(BLOCKS) == 3
+    for block in BLOCKS:
+        added = [line for line in block.splitlines() if re.search(r"trainers|weight|mean\b|data\.|is not None", line)]
+        assert 3 <= len(added) < 10
+
+
+def test_the_loops_learn(scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_torchvision()  # open_clip beside a torch for CPUs only
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        tiny = {**TARGET, "vocabulary": {"kind": "full"}}
+        build_target(resolve_target(tiny)).export(tmp_path / "tiny")  # type: ignore[operator]
+        (tmp_path / "data").symlink_to(scored / "noisy")
+        (tmp_path / "tables").symlink_to(scored / "tables")
+        monkeypatch.chdir(tmp_path)
+        names: dict[str, Any] = {}
+        first, plain, fabric = (
+            re.sub(r'"ViT-B-32"(, pretrained="openai")?', '"local-dir:tiny"', block) for block in BLOCKS
+        )
+        exec(compile(first.replace("for batch in data:", "start = [p.clone() for p in model.parameters()]\nfor batch in data:"),
+                     "README.md", "exec"), names)  # fmt: skip
+        assert float(names["loss"].detach()) > 0
+        assert any(not torch.equal(a, b) for a, b in zip(names["start"], names["model"].parameters(), strict=True))
+        assert names["mean"] > 0
+
+        names |= {"net": Net(), "loader": numbered(names["data"])}
+        exec(compile(plain, "README.md", "exec"), names)
+        assert names["net"].text.weight.grad.abs().sum() > 0
+        assert len(names["rows"]) == 32
+        assert names["weight"].shape == (160,)
+
+        before = [p.clone() for p in names["model"].parameters()]
+        exec(compile(fabric, "README.md", "exec"), names)
+        assert any(not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True))
