@@ -17,7 +17,8 @@ from service.bodies import parse, unbase64
 from service.errors import ApiError, Overloaded, TimedOut, Unavailable
 from service.schemas import DOT, EmbedAnswer, ScoreAnswer, ScorerAnswer, ScoreRequest
 from service.state import Service
-from tests.fakes import picture
+from tests.fakes import pairs, picture, write_tar
+from tests.jobs import score as annotated
 from tests.service.fakes import FakeEngine
 from tests.service.serving import ask, base64_of
 
@@ -120,6 +121,30 @@ def test_labels_are_judged_by_a_registered_class_set(tmp_path: Path) -> None:
     assert results[0]["predicted"][0]["name"] == "red"
     assert results[1]["similarity"] > 0.5
     assert problem(unknown) == (404, "unknown_classes")
+
+
+def test_a_finished_run_names_the_neighbours_of_a_new_sample_and_knows_its_own(tmp_path: Path) -> None:
+    made = pairs(20)
+    write_tar(tmp_path / "shards" / "x.tar", made)
+    annotated(tmp_path / "shards", tmp_path / "run")
+    new, own = picture("blue", (21, 17)), dict(made)["00004.png"]
+
+    async def work(client: httpx.AsyncClient, service: Service) -> httpx.Response:
+        wanted = [
+            {"image": base64_of(new), "text": "a blue thing"},
+            {"image": base64_of(own), "text": "x", "key": "00004"},
+        ]
+        return await client.post("/v1/score", json={"pairs": wanted, "against": "run"})
+
+    answer = ask(work, runs={"run": tmp_path / "run"})
+    found = ScoreAnswer.model_validate(answer.json(), strict=False)
+    first, second = found.results
+    assert first.neighbours is not None
+    assert {first.neighbours[0].key, first.neighbours[1].key} == {"00004", "00014"}, "the blue ones"
+    assert first.neighbours[0].shard == "x"
+    assert "in_run:00004" in second.flags
+    assert second.neighbours is not None
+    assert "00004" not in [n.key for n in second.neighbours]
 
 
 def test_an_unknown_run_is_404_and_nothing_is_embedded() -> None:
