@@ -28,7 +28,8 @@ def test_columns_are_those_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if not re.search("tables|http://", b)]
+    "block",
+    [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if not re.search("tables|weighted|http://", b)],
 )
 def test_python_blocks_run(block: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(block, "README.md", "exec"), {})
