@@ -7,12 +7,26 @@ from pipeline.errors import ConfigError
 
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline
+from .crcl import Crcl
+from .gsl import Gsl
+from .lnc import Lnc
+from .ncr import Ncr
 from .osa import Osa
 from .select import Select
+from .tango import Tango
 
 __all__ = ["METHODS", "Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream", "method_class"]
 
-METHODS: dict[str, type[Method]] = {"baseline": Baseline, "select": Select, "osa": Osa}
+METHODS: dict[str, type[Method]] = {
+    "baseline": Baseline,
+    "select": Select,
+    "osa": Osa,
+    "ncr": Ncr,
+    "lnc": Lnc,
+    "gsl": Gsl,
+    "crcl": Crcl,
+    "tango": Tango,
+}
 """Every method by the name that `noisegate train --method` takes."""
 
 

@@ -77,6 +77,8 @@ class CoTeaching(Method):
     """Notes losses and predictions by row, divides by them at the start of an epoch, and swaps the halves."""
 
     networks: ClassVar[int] = 2
+    asks_partner: ClassVar[bool] = True
+    """whether `train` wants the partner's prediction"""
     config: CoTeachingConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
@@ -200,9 +202,9 @@ class CoTeaching(Method):
                 look = self.train(seen, network, self._halves(batch, rows, network, run), run)
             losses.append(look.loss)
             logs |= {f"{name}/{key}": value.detach() for key, value in look.logs.items()}
+            self.prediction[network, rows] = look.prediction.detach().float().cpu().numpy()
             if self.config.procedure == "lean":
                 self.division[network, rows] = levelled(look.division.detach().float()).cpu().numpy()
-                self.prediction[network, rows] = look.prediction.detach().float().cpu().numpy()
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
     def _halves(self, batch: "Batch", rows: NDArray[np.int64], network: int, run: Run) -> Halves:
@@ -214,7 +216,7 @@ class CoTeaching(Method):
 
         prediction = on_device(self.prediction[partner])
         clean = on_device(self.clean[partner])
-        if self.config.procedure == "paper" and not bool(clean.all()):
+        if self.config.procedure == "paper" and self.asks_partner and not bool(clean.all()):
             with torch.no_grad():
                 prediction = self.look(run.forward(batch, partner), partner, run)[1]
         return Halves(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction)

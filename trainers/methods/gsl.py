@@ -1,0 +1,157 @@
+"""GSL, Geometric-Semantic Learning (Liu et al., CVPR 2026): METHODS 5. A RECONSTRUCTION from the supplement and reading notes.
+
+    z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7       `pipeline.one_step.galc`
+    y*  = (min(r, 1/r) by image anchors + the same by text anchors) / 2      Eq. 8-11    `galc.anchor_labels`
+    L_intra,i = mean_j (S(I_i, I_j) - S(T_i, T_j))²                          Eq. 13      `intra_loss`
+    L_inter,i = - mean_j (S(I_i, T_j) - S(I_j, T_i))²                        Eq. 15      `inter_loss`
+    L_SCT = L_w + ζ L_intra + η L_inter                                      Eq. 16      `Gsl.train`
+    L_w  = [α̂_i - S_ii + S(I_i, T_h)]_+ + [α̂_i - S_ii + S(I_h, T_i)]_+       Eq. 17      `triplet(…, hardest=True)`
+    p_i  = clean posterior of a two-component Beta mixture over L_SCT; clean where p_i > δ     `bmm_split`
+
+I, T: images and texts. S: similarity. α̂_i = Ψ2(y_i): margin of a pair with label y_i, 1 for clean pairs and y* for noisy ones.
+A warm-up with L_w alone comes first; then, each epoch, the halves of either network teach the other (Algorithm 1).
+
+What the public sources leave open is a switch: the sign of L_inter (the notes stress the minus, their nearest relative SPS
+has a plus), means or sums, what z is centred by, anchors in the frequency or the spatial domain.
+"""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.mixtures import Split, bmm_split
+from pipeline.one_step.galc import RECONSTRUCTION, anchor_labels
+
+from ..losses import triplet
+from .base import Array, MethodConfig, Run, Seen
+from .co_teaching import CoTeaching, CoTeachingConfig, Halves, Look, mean_of_known
+from .division import clean_rows
+from .margins import soft_margin
+
+__all__ = ["Gsl", "GslConfig", "inter_loss", "intra_loss"]
+
+UNKNOWN_LABEL = 0.5
+
+
+class GslConfig(CoTeachingConfig):
+    """A reconstruction from the supplement and reading notes: what these leave open is a switch."""
+
+    name: Literal["gsl"] = "gsl"
+    zeta: float = Field(default=1.0, ge=0)
+    """ζ of Eq. 16"""
+    eta: float = Field(default=0.1, ge=0)
+    """η of Eq. 16"""
+    inter_sign: Literal[-1, 1] = -1
+    """of L_inter: -1 as the notes have it, 1 as SPS"""
+    reduction: Literal["mean", "sum"] = "mean"
+    """over the other samples of the batch in L_intra and L_inter; the sums drown L_w"""
+    domain: Literal["fourier", "spatial"] = "fourier"
+    """where anchors are compared"""
+    centring: Literal["bank", "per_vector", "none"] = "bank"
+    """of what anchors are compared by: minus the batch's mean, minus each vector's own mean, or none"""
+    negative: Literal["floor", "shift"] = "floor"
+    """negative cosines before they are divided: max(s, 1e-6), or (1 + s) / 2, which makes all labels large"""
+    warmup_negatives: Literal["hardest", "mean"] = "hardest"
+    """in the warm-up: Eq. 17 to the letter, or all negatives alike as the NCR family does"""
+
+
+class Gsl(CoTeaching):
+    """A reconstruction. Learn by the partner's halves; labels of noisy pairs from two clean anchors of the batch."""
+
+    Config: ClassVar[type[MethodConfig]] = GslConfig
+    config: GslConfig
+    asks_partner: ClassVar[bool] = False
+    provenance: ClassVar[str] = RECONSTRUCTION
+
+    def prepare(self, run: Run) -> None:
+        super().prepare(run)
+        run.note(RECONSTRUCTION)
+
+    def split(self, losses: NDArray[np.float32]) -> Split:
+        return bmm_split(losses)
+
+    def chosen(self, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
+        return clean_rows(confidence, self.config.threshold, inclusive=False, one_percent=self.config.one_percent)
+
+    def look(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
+        """L_SCT with all labels 1, and the labels as they stand."""
+        constraint = self._constraint(seen, network, run)
+        return self._triplet(seen, self.config.margin) + constraint, self._labels(seen, network)
+
+    def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
+        """L_w alone, all labels 1."""
+        hardest = self._triplet(seen, self.config.margin)
+        assert seen.similarity is not None
+        each = (
+            hardest
+            if self.config.warmup_negatives == "hardest"
+            else triplet(seen.similarity, self.config.margin, same=self._same(seen))
+        )
+        with torch.no_grad():
+            division = hardest + self._constraint(seen, network, run)
+        return Look(each.mean(), division, torch.full_like(division, torch.nan))
+
+    def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
+        label = self._corrected(seen, network, halves.clean)
+        constraint = self._constraint(seen, network, run)
+        loss = self._triplet(seen, soft_margin(label, self.config.margin)) + constraint
+        with torch.no_grad():
+            division = self._triplet(seen, self.config.margin) + constraint
+        logs = {"clean_share": halves.clean.float().mean(), "label": label.mean()}
+        return Look(loss.mean(), division, label, logs)
+
+    def _triplet(self, seen: Seen, margin: Tensor | float) -> Tensor:
+        assert seen.similarity is not None
+        return triplet(seen.similarity, margin, hardest=True, same=self._same(seen))
+
+    def _constraint(self, seen: Seen, network: int, run: Run) -> Tensor:
+        """(B,) ζ L_intra + η L_inter."""
+        assert seen.similarity is not None and seen.texts is not None
+        target = run.network(network)
+        images, texts = (target.vector_similarity(side, side) for side in (seen.images, seen.texts))
+        total = self.config.zeta * intra_loss(images, texts) + self.config.eta * inter_loss(
+            seen.similarity, self.config.inter_sign
+        )
+        return total * len(total) if self.config.reduction == "sum" else total
+
+    def _corrected(self, seen: Seen, network: int, clean: Tensor) -> Tensor:
+        """(B,) 1 for clean pairs, y* for noisy ones; where a batch has no two anchors for one, its label stays."""
+        assert seen.texts is not None
+        images, texts = (side["vectors"].detach().float().cpu().numpy() for side in (seen.images, seen.texts))
+        found = anchor_labels(
+            images,
+            texts,
+            clean.cpu().numpy(),
+            None if seen.same is None else seen.same.cpu().numpy(),
+            domain=self.config.domain,
+            centring=self.config.centring,
+            negative=self.config.negative,
+        )
+        corrected = torch.from_numpy(found).to(clean.device)
+        before = self._labels(seen, network).nan_to_num(UNKNOWN_LABEL)
+        return torch.where(clean, 1.0, torch.where(corrected.isnan(), before, corrected))
+
+    def _labels(self, seen: Seen, network: int) -> Tensor:
+        return torch.from_numpy(self.prediction[network, seen.rows.cpu().numpy()]).to(seen.rows.device)
+
+    def _same(self, seen: Seen) -> Tensor | None:
+        return seen.same if self.config.mask_same else None
+
+    def sample_columns(self) -> dict[str, Array]:
+        """p and y, means over both networks."""
+        confidence, _ = self.final_halves()
+        return {"gsl_probability": mean_of_known(confidence), "gsl_label": mean_of_known(self.prediction)}
+
+
+def intra_loss(images: Tensor, texts: Tensor) -> Tensor:
+    """L_intra (B,) = mean_j (S(I_i, I_j) - S(T_i, T_j))² of similarities (B, B) within each modality (Eq. 13)."""
+    return (images - texts).square().mean(dim=1)
+
+
+def inter_loss(similarity: Tensor, sign: int = -1) -> Tensor:
+    """L_inter (B,) = ± mean_j (S(I_i, T_j) - S(I_j, T_i))² of similarities (B, B) (Eq. 15)."""
+    return sign * (similarity - similarity.T).square().mean(dim=1)
