@@ -8,7 +8,22 @@ from importlib.metadata import entry_points
 import typer
 
 from ..errors import NoisegateError, StoppedError
-from . import adapt, annotate, calibrate, compare, demo, evaluate, export, noise, report, rescore, scenes, show, verify
+from . import (
+    adapt,
+    annotate,
+    calibrate,
+    compare,
+    convert,
+    demo,
+    evaluate,
+    export,
+    noise,
+    report,
+    rescore,
+    scenes,
+    show,
+    verify,
+)
 
 __all__ = ["app", "main"]
 
@@ -70,6 +85,7 @@ for module in (
     show,
     export,
     scenes,
+    convert,
     demo,
 ):
     module.register(app)

@@ -1,0 +1,205 @@
+"""`noisegate convert`: the usual downloads of the papers' data sets as shards."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..convert.kinds import KINDS, LAYOUTS
+from .output import JsonOption, Output, escape
+
+if TYPE_CHECKING:
+    from ..convert.job import Converted
+    from ..convert.write import Progress
+
+__all__ = ["register"]
+
+CAPTIONS = "Captioned data"
+LABELS = "Labelled data"
+
+
+def register(app: typer.Typer) -> None:
+    convert.__doc__ = f"{inspect.cleandoc(convert.__doc__ or '')}\n\n{_kinds()}"
+    app.command("convert", no_args_is_help=True)(convert)
+
+
+def convert(
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="Folder of the download, unpacked.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards of this split.", show_default=False)],
+    split: Annotated[str, typer.Option("--split", "-s", help="One of the kind's splits, above.")] = "train",
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout",
+            help="features, annotations, karpathy or table, where a source has several (default: the first).",
+            show_default=False,
+            rich_help_panel=CAPTIONS,
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            "--rows",
+            help="captions: a sample for each, as weights and noise need; images: a sample for each with all its "
+            "captions in its json, a fifth of the bytes (default: captions for train, else images).",
+            show_default=False,
+            rich_help_panel=CAPTIONS,
+        ),
+    ] = None,
+    noise_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--noise-file",
+            help="Published noise, applied as it is: an index such as f30k_precomp_0.4.npy (NCR, BiCro, CRCL, DECL), or "
+            "captions such as 0.4_noise_train_caps.txt (NPC, OSA).",
+            show_default=False,
+            rich_help_panel=CAPTIONS,
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--images",
+            help="Folder of the pictures, where it is not in the source.",
+            show_default=False,
+            rich_help_panel=CAPTIONS,
+        ),
+    ] = None,
+    float16: Annotated[
+        bool,
+        typer.Option("--float16", help="Features in half the bytes.", rich_help_panel=CAPTIONS),
+    ] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            "--labels",
+            help="cifar10n: worse, aggre, random1, random2 or random3.",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    label_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--label-file",
+            help="cifar10n, cifar100n: CIFAR-N's file, where it is not in the source.",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            "--classes",
+            help="webvision: the first so many (default: 50, mini-WebVision).",
+            show_default=False,
+            rich_help_panel=LABELS,
+        ),
+    ] = None,
+    check: Annotated[
+        str, typer.Option("--check", help="Of pictures: header (quick), or full decoding.", rich_help_panel="Shards")
+    ] = "header",
+    samples: Annotated[
+        int, typer.Option("--shard-samples", help="Most samples of a shard.", rich_help_panel="Shards")
+    ] = 1_000,
+    megabytes: Annotated[
+        int, typer.Option("--shard-mb", help="Most megabytes of a shard.", rich_help_panel="Shards")
+    ] = 500,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make shards from the usual download of one of the papers' data sets.
+
+    [cyan]noisegate convert flickr30k f30k_precomp --noise-file f30k_precomp_0.4.npy --out flickr30k/train[/]
+
+    [cyan]noisegate convert coco coco_precomp --split test --out coco/test[/]
+
+    [cyan]noisegate convert cifar100n cifar-100-binary --label-file CIFAR-100_human.pt --out cifar100n/train[/]
+
+    [cyan]noisegate convert food101n food-101 --split test --out food101n/test[/]
+
+    Picture files keep their bytes. Each sample's json has the image's id and what is known of the truth (noisy, clean_label),
+    which `noisegate evaluate` reads; classes.txt beside the shards is for --classes of `noisegate annotate`. A sample that
+    cannot be read is left out and listed in _bad_samples.jsonl. Stopped, the same command goes on.
+    """
+    from ..convert.job import convert as run
+
+    output = Output(as_json)
+    options: dict[str, Any] = {
+        "layout": layout,
+        "rows": rows,
+        "noise_file": noise_file,
+        "images": images,
+        "float16": float16,
+    }
+    options |= {"labels": labels, "label_file": label_file, "classes": classes}
+    with _progress(quiet) as progress:
+        found = run(
+            kind,
+            source,
+            out,
+            split=split,
+            shard_samples=samples,
+            shard_bytes=megabytes * 1_000_000,
+            check=check,
+            progress=progress,
+            **options,
+        )
+    _print(found, output)
+    output.result(found.to_dict())
+
+
+def _kinds() -> str:
+    """Each kind with its splits and files, a paragraph each, and the layouts that several share."""
+    found = [
+        f"[bold]{kind.name}[/] ({', '.join(kind.splits)}): "
+        + (f"layout {', '.join(kind.layouts)}, below." if kind.layouts else f"{escape(kind.expected)}.")
+        for kind in KINDS.values()
+    ]
+    return "\n\n".join([*found, *(f"[bold]{name}[/]: {escape(files)}." for name, files in LAYOUTS.items())])
+
+
+def _print(found: "Converted", output: Output) -> None:
+    facts = found.facts
+    bad = ", ".join(f"{status} {count:,}" for status, count in found.bad.items())
+    output.table(
+        "Converted" if not found.already else "Converted already",
+        [
+            ("data set", f"{found.kind}, {found.split}"),
+            ("samples", f"{found.samples:,}" + (f" of {found.read:,}" if found.bad else "")),
+            *([("left out", f"{bad}; see _bad_samples.jsonl")] if bad else []),
+            *([("classes", f"{found.classes:,}")] if found.classes else []),
+            *([("layout", str(facts["layout"]))] if "layout" in facts else []),
+            *([("a sample for each of the", str(facts["rows"]))] if "rows" in facts else []),
+            *([("noise", f"{facts['noisy']:,} noisy, {facts['noise_protocol']}")] if "noisy" in facts else []),
+            ("shards", f"{len(found.shards):,}, {found.bytes / 1e6:,.1f} MB"),
+        ],
+    )
+    output.say(f"Shards: [cyan]{escape(found.out)}[/]/*.tar")
+
+
+@contextmanager
+def _progress(quiet: bool) -> "Iterator[Progress]":
+    """A bar where somebody looks, a line per shard where something records."""
+    if quiet:
+        yield lambda done, count, shard: None
+        return
+    if not sys.stderr.isatty():
+
+        def line(done: int, count: int, shard: str | None) -> None:
+            if shard:
+                print(f"[{done:,}/{count:,}] {shard}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True)) as bar:
+        task = bar.add_task("samples", total=None)
+        yield lambda done, count, shard: bar.update(task, completed=done, total=count)
