@@ -69,7 +69,7 @@ def loop_of(name: str, folder: Path, model: str, batch_size: int) -> tuple[Loop,
 def step(loop: Loop, batch: Batch) -> float:
     """Seconds of one update."""
     began = time.process_time()
-    loss, _ = loop.backward({"all": batch}, True)
+    loss, _ = loop.backward({"all": batch})
     loop.update()
     assert loss is not None
     return time.process_time() - began

@@ -10,10 +10,10 @@ import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError
 
@@ -38,10 +38,18 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+def _listed(value: Any) -> Any:
+    return (str(value),) if isinstance(value, str | Path) else value
+
+
+Shards = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""one pattern, or several"""
+
+
 class DataConfig(_Section):
     """Training data, and the data that the task is measured on."""
 
-    shards: tuple[str, ...] = ()
+    shards: Shards = ()
     """webdataset tars as `noisegate annotate` takes them; empty: those that the table names"""
     table: Path | None = None
     where: str | None = None
@@ -58,7 +66,7 @@ class DataConfig(_Section):
     """npy: features of the part npy in place of pictures"""
     max_mismatch: float = Field(default=0.0, ge=0, le=1)
     cache: Path | None = None
-    eval_shards: tuple[str, ...] = ()
+    eval_shards: Shards = ()
     eval_table: Path | None = None
     eval_captions: str | None = None
     """as captions, for the evaluation data; None: the same"""

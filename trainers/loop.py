@@ -127,9 +127,10 @@ class Loop:
             place.batch, place.batches = place.batch + 1, place.batches + 1
             self.running.batch, self.running.step = place.batches, place.step
             due = place.batch % loop.accumulate == 0 or place.batch == length
-            loss, logs = self.backward(batches, due)
+            loss, logs = self.backward(batches)
             pending = pending or loss is not None
-            if due and pending:
+            updated = due and pending
+            if updated:
                 norm = self.update()
                 pending = False
                 if place.step % self.config.logging.every == 0 or place.step == 1:
@@ -140,7 +141,9 @@ class Loop:
                 continue
             enough = loop.max_steps is not None and place.step >= loop.max_steps
             left = place.batch < length and (enough or self._asked(stop))
-            saving = loop.save_every is not None and place.step % loop.save_every == 0 and place.batch < length
+            saving = (
+                updated and loop.save_every is not None and place.step % loop.save_every == 0 and place.batch < length
+            )
             if left or saving:
                 place.seconds += time.monotonic() - began
                 began, ready = time.monotonic(), 0
@@ -188,19 +191,21 @@ class Loop:
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
-    def backward(self, batches: Mapping[str, Batch], due: bool) -> tuple[float | None, Mapping[str, float | Tensor]]:
-        """Add a batch's gradients; no loss where it was skipped."""
+    def backward(self, batches: Mapping[str, Batch]) -> tuple[float | None, Mapping[str, float | Tensor]]:
+        """Add a batch's gradients, averaged over the ranks each time, because the next batch may be skipped.
+
+        No loss where the batch was skipped.
+        """
         batches = self._even(batches)
-        with self.fabric.no_backward_sync(self._module, enabled=not due and self.fabric.world_size > 1):
-            loss, logs = self._module(Work(batches)) if batches else (None, {})
-            if loss is None:
-                self.place.skipped += 1
-                return None, logs
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                self._not_a_number(f"the loss is {value}")
-                return None, logs
-            self.fabric.backward(loss / self.config.loop.accumulate)
+        loss, logs = self._module(Work(batches)) if batches else (None, {})
+        if loss is None:
+            self.place.skipped += 1
+            return None, logs
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            self._not_a_number(f"the loss is {value}")
+            return None, logs
+        self.fabric.backward(loss / self.config.loop.accumulate)
         return value, logs
 
     def update(self) -> float:
@@ -296,9 +301,7 @@ class Loop:
         values = dict(state.facts["place"])
         values["course"] = None if values["course"] is None else tuple(values["course"])
         self.place = Place(**values)
-        most = self.config.loop.max_steps
-        if self.place.epoch < self.epochs and (most is None or self.place.step < most) and not self.place.waited:
-            self.place.over = ""  # there may be more to do now than there was then
+        self._look_further()
         self.running.restarts = self.place.restarts
         for i, network in enumerate(self.networks):
             network.load_state_dict(state.group(f"network{i}"))
@@ -308,6 +311,15 @@ class Loop:
         if self._average is not None:
             self._average.load(state.group("average"), state.facts["averaged"])
         _set_random_states(state.group("rng"), self.fabric)
+
+    def _look_further(self) -> None:
+        """There may be more to do now than there was then: more epochs, more updates, more patience."""
+        place, loop = self.place, self.config.loop
+        tired = loop.patience is not None and place.waited >= loop.patience
+        if place.epoch < self.epochs and place.step < (loop.max_steps or math.inf) and not tired:
+            place.over = ""
+        if place.course is not None and not place.restarts:
+            place.course = (place.course[0], self.epochs, place.course[2])
 
     def _save_weights(self, which: str) -> None:
         if not self.fabric.is_global_zero:

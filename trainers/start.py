@@ -146,7 +146,7 @@ def _train(
     display: Display,
     stack: contextlib.ExitStack,
 ) -> TrainResult:
-    data = _with_transforms(config, data, networks[0])
+    data = _with_transforms(config, data, networks[0], method.config.mask_same)
     streams = Streams(data, config.seed)
     stack.callback(streams.close)
     running = Running(config, networks, data, fabric.device, fabric.world_size, display.note)
@@ -196,11 +196,10 @@ def _fabric(config: TrainConfig, method: Method) -> Fabric:
     strategy: Any = "auto"
     if world > 1:
         on_cpu = loop.device == "cpu" or not torch.cuda.is_available()
-        # all parameters take part in the plain case only; a head, a tower or a scale may be left out in the others
-        every = (config.task.name, method.loss_name, method.networks, method.config.temperature) == (
-            "retrieval", "info_nce", 1, None
-        )  # fmt: skip
-        strategy = DDPStrategy(process_group_backend="gloo" if on_cpu else "nccl", find_unused_parameters=not every)
+        strategy = DDPStrategy(
+            process_group_backend="gloo" if on_cpu else "nccl",
+            find_unused_parameters=not (config.task.name == "retrieval" and method.uses_all_parameters()),
+        )
     return Fabric(
         accelerator=accelerator,
         devices=loop.devices,
@@ -237,13 +236,13 @@ def _data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShar
     )
 
 
-def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target) -> WeightedShards:
+def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, mask_same: bool) -> WeightedShards:
     wants_text = config.task.name == "retrieval"
     return data.view(
         image=target.image_transform(True),
         text=target.tokenizer if wants_text else None,
         captions=config.data.captions if wants_text else "one",
-        fields=(PICTURE,) if wants_text and config.method.get("mask_same", True) and not config.data.image_part else (),
+        fields=(PICTURE,) if wants_text and mask_same and not config.data.image_part else (),
     )
 
 

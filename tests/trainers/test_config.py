@@ -37,6 +37,11 @@ def test_a_configuration_survives_yaml(scored: Path, tmp_path: Path) -> None:
     assert TrainConfig.parse(yaml.safe_load(config.to_yaml())) == config
 
 
+def test_one_pattern_is_a_list_of_one() -> None:
+    config = TrainConfig.parse(read_config(None, ["data.shards=x-{0..9}.tar"], {"data.eval_shards": Path("held")}))
+    assert (config.data.shards, config.data.eval_shards) == (("x-{0..9}.tar",), ("held",))
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

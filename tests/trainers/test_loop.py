@@ -162,6 +162,16 @@ def test_the_average_is_what_is_measured(scored: Path, tmp_path: Path) -> None:
     assert evaluate_model(averaged.folder).figures == averaged.best
 
 
+def test_bfloat16_is_close(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, loop__epochs=1, loop__evaluate_every=0)
+    exact, rounded = (
+        np.array(curve(train(config, settings=[f"loop.precision={name}"], quiet=True).folder, "loss"))
+        for name in ("32-true", "bf16-mixed")
+    )
+    assert (exact != rounded).any()
+    np.testing.assert_allclose(rounded, exact, rtol=0.05)
+
+
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,7 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
     assert (again.steps, again.over, again.folder) == (5, "1 epochs", first.folder)
     longer = train(resume=first.folder, settings=["loop.epochs=2"], quiet=True)
     assert (longer.steps, longer.over) == (10, "2 epochs")
+    assert curve(first.folder, "lr")[5] == pytest.approx((0.5e-3,)), "in the middle of a cosine over two epochs"
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,13 @@ class Method:
     def prepare(self, run: Run) -> None:
         """Once, before the first step and after every resume: what can be computed again and need not be saved."""
 
+    def uses_all_parameters(self) -> bool:
+        """Whether every step's loss depends on all weights of a retrieval network, its learnt scale included.
+
+        Several devices need to know; False is always right, and a little slower.
+        """
+        return False
+
     def epochs(self, wanted: int) -> int:
         """How many epochs there will be, where loop.epochs says `wanted`."""
         return wanted

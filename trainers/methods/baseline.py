@@ -22,5 +22,8 @@ class Baseline(Method):
 
     Config: ClassVar[type[MethodConfig]] = BaselineConfig
 
+    def uses_all_parameters(self) -> bool:
+        return self.loss_name == "info_nce" and self.config.temperature is None
+
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
         return StepLoss(self.losses(run.forward(batches[ALL])).mean())

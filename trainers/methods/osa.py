@@ -112,6 +112,9 @@ class Osa(Method):
                 f"{run.table}, or rescore with a smaller --beta"
             )
 
+    def uses_all_parameters(self) -> bool:
+        return self.loss_name == "info_nce" and self.config.temperature is None
+
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
         batch = batches[ALL]
         weight = run.gather(self.weights(batch))
