@@ -114,7 +114,7 @@ class Running:
         for batch in self._pass:
             there = self.on_device(batch if texts else replace(batch, texts=None))
             for network, arrays in zip(networks, found, strict=True):
-                for name, values in function(self._seen(there, network, alone=True), network).items():
+                for name, values in function(self._seen(there, network, alone=True, classes=texts), network).items():
                     array = values.detach().float().cpu().numpy()
                     if name not in arrays:
                         arrays[name] = np.full((self.total_rows, *array.shape[1:]), np.nan, np.float32)
@@ -137,8 +137,8 @@ class Running:
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
-    def _seen(self, batch: Batch, network: int, alone: bool) -> Seen:
-        """`alone`: this rank's samples only, for passes that every rank makes by itself."""
+    def _seen(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
+        """`alone`: this rank's samples only, for passes that every rank makes by itself. Without `classes` no logits."""
         target = self.networks[network]
         together: Callable[[Encoded], Encoded] = (lambda encoded: encoded) if alone else gather
         each: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if alone else gather_tensor
@@ -155,7 +155,7 @@ class Running:
                 pictures = batch.fields.get(PICTURE, [None] * len(batch))
                 same = _same(*(each(_ids(ids, batch.rows).to(self.device)) for ids in (batch.captions, pictures)))
         elif self.task == "classification":
-            logits = target.class_logits(images)
+            logits = target.class_logits(images) if classes else None
         else:
             similarity = target.vector_similarity(images, images)
         return Seen(rows, images, target.temperature, texts, similarity, logits, labels, columns, same)

@@ -53,6 +53,8 @@ class Refinement:
     unpicked: Mask
     invalid: Mask
     unlabelled: Mask
+    soft: Float32 | None = None
+    """(N, C) the corrected soft label where it was asked for, NaN for invalid rows"""
 
 
 def refine(
@@ -67,6 +69,7 @@ def refine(
     quota: int | ArrayLike | None = None,
     duplicates: ArrayLike | None = None,
     invalid: ArrayLike | None = None,
+    keep_soft: bool = False,
 ) -> Refinement:
     """Selection and correction of TANGO Sec. 3 from neighbours, from anchors (with images), or from both.
 
@@ -78,8 +81,8 @@ def refine(
     invalid: (N,) bool, rows to leave out besides those that show it themselves: images without a direction, or (without
         images) rows that have no list in a graph of `find_neighbours` where others have one.
 
-    Memory: N x C is never held; a few million numbers of it at a time, and the votes as sparse matrices (about
-    25 bytes per neighbour-list entry, 12 per pick of an anchor, while they are made).
+    Memory: N x C is held with `keep_soft` only, else a few million numbers of it at a time; and the votes as sparse
+    matrices (about 25 bytes per neighbour-list entry, 12 per pick of an anchor, while they are made).
 
     >>> lists = np.array([[1, 2], [0, 2], [0, 1], [0, 1]])
     >>> result = refine([0, 0, 0, 1], classes=2, neighbours=lists)
@@ -101,7 +104,7 @@ def refine(
     if len(np.unique(label[label >= 0])) == 1:
         log.warning("all labelled samples carry one class: every neighbour agrees, so the visual score says nothing")
 
-    columns = _Columns(given)
+    columns = _Columns(given, classes if keep_soft else None)
     visual = None if neighbours is None else VisualVotes.of(neighbours, label, classes, duplicates)
     pickers = None if visual is None else visual.pickers()
     semantic, truth, picks = None, None, np.zeros(0, dtype=np.int64)
@@ -169,8 +172,9 @@ def verdict(q: Float64, label: Index) -> tuple[Mask, Float64]:
 class _Columns:
     """The columns of a `Refinement`, filled slice by slice."""
 
-    def __init__(self, given: Index) -> None:
+    def __init__(self, given: Index, soft_classes: int | None) -> None:
         total = len(given)
+        self.soft = None if soft_classes is None else np.full((total, soft_classes), np.nan, np.float32)
         self.given = given
         self.label = given.astype(np.int32)
         self.q, self.p_vis, self.p_sem, self.consistency, self.confidence = np.full((5, total), np.nan, np.float32)
@@ -189,6 +193,8 @@ class _Columns:
 
     def correct(self, part: slice, label: Index, soft: Float64) -> None:
         """The best class of the soft label, the given one where it ties; rows without a soft label keep theirs."""
+        if self.soft is not None:
+            self.soft[part] = soft
         row = np.flatnonzero(~np.isnan(soft).any(axis=1))
         at, given = part.start + row, label[row]
         value = soft[row].max(axis=1)
@@ -199,6 +205,8 @@ class _Columns:
     def result(self, invalid: Mask) -> Refinement:
         for column in (self.q, self.p_vis, self.p_sem, self.consistency, self.confidence):
             column[invalid] = np.nan
+        if self.soft is not None:
+            self.soft[invalid] = np.nan
         return Refinement(
             q=self.q,
             p_vis=self.p_vis,
@@ -212,4 +220,5 @@ class _Columns:
             unpicked=self.unpicked & ~invalid,
             invalid=invalid,
             unlabelled=self.given < 0,
+            soft=self.soft,
         )

@@ -1,0 +1,268 @@
+"""TANGO, Text-Anchored Guided Optimisation (Ma et al., CVPR 2026): METHODS 6.
+
+The paper's main text was not at hand: equations 9-12 and Algorithm 1 are from its supplement, the rest from public reading
+notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is decided in METHODS 6 and 10.
+
+    t_j          frozen anchors: the embedded prompts of each class, of class c K_c of them          `make_anchors`
+    TAC: l_ic = (scale / K_c) Σ_{j of class c} exp(cos(v_i, t_j))                                    `text_anchored_logits`
+    p_vis, p_sem how consistent a label is with neighbours (Eq. 9-10) and with the nearest anchors
+    q = (1 - b) p_vis + b p_sem;  clean where argmax q is the given label
+    Ỹ = (1 - b) Y_vis + b Y_sem  labels from those who list a sample (Eq. 11-12) and from the anchors that do
+    L = L_clean + L_reg          cross-entropy of TAC on clean samples; on all, mixed, with Ỹ        Algorithm 1
+
+Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`pipeline.consistency.refine`). Only the
+visual tower learns: no gradient reaches the texts.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.anchors import Anchors
+from pipeline.classes import TEMPLATES, prompts
+from pipeline.consistency import refine
+from pipeline.errors import ConfigError
+from pipeline.neighbours import default_k, find_neighbours
+from pipeline.scoring import anchors_file
+from pipeline.table import RunFolder
+
+from ..losses import cross_entropy
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
+from .mixup import mixup, one_hot
+
+if TYPE_CHECKING:
+    from ..data import Batch
+    from ..targets import Target
+
+__all__ = ["Tango", "TangoConfig", "make_anchors", "text_anchored_logits"]
+
+FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
+COLUMNS = (*FLOATS, "clean_tango", "refined_label")
+"""of the weight table, which a refinement fills and which serve the first epoch"""
+
+
+class TangoConfig(MethodConfig):
+    """Constants of the paper, and what it leaves open. Its optimiser: SGD, lr 5e-4, weight decay 5e-4, batch 64, 20 epochs."""
+
+    name: Literal["tango"] = "tango"
+    anchors: Literal["auto", "target", "table"] = "auto"
+    """target: prompts through the target's own text tower; table: anchors.safetensors of data.table; auto: table where its
+    model is the target's, else target"""
+    scale: float = Field(default=40.0, gt=0)
+    """of TAC's logits, the paper's K = 40 whatever K is"""
+    b: float = Field(default=0.5, ge=0, le=1)
+    """weight of the anchors against the neighbours"""
+    k: int | None = Field(default=None, ge=1)
+    """neighbours; None: 200, or half an average class where classes are small"""
+    mixup: float = Field(default=4.0, gt=0)
+    """α of Beta(α, α)"""
+    table_epochs: int = Field(default=1, ge=0)
+    """first epochs that take clean and corrected labels from data.table, where it has them; more for a network from scratch"""
+
+
+class Tango(Method):
+    """L_clean + L_reg through the text-anchored classifier; clean set and labels refined before every epoch."""
+
+    Config: ClassVar[type[MethodConfig]] = TangoConfig
+    config: TangoConfig
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        if task != "classification":
+            raise ConfigError(f"method.name=tango corrects labels; use task.name=classification (now {task})")
+        self.anchors: Tensor | None = None  # (A, d) unit rows
+        self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
+        self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
+        self.columns_by_row: dict[str, Array] = {}
+
+    # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, run: Run) -> None:
+        """Lines 3 (once) and 6-7."""
+        if self.anchors is None:
+            found = make_anchors(run, self.config.anchors)
+            self.anchors, self.anchor_labels = torch.from_numpy(found.embeddings), torch.from_numpy(found.labels)
+        if not (run.epoch < self.config.table_epochs and self._from_table(run)):
+            self._refine(run)
+        clean, known = self.columns_by_row["clean_tango"], self.columns_by_row["refined_label"] >= 0
+        run.note(f"tango: {int(clean.sum()):,} of {int(known.sum()):,} samples are clean")
+
+    def _refine(self, run: Run) -> None:
+        def features(seen: Seen) -> Mapping[str, Tensor]:
+            assert seen.labels is not None
+            return {"vectors": seen.images["vectors"], "labels": seen.labels}
+
+        assert self.anchors is not None
+        found = run.measure(features, texts=False)
+        vectors = found["vectors"]
+        labels = np.nan_to_num(found["labels"], nan=-1).astype(np.int64)
+        classes = int(self.anchor_labels.max()) + 1
+        k = self.config.k or default_k(int((labels >= 0).sum()), classes)
+        refined = refine(
+            labels,
+            classes,
+            neighbours=find_neighbours(vectors, k, device="auto"),
+            images=vectors,
+            anchors=self.anchors.cpu().numpy(),
+            anchor_labels=self.anchor_labels.numpy(),
+            b=self.config.b,
+            keep_soft=True,
+        )
+        assert refined.soft is not None
+        self.soft = refined.soft
+        self.columns_by_row = {
+            "knn_consistency": refined.p_vis,
+            "anchor_consistency": refined.p_sem,
+            "consistency": refined.consistency,
+            "refined_confidence": refined.confidence,
+            "clean_tango": refined.clean_tango,
+            "refined_label": refined.label.astype(np.int64),
+        }
+
+    def _from_table(self, run: Run) -> bool:
+        """Take over what the table says; False where it says nothing of labels."""
+        if run.table is None:
+            return False
+        columns = {name: run.column(name) for name in COLUMNS}
+        known = np.flatnonzero((columns["refined_label"] >= 0) & np.isfinite(columns["refined_confidence"]))
+        if not len(known):
+            return False
+        classes = int(self.anchor_labels.max()) + 1
+        label, confidence = columns["refined_label"][known], columns["refined_confidence"][known]
+        self.soft = np.full((run.total_rows, classes), np.nan, np.float32)
+        self.soft[known] = ((1 - confidence) / max(classes - 1, 1))[:, None]  # of the others nothing is known
+        self.soft[known, label] = confidence
+        self.columns_by_row = columns
+        return True
+
+    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+        """Lines 10-15; the clean and the mixed samples are encoded apart."""
+        batch = run.on_device(batches[ALL])
+        assert batch.images is not None and batch.labels is not None
+        images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
+        clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
+        each_clean = torch.zeros(len(images), device=images.device)
+        if bool(clean.any()):
+            own = cross_entropy(self._classify(run, images[clean]), batch.labels[clean])
+            each_clean = each_clean.masked_scatter(clean, own.float())
+        mixed, soft = mixup(images, self._soft_labels(rows, batch.labels), run.random("mixup"), self.config.mixup)
+        each = cross_entropy(self._classify(run, mixed), soft)
+        chosen = run.gather(clean.float())
+        on_clean = run.gather(each_clean).sum() / chosen.sum().clamp(min=1)  # 0 where the batch has none
+        on_all = run.gather(each).mean()
+        logs = {"clean_share": chosen.mean(), "loss_clean": on_clean.detach(), "loss_reg": on_all.detach()}
+        return StepLoss(on_clean + on_all, logs)
+
+    def _classify(self, run: Run, images: Tensor) -> Tensor:
+        assert self.anchors is not None
+        if self.anchors.device != images.device:
+            self.anchors = self.anchors.to(images.device)
+        vectors = run.encode_images(images)["vectors"]
+        return text_anchored_logits(vectors, self.anchors, self.anchor_labels.to(images.device), self.config.scale)
+
+    def _soft_labels(self, rows: NDArray[np.int64], labels: Tensor) -> Tensor:
+        soft = torch.from_numpy(self.soft[rows]).to(labels.device)
+        return torch.where(soft.isnan(), one_hot(labels, soft.shape[1]), soft)
+
+    # --- what it remembers -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        if self.anchors is None:
+            return {}
+        anchors = {"anchors": self.anchors.cpu().numpy(), "anchor_labels": self.anchor_labels.numpy()}
+        return {**anchors, "soft": self.soft, **{f"column.{name}": v for name, v in self.columns_by_row.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        if not state:
+            return
+        self.anchors, self.anchor_labels = (
+            torch.from_numpy(state[name].copy()) for name in ("anchors", "anchor_labels")
+        )
+        self.soft = state["soft"].copy()
+        self.columns_by_row = {name: state[f"column.{name}"].copy() for name in COLUMNS}
+
+    def sample_columns(self) -> dict[str, Array]:
+        """What the last epoch began with."""
+        if not self.columns_by_row:
+            return {}
+        return {**self.columns_by_row, "clean": self.columns_by_row["clean_tango"]}
+
+
+def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor, scale: float = 40.0) -> Tensor:
+    """TAC (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class; unit rows (B, d) and (A, d), labels (A,).
+
+    >>> image, texts = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.91**0.5], [0.2, 0.96**0.5]])
+    >>> logits = text_anchored_logits(image, texts, torch.tensor([0, 1]))
+    >>> round(float(logits[0, 0] - logits[0, 1]), 3)
+    5.138
+    """
+    affinity = (vectors.float() @ anchors.T).exp()
+    count = torch.bincount(anchor_labels)
+    total = affinity.new_zeros(len(affinity), len(count)).index_add(1, anchor_labels, affinity)
+    return total * (scale / count)
+
+
+def make_anchors(run: Run, source: str) -> Anchors:
+    """The frozen anchors (Algorithm 1, line 3); raises ConfigError where target or table have none that fit.
+
+    A pretrained tower reads 40 sentences per class (K of the paper). A tower from scratch reads target.prompts, so that the
+    network is measured by the very anchors that it was trained on.
+    """
+    target = run.network()
+    if target.classes is None or target.config.head != "prompts":
+        raise ConfigError(
+            "method.name=tango classifies by text anchors; use target.head=prompts, with the classes' names as target.classes"
+        )
+    kept = None if run.table is None else RunFolder(run.table)
+    file = None if kept is None else anchors_file(kept)
+    if source == "table" or (source == "auto" and kept is not None and _same_model(kept, target)):
+        if file is None or not file.exists():
+            if source == "table":
+                raise ConfigError(
+                    "method.anchors=table: data.table has no anchors.safetensors; annotate with --task labels --classes NAMES, "
+                    "or use method.anchors=target"
+                )
+        else:
+            return _fitting(Anchors.load(file), target, str(file))
+    scratch = bool(getattr(target.config, "from_scratch", True))
+    names = target.classes.names
+    sentences = target.classes.prompts if scratch else prompts(names, TEMPLATES)
+    run.note(
+        f"tango: anchors from {len(sentences[0])} prompts per class by the {'untrained ' if scratch else ''}target"
+    )
+    texts = [sentence for of_class in sentences for sentence in of_class]
+    labels = np.repeat(np.arange(len(names)), [len(of_class) for of_class in sentences])
+    return Anchors(names, _embed(target, texts), labels.astype(np.int64))
+
+
+@torch.no_grad()
+def _embed(target: "Target", texts: list[str], at_once: int = 256) -> NDArray[np.float32]:
+    was_training = target.training
+    target.eval()
+    parts = [
+        target.encode_texts(target.tokenize(texts[i : i + at_once]))["vectors"] for i in range(0, len(texts), at_once)
+    ]
+    target.train(was_training)
+    vectors: NDArray[np.float32] = torch.cat(parts).float().cpu().numpy()
+    return vectors
+
+
+def _same_model(table: RunFolder, target: "Target") -> bool:
+    recorded = (table.read_run() or {}).get("model") or {}
+    wanted = getattr(target.config, "model", None), getattr(target.config, "pretrained", None)
+    return wanted[0] is not None and (recorded.get("model"), recorded.get("pretrained")) == wanted
+
+
+def _fitting(anchors: Anchors, target: "Target", file: str) -> Anchors:
+    assert target.classes is not None
+    if anchors.embeddings.shape[1] != target.width or len(anchors.names) != len(target.classes):
+        raise ConfigError(
+            f"method.anchors=table: {file} has {len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers, the "
+            f"target {len(target.classes)} in {target.width}; use method.anchors=target"
+        )
+    return anchors
