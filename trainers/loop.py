@@ -169,7 +169,8 @@ class Loop:
             return
         place.last = self._figures()
         self._write("eval", place.last)
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in place.last.items())
+        counts = ("images", "captions", "samples")
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in place.last.items() if name not in counts)
         self._display.note(f"epoch {place.epoch}: {shown}")
         if not place.best or place.last[self._monitor] > place.best[self._monitor]:
             place.best, place.best_epoch, place.waited = place.last, place.epoch, 0
