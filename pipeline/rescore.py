@@ -17,6 +17,7 @@ from .beta import Beta
 from .embeddings import embeddings_match
 from .errors import ConfigError, TableError
 from .lock import folder_lock
+from .one_step.scoring import OneStep, learn_columns, write_columns
 from .out_folder import writing_to
 from .resume import clear
 from .scoring import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
@@ -31,14 +32,16 @@ def rescore(
     settings: Callable[[Mapping[str, Any]], ScoreSettings],
     *,
     anchors: Anchors | None = None,
+    one_step: OneStep | None = None,
     device: str = "auto",
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Recompute every score of a finished run from its tables and kept embeddings.
 
     `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own, which are used
-    where there are some. Raises TableError when embeddings were dropped. What cannot work leaves all files as they were;
-    a rescoring that is stopped leaves a run that says it is not finished, until rescored again.
+    where there are some. `one_step` adds columns of methods; those that are there already stay. Raises TableError when
+    embeddings were dropped. What cannot work leaves all files as they were; a rescoring that is stopped leaves a run that
+    says it is not finished, until rescored again.
     """
     run = RunFolder(Path(folder))
     began = time.monotonic()
@@ -63,11 +66,13 @@ def rescore(
             device=device,
             note=note,
         )
+        columns = learn_columns(run, stems, one_step or OneStep(), wanted.seed, note)
         recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}, "beta": _beta(scores)}
         run.write_run({**recorded, "finished": False})
         if anchors is not None:
             anchors.save(anchors_file(run))
         write_scores(run, stems, scores)
+        write_columns(run, stems, columns)
         run.write_run({**recorded, "finished": True})
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 

@@ -23,7 +23,15 @@ from .weigh import pair_columns
 
 __all__ = ["check_array", "check_embeddings", "check_scores", "check_settings", "check_whole", "settings_of"]
 
-ALIKE = ("scorer", "beta", "calibration", "labels", "neighbourhood", "scores")  # the same in all tables of a run
+ALIKE = (
+    "scorer",
+    "beta",
+    "calibration",
+    "labels",
+    "neighbourhood",
+    "scores",
+    "one_step",
+)  # the same in all tables of a run
 FOLLOWS = 1e-6  # how far a score may be from what the cosine and β give
 HALF = 1e-3  # how far cosines of rows kept as float16 may be from those before: 2 · 2⁻¹¹ of unit vectors
 BLOCK = 8192
@@ -59,6 +67,7 @@ _NAMES = {name: name for name in ALIKE} | {
     "neighbourhood": "record of its neighbourhoods",
     "scores": "digest of all label and neighbourhood scores",
     "beta": "record of β",
+    "one_step": "record of its methods' columns",
 }
 
 

@@ -45,6 +45,18 @@ def rescore(
     neighbourhood: Neighbourhood = None,
     anchors: Vectors = None,
     anchor_labels: VectorLabels = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--with", help="Columns of lnc, crcl, gsl as before training, such as lnc,crcl.", show_default=False
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature", help="Of crcl (default: 0.01 for a pretrained CLIP, else 0.05).", show_default=False
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,7 +65,14 @@ def rescore(
     [cyan]noisegate rescore tables --beta fixed:0.22[/]
 
     [cyan]noisegate rescore tables --task pairs,labels --k 100[/]
+
+    [cyan]noisegate rescore tables --with lnc,crcl,gsl[/]
+
+    The columns of --with depend on who shares a batch: means over five seeded permutations in batches of 128, with their
+    spread. gsl is a reconstruction from its paper's supplement and reading notes.
     """
+    from ..errors import ConfigError
+    from ..one_step.scoring import OneStep
     from ..rescore import rescore as run
     from ..scoring import ScoreSettings
 
@@ -67,8 +86,12 @@ def rescore(
             joint=recorded["joint"],
         )
 
+    if temperature is not None and not methods:
+        raise ConfigError("--temperature is that of crcl; add --with crcl")
+    names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
+    one_step = OneStep(methods=tuple(dict.fromkeys(names)), temperature=temperature)
     output = Output(as_json)
-    summary = run(folder, settings, anchors=_anchors(anchors, anchor_labels), note=output.note)
+    summary = run(folder, settings, anchors=_anchors(anchors, anchor_labels), one_step=one_step, note=output.note)
     print_summary(summary, output)
     output.result(summary.to_dict())
 
