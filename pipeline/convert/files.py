@@ -56,11 +56,9 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Lines without their ends and blanks around; empty ones at the end are dropped, others keep their place."""
+    """Lines without their ends and the blanks around; empty ones keep their place, because lines are counted."""
     lines = read_text(path).split("\n")  # not splitlines: captions may hold \x85 or \u2028
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return [line.strip() for line in lines]
+    return [line.strip() for line in (lines if lines[-1] else lines[:-1])]
 
 
 def read_rows(path: Path) -> list[list[str]]:

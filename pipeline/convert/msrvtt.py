@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,10 +90,11 @@ def _load(place: Path, video: str) -> NDArray[Any]:
                 found = packed[name]
     except KeyError as error:
         raise BadSample("no_image", f"{path.name} has no array {video}") from error
-    except (OSError, ValueError, EOFError, IndexError) as error:
+    except (OSError, ValueError, EOFError, IndexError, BadZipFile) as error:
         raise BadSample("bad_image", f"{path.name} holds no numbers: {error}") from error
     if found.ndim not in (1, 2) or not found.size:
         raise BadSample(
             "bad_image", f"{path.name} has the shape {found.shape}; features are (frames, width) or (width,)"
         )
-    return found
+    array: NDArray[Any] = found
+    return array

@@ -59,7 +59,8 @@ def png_part(pixels: NDArray[np.uint8]) -> bytes:
 
 def array_part(array: NDArray[Any], float16: bool = False) -> bytes:
     """An .npy of floats, float32 or float16; raises BadSample where a number is not finite."""
-    kept = np.ascontiguousarray(array, dtype=np.float16 if float16 else np.float32)
+    with np.errstate(over="ignore"):  # told below
+        kept = np.ascontiguousarray(array, dtype=np.float16 if float16 else np.float32)
     if not np.isfinite(kept).all():
         what = "too large for float16" if np.isfinite(array).all() else "not finite"
         raise BadSample("bad_image", f"features that are {what}")

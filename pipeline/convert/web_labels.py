@@ -47,7 +47,7 @@ def read_webvision(request: Request) -> Source:
 def _synset_names(path: Path) -> tuple[str, ...]:
     """The first name of each line `n01440764 tench, Tinca tinca`; a name that occurs twice keeps its synset."""
     synsets, names = [], []
-    for line in read_lines(path):
+    for line in filter(None, read_lines(path)):
         synset, _, rest = line.partition(" ")
         synsets.append(synset)
         names.append(rest.partition(",")[0].strip() or synset)
