@@ -105,8 +105,22 @@ def _weigh(
         other.append(np.where(known & (drawn != own), to_drawn, np.nan))
     cosines, shuffled = np.concatenate(given), np.concatenate(other)
     sample = PairSample(*(_some(values[np.isfinite(values)], rng) for values in (cosines, shuffled)))
-    found = estimate_beta(pairs=sample, mode=mode, seed=seed)
+    found = _beta(sample, mode, seed)
     return LabelWeights(osa_weight(cosines.astype(np.float32), found.value, monotone), found)
+
+
+def _beta(sample: PairSample, mode: str, seed: int) -> Beta:
+    """By one of pipeline.beta's modes, but `intersection` keeps to the crossing also where all labels look right.
+
+    There the pairs' rule cuts at the mean plus two deviations of the shuffled, which is harmless where captions differ as
+    much as pictures do, and would drop half of the right labels where classes are alike (orange circle, red circle).
+    """
+    learnt = sample.calibration if mode == "intersection" else None
+    if learnt is not None and np.isfinite(learnt.crossing) and learnt.crossing > np.mean(sample.mismatched):
+        spread = learnt.crossing_sd
+        interval = (max(-1.0, learnt.crossing - 1.96 * spread), min(1.0, learnt.crossing + 1.96 * spread))
+        return Beta(learnt.crossing, mode, "crossing", spread, len(sample.given), seed, interval)
+    return estimate_beta(pairs=sample, mode=mode, seed=seed)
 
 
 def _blocks(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[NDArray[np.float32], Labels]]:

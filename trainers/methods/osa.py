@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Osa", "OsaConfig"]
 
+FEW = 0.1
+"""share of samples with a weight below which a note is due"""
 AUTO = {"retrieval": "osa_weight", "classification": "prompts", "image_retrieval": "images"}
 
 
@@ -97,15 +98,19 @@ class Osa(Method):
                 if self.source == "prompts"
                 else label_weights.image_weights(run.table, run.stems, self.config.beta, monotone, run.seed)
             )
-            run.note(f"weights of labels by {self.source}: β {found.beta}, {np.mean(found.weights > 0):.1%} above it")
-            self.by_row = torch.from_numpy(found.weights)
-            self.mean_weight = run.row_mean(found.weights)
+            run.note(f"weights of labels by {self.source}: β {found.beta}")
+            self.by_row, values = torch.from_numpy(found.weights), found.weights
         elif self._from_similarity:
             tables = finished_run(run.table, "method")
             self.beta = float(read_metadata(tables.table(next(tables.stems())))["beta"]["value"])
-            self.mean_weight = run.row_mean(self._weight(torch.from_numpy(run.column("similarity"))).numpy())
+            values = self._weight(torch.from_numpy(run.column("similarity"))).numpy()
         else:
-            self.mean_weight = run.row_mean(run.column(self.source))
+            values = self._weight(torch.from_numpy(run.column(self.source))).numpy()
+        self.mean_weight, share = run.row_mean(values), run.row_mean(values > 0)
+        if share == 1:
+            run.note(f"every sample has a weight by {self.source}: nothing is taken for wrong")
+        elif share < FEW:
+            run.note(f"only {share:.1%} of the samples have a weight by {self.source}: β may be too high")
         if not self.mean_weight > 0:
             raise ConfigError(
                 f"method.weight={self.config.weight}: no sample has any weight; look at the cut with: noisegate show "
