@@ -16,6 +16,8 @@ from .errors import ConfigError
 
 __all__ = ["DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
 
+MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Each is a pass over all pixels, and costs ten bytes
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 DECODER = "pillow: first frame, exif-transposed, rgb"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
 _UPRIGHT = {  # EXIF orientation to the turn that undoes it
@@ -68,6 +70,8 @@ def decode_image(data: bytes, limits: Limits) -> Image.Image:
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_size(*image.size, limits)
+        if image.format in ("JPEG", "MPO") and _scans(data) > MAX_SCANS:
+            raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
         return _rgb(image if turn is None else image.transpose(turn))
@@ -91,6 +95,15 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
             "too_large",
             f"image of {width:,} x {height:,} pixels; one side is over {limits.max_aspect:,} times the other",
         )
+
+
+def _scans(data: bytes) -> int:
+    """Scans of the first picture in a JPEG file, counted to one beyond the limit; what follows its end is not looked at."""
+    at, scans = 2, 0
+    while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
+        scans += marker[1] == b"\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
 
 
 def _orientation(image: Image.Image) -> int:

@@ -151,6 +151,14 @@ class TestRefused:
         assert refused(bomb, limits) == ("too_large", "image of 4,000 x 4,000 pixels; the limit is 15,999,999")
         assert refused(bomb[:60], limits) == refused(bomb, limits)  # the header alone decides
 
+    @pytest.mark.parametrize("progressive", [True, False])
+    def test_a_jpeg_of_endless_scans_is_refused(self, progressive: bool) -> None:
+        data = encoded(Image.new("RGB", (40, 40), "red"), "JPEG", progressive=progressive)
+        end = len(data) - 2
+        empty = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"  # one component, no data: decoders take it with a warning
+        assert refused(data[:end] + empty * 100 + data[end:]) == ("too_large", "JPEG of more than 100 scans")
+        assert decode_image(data + empty * 1000, LIMITS).size == (40, 40)  # a film or a thumbnail behind the picture
+
     def test_lines_are_refused_before_they_are_made_wide(self) -> None:
         assert refused(encoded(Image.new("RGB", (1, 201)))) == (
             "too_large",
