@@ -70,8 +70,8 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         BodyLimit, most=settings.max_body_bytes, seconds=settings.body_timeout, together=settings.queue_bytes
     )
     app.add_middleware(RequireKey, keys=Keys(settings.api_keys))
-    app.add_middleware(SecurityHeaders)
     app.add_middleware(RequestLog, metrics=service.metrics)
+    app.add_middleware(SecurityHeaders)
     _describe(app, bool(settings.api_keys))
     return app
 

@@ -5,6 +5,8 @@ import base64
 import binascii
 import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -39,6 +41,7 @@ class Asked:
 async def read_score(request: Request, settings: Settings) -> Asked:
     """The body of POST /v1/score, of either kind. Raises ApiError 400, 413, 415 or 422."""
     kind = _kind(request)
+    _check_plain(request)
     if kind == "application/json":
         return await _off_loop(await request.body(), lambda body: _asked(parse(body, ScoreRequest), {}, settings))
     if kind == "multipart/form-data":
@@ -52,6 +55,7 @@ async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest
     """The body of POST /v1/embed and its items, images first."""
     if _kind(request) != "application/json":
         raise ApiError(415, "unsupported_media_type", "use application/json")
+    _check_plain(request)
 
     def items_of(body: bytes) -> tuple[EmbedRequest, list[Item]]:
         found = parse(body, EmbedRequest)
@@ -69,6 +73,13 @@ def _kind(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def _check_plain(request: Request) -> None:
+    """A compressed body would have to be unpacked before its size is known."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise ApiError(415, "unsupported_media_type", "the body is compressed; send it without Content-Encoding")
+
+
 def parse(body: bytes, model: type[M]) -> M:
     """One JSON document by a model; raises ApiError 400 for what is no JSON and 422 for what does not fit."""
     if body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > 6 * MOST_VALUES:
@@ -77,12 +88,13 @@ def parse(body: bytes, model: type[M]) -> M:
         found = json.loads(body, parse_constant=_no_number, object_pairs_hook=_no_duplicates)
     except RecursionError as error:
         raise ApiError(400, "bad_request", "the JSON is nested too deeply") from error
-    except ValueError as error:  # bad JSON, bad UTF-8, and numbers of thousands of digits
-        reason = (
-            " ".join(str(error).split())[:200]
-            if isinstance(error, json.JSONDecodeError | _BadJson)
-            else "not UTF-8 text"
-        )
+    except ValueError as error:
+        if isinstance(error, UnicodeDecodeError):
+            reason = "not UTF-8 text"
+        elif isinstance(error, json.JSONDecodeError | _BadJson):
+            reason = " ".join(str(error).split())[:200]
+        else:
+            reason = "a number has thousands of digits"
         raise ApiError(400, "bad_request", f"the body is no JSON: {reason}") from error
     try:
         return model.model_validate(found)
@@ -107,7 +119,11 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_count(count: int, settings: Settings) -> None:
     if count > settings.max_items:
-        raise ApiError(413, "too_many_items", f"{count} items; at most {settings.max_items} go into one request")
+        raise _too_many(f"{count} items; at most {settings.max_items}")
+
+
+def _too_many(what: str) -> ApiError:
+    return ApiError(413, "too_many_items", f"{what} in one request")
 
 
 def _asked(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> Asked:
@@ -140,7 +156,7 @@ def unbase64(text: str) -> bytes:
     >>> unbase64("data:image/png;base64,aGk="), unbase64("aGk=")
     (b'hi', b'hi')
     """
-    if text.startswith("data:"):
+    if text[:5].lower() == "data:":
         head = _DATA_URI.match(text[:200])
         if head is None:
             raise ValueError("the data URI is not one of a picture in base64, such as data:image/png;base64,…")
@@ -150,7 +166,8 @@ def unbase64(text: str) -> bytes:
     try:
         return binascii.a2b_base64(text, strict_mode=True) if text else b""
     except binascii.Error as error:
-        raise ValueError(f"the image is not base64: {error}") from error
+        reason = f"the image is not base64 ({error}); use the letters with + and /, padding, and no line breaks"
+        raise ValueError(reason) from error
 
 
 def encoded_row(row: Any, encoding: str) -> list[float] | str:
@@ -167,21 +184,36 @@ async def _read_form(request: Request, settings: Settings) -> Asked:
     # latin-1 keeps every byte, so that a caption which is no UTF-8 is seen and not guessed
     headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
     most = settings.max_items
-    parser = MultiPartParser(
+    parser = _Form(
         headers, request.stream(), max_files=most, max_fields=most + 3, max_part_size=settings.max_body_bytes
     )
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError, AssertionError) as error:
         reason = getattr(error, "message", "") or "no valid boundary"
+        if reason.startswith("Too many"):
+            raise _too_many(f"more than {most} items") from error
         raise ApiError(
             400, "bad_request", f"the body is no multipart form: {' '.join(reason.split())[:200]}"
         ) from error
+    if not parser.whole:
+        await form.close()
+        raise ApiError(400, "bad_request", "the body is no multipart form: it ends before its last boundary")
     try:
         fields = [(name, await _bytes(value)) for name, value in form.multi_items()]
     finally:
         await form.close()
     return await asyncio.to_thread(_asked_by_form, fields, settings)
+
+
+class _Form(MultiPartParser):
+    """Keeps pictures in memory, where all bodies have a limit; `whole` once the last boundary has come."""
+
+    spool_max_size = sys.maxsize
+    whole = False
+
+    def on_end(self) -> None:
+        self.whole = True
 
 
 async def _bytes(value: "UploadFile | str") -> bytes:
@@ -192,13 +224,14 @@ _NO_PAIR = Pair.model_validate({})  # of a form: picture and caption are with th
 
 
 def _asked_by_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> Asked:
-    whole = [data for name, data in fields if name == "request"]
-    if len(whole) > 1:
-        raise InvalidRequest("request: give one part of this name")
-    if whole:
-        return _asked(
-            parse(whole[0], ScoreRequest), {name: data for name, data in fields if name != "request"}, settings
-        )
+    parts = dict(fields)
+    several = () if "request" in parts else ("image", "text")
+    twice = next((name for name, count in Counter(n for n, _ in fields if n not in several).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"{twice[:60]}: give one part of this name")
+    if "request" in parts:
+        whole = parts.pop("request")
+        return _asked(parse(whole, ScoreRequest), parts, settings)
     unknown = sorted({name for name, _ in fields} - {"image", "text", "classes", "against"})
     if unknown:
         raise InvalidRequest(f"{unknown[0][:60]}: no such field; use image and text, classes, against, or request")

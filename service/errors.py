@@ -72,7 +72,8 @@ def error_response(error: ApiError, request_id: str | None, headers: Mapping[str
 def describe(problems: Any) -> str:
     """pydantic's list of problems as one line: where, and what is wrong there; values are left out."""
     lines = [
-        f"{'.'.join(map(str, p['loc'])) or 'body'}: {p['msg'].removeprefix('Value error, ')}" for p in problems[:5]
+        f"{'.'.join(str(part)[:60] for part in p['loc']) or 'body'}: {p['msg'].removeprefix('Value error, ')}"
+        for p in problems[:5]
     ]
     return "; ".join(lines)
 

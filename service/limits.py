@@ -19,6 +19,8 @@ class _Refused(Exception):
 class BodyLimit:
     """Refuses a body at the byte that is too much: 413 over `most`, 408 after `seconds`, 429 over `together` for all.
 
+    One with two lengths is refused too: something in front of this server may believe the other one.
+
     Nothing is kept here; the bytes count for as long as their request lives.
     """
 
@@ -41,7 +43,9 @@ class BodyLimit:
 
         try:
             announced = _content_length(scope)
-            if announced is not None and announced > self._most:
+            if announced is not None and any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+                body.refused = ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
+            elif announced is not None and announced > self._most:
                 body.refused = self.too_large(f"a body of {announced:,} bytes")
             elif announced is not None and self._held + announced > self._together:
                 body.refused = self.crowded()

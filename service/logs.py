@@ -9,6 +9,7 @@ import traceback
 import uuid
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, error_response
@@ -19,6 +20,7 @@ __all__ = ["RequestLog", "set_up_logging"]
 
 log = logging.getLogger("noisegate.access")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a path may hold line breaks, and signs that steer a terminal
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName", "color_message"}
 
 
@@ -44,7 +46,10 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _PLAIN)
-        line = f"{record.levelname.lower()} {record.getMessage()} {extra}".rstrip()
+        line = _UNSEEN.sub(
+            lambda found: repr(found[0])[1:-1], f"{record.levelname.lower()} {record.getMessage()} {extra}"
+        )
+        line = line.rstrip()
         return line if not record.exc_info else f"{line}\n{''.join(traceback.format_exception(*record.exc_info))}"
 
 
@@ -59,7 +64,7 @@ def set_up_logging(kind: str) -> None:
 
 
 class RequestLog:
-    """The outermost middleware: an id for each request, a line in the log, the counters, and a last answer to crashes."""
+    """Around all but the headers: an id for each request, a line in the log, the counters, a last answer to crashes."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -83,13 +88,14 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):  # while it waited, or while it sent
             status = 499  # nginx's number for it; nobody sees it but the log
             self._metrics.cancelled.inc()
         except Exception:
             log.exception("request failed", extra={"request_id": request_id, "path": scope["path"]})
             if status:
                 raise
+            scope["state"]["error_code"] = "internal"
             error = ApiError(500, "internal", "something went wrong here; the log has it under this request's id")
             await error_response(error, request_id)(scope, receive, send_with_id)
         finally:

@@ -14,7 +14,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _key(value: Any) -> str:
+    """A string that can come back in the answer, which is UTF-8."""
+    if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise ValueError("should be a string without lone surrogates")
+    return value
+
+
+def _label(value: Any) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("should be the number or the name of a class")
+    return value
+
+
 Text = Annotated[str, PlainValidator(_text), WithJsonSchema({"type": "string"})]
+Key = Annotated[str, PlainValidator(_key), WithJsonSchema({"type": "string"})]
+Label = Annotated[
+    int | str, PlainValidator(_label), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
+]
 Image = Annotated[
     str,
     PlainValidator(_text),
@@ -33,8 +50,8 @@ class Pair(_Strict):
     image: Image | None = None
     image_url: Text | None = Field(None, description="Only where the server allows hosts to fetch from.")
     text: Text | None = None
-    label: int | Text | None = Field(None, description="Class number or name; needs `classes` or `against`.")
-    key: Text | None = Field(None, description="Comes back with the result; names the sample where `against` knows it.")
+    label: Label | None = Field(None, description="Class number or name; needs `classes` or `against`.")
+    key: Key | None = Field(None, description="Comes back with the result; names the sample where `against` knows it.")
 
 
 class ScoreRequest(_Strict):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -158,9 +158,19 @@ class _Judge:
         keys, digests = [pair.key for pair in self._wanted.pairs], [e.image_sha256 for e in embedded]
         anchors = self._classes.anchors if self._classes is not None else None
         found = self._run.judge(images, texts, labels, digests, keys, anchors)
-        for verdict, of_texts in zip(found, judged or [], strict=bool(judged)):
-            verdict.predicted = of_texts.predicted
-        return found
+        if judged is None:
+            return found
+        if not self._run.classes:  # it knows of no labels: the class set's word stands
+            return [
+                replace(
+                    by_text,
+                    neighbours=near.neighbours,
+                    neighbourhood=near.neighbourhood,
+                    flags=[*by_text.flags, *near.flags],
+                )
+                for by_text, near in zip(judged, found, strict=True)
+            ]
+        return [replace(v, predicted=by_text.predicted) for v, by_text in zip(found, judged, strict=True)]
 
 
 def _rows(rows: Sequence[Any], width: int) -> Any:

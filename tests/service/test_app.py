@@ -11,7 +11,7 @@ import pytest
 
 from service.app import create_app
 from service.auth import hash_key
-from service.logs import JsonLines
+from service.logs import JsonLines, TextLines
 from service.state import Service
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
@@ -33,6 +33,25 @@ def test_every_answer_has_the_security_headers(path: str) -> None:
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert not [name for name in headers if name.startswith("access-control")]
+
+
+def test_a_crash_has_them_too_and_is_counted() -> None:
+    engine = FakeEngine()
+    engine.refuse = RuntimeError("anything")
+
+    async def work(client: httpx.AsyncClient, service: Service) -> tuple[httpx.Response, float | None]:
+        answer = await client.post("/v1/score", json={"pairs": [{"text": "a"}]})
+        return answer, service.metrics.registry.get_sample_value("noisegate_errors_total", {"code": "internal"})
+
+    answer, counted = ask(work, engine)
+    assert (answer.status_code, counted) == (500, 1)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_path_cannot_write_lines_of_its_own_into_the_log() -> None:
+    record = logging.makeLogRecord({"levelname": "INFO", "msg": "request", "path": "/a\n\x1b[2Jinfo forged\x9b"})
+    assert TextLines().format(record) == r"info request path=/a\n\x1b[2Jinfo forged\x9b"
+    assert len(JsonLines().format(record).splitlines()) == 1
 
 
 @pytest.mark.parametrize(("given", "kept"), [("abc-1.2_3", True), ("x" * 65, False), ("a b", False), ('a"}', False)])
@@ -121,17 +140,18 @@ def test_metrics_count_requests_items_and_errors() -> None:
         assert line in lines, line
 
 
-def test_a_client_that_goes_away_cancels_its_work_and_is_counted() -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["waits", "sends"])
+def test_a_client_that_goes_away_cancels_its_work_and_is_counted(whole: bool) -> None:
     import asyncio
 
     engine = FakeEngine()
 
-    async def run() -> float | None:
+    async def run() -> list[float | None]:
         app = create_app(settings(), engine)
         engine.gate = asyncio.Event()
         left = asyncio.Event()
         body = json.dumps({"pairs": [{"text": "a"}]}).encode()
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        messages = [{"type": "http.request", "body": body, "more_body": not whole}]
 
         async def receive() -> dict[str, Any]:
             if messages:
@@ -148,14 +168,15 @@ def test_a_client_that_goes_away_cancels_its_work_and_is_counted() -> None:
             "scheme": "http", "http_version": "1.1", "root_path": "", "asgi": {"version": "3.0"}, "state": {},
         }  # fmt: skip
         request = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]
-        while not engine.requests:
+        while messages or (whole and not engine.requests):
             await asyncio.sleep(0)
         left.set()
         await request
-        found: float | None = app.state.service.metrics.registry.get_sample_value("noisegate_cancelled_total")
-        return found
+        value = app.state.service.metrics.registry.get_sample_value
+        route = {"route": "/v1/score", "code": "499"}
+        return [value("noisegate_cancelled_total"), value("noisegate_requests_total", route)]
 
-    assert asyncio.run(run()) == 1
+    assert asyncio.run(run()) == [1, 1]
 
 
 def test_the_schema_has_examples_and_every_error_of_scoring() -> None:

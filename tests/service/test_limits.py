@@ -95,6 +95,22 @@ def test_one_that_says_it_is_too_large_is_refused_unread() -> None:
     assert app.eaten == []
 
 
+def test_a_body_with_two_lengths_is_refused() -> None:
+    """What stands in front of the server may go by the other one, and take the rest for a request of its own."""
+    app = Eater()
+    scope = {"type": "http", "state": {}, "headers": [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")]}
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    limit = BodyLimit(app, most=250, seconds=5, together=1000)
+    asyncio.run(limit(scope, chunks(b"hello", b"").receive, send))
+    assert messages[0]["status"] == 400
+    assert (b"connection", b"close") in messages[0]["headers"]
+    assert app.eaten == []
+
+
 def test_an_endless_body_is_cut_at_the_limit_and_read_no_further_than_twice_of_it() -> None:
     sender = Sender(endless())
     answered_at: list[int] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,28 @@ def test_a_finished_run_names_the_neighbours_of_a_new_sample_and_knows_its_own(t
     assert "00004" not in [n.key for n in second.neighbours]
 
 
+def test_labels_are_judged_by_the_class_set_where_the_run_has_none(tmp_path: Path) -> None:
+    write_tar(tmp_path / "shards" / "x.tar", pairs(20))
+    annotated(tmp_path / "shards", tmp_path / "run")
+    (tmp_path / "colours.txt").write_text("red\nblue\n", encoding="utf-8")
+    wanted = {"pairs": [{"image": RED, "label": "blue"}, {"image": RED, "label": 7}], "classes": "colours"}
+
+    async def work(client: httpx.AsyncClient, service: Service) -> list[Any]:
+        while not service.class_sets.ready():
+            await asyncio.sleep(0)
+        return [
+            (await client.post("/v1/score", json={**wanted, **more})).json()["results"]
+            for more in ({}, {"against": "run"})
+        ]
+
+    alone, with_run = ask(work, runs={"run": tmp_path / "run"}, classes={"colours": str(tmp_path / "colours.txt")})
+    assert [r["status"] for r in with_run] == ["ok", "bad_label"]
+    assert with_run[0]["refined_name"] == "red"
+    near = ("neighbours", "neighbourhood", "flags")
+    assert [{**r, **dict.fromkeys(near)} for r in with_run] == [{**r, **dict.fromkeys(near)} for r in alone]
+    assert all(len(r["neighbours"]) == 10 for r in with_run)
+
+
 def test_an_unknown_run_is_404_and_nothing_is_embedded() -> None:
     engine = FakeEngine()
     assert problem(post({"pairs": [{"image": RED, "text": "a"}], "against": "none"}, engine=engine)) == (
@@ -212,6 +235,25 @@ def test_bodies_that_do_not_fit(body: bytes, expected: tuple[int, str]) -> None:
     assert problem(post(body, max_items=2)) == expected
 
 
+def test_a_key_that_cannot_come_back_is_refused() -> None:
+    assert problem(post(b'{"pairs": [{"key": "\\ud800"}]}')) == (422, "invalid_request")
+
+
+def test_refusals_name_the_place_in_the_bodys_own_words() -> None:
+    label = post({"pairs": [{"label": 1.5}]}).json()["error"]["message"]
+    assert label == "pairs.0.label: should be the number or the name of a class"
+    assert len(post({"pairs": [], "x" * 100_000: 1}).content) < 300
+    digits = post(b'{"pairs": [{"label": ' + b"9" * 5000 + b"}]}").json()["error"]["message"]
+    assert digits == "the body is no JSON: a number has thousands of digits"
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/embed"])
+def test_compressed_bodies_are_refused(path: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = ask_with(gzip.compress(b'{"pairs": []}'), path, headers, None)
+    assert problem(answer) == (415, "unsupported_media_type")
+
+
 def test_lone_surrogates_are_the_items_problem() -> None:
     engine = FakeEngine()
     post(b'{"pairs": [{"text": "\\ud800 cat"}]}', engine=engine)
@@ -230,15 +272,14 @@ def test_other_kinds_of_bodies(kind: str) -> None:
         (b"", "x"),
         (b"--x\r\n", "x"),
         (b"hello", "x"),
+        (b'--x\r\nContent-Disposition: form-data; name="image"\r\n\r\nhalf a pict', "x"),
         (b"--x\r\nContent-Disposition: form-data\r\n\r\na\r\n--x--", "x"),
         (b"a", ""),
     ],
 )
 def test_forms_that_are_none(content: bytes, boundary: str) -> None:
     kind = f"multipart/form-data; boundary={boundary}" if boundary else "multipart/form-data"
-    answer = ask_with(content, "/v1/score", {"Content-Type": kind}, None)
-    assert answer.status_code in (200, 400)
-    assert answer.status_code == 400 or answer.json()["results"] == []
+    assert problem(ask_with(content, "/v1/score", {"Content-Type": kind}, None)) == (400, "bad_request")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +289,10 @@ def test_forms_that_are_none(content: bytes, boundary: str) -> None:
         ([("picture", ("x", b"a"))], 422),
         ([("request", (None, "{}")), ("request", (None, "{}"))], 422),
         ([("request", (None, "no json"))], 400),
-        ([("image", ("x", b"a"))] * 3, 400),
+        ([("classes", (None, "a")), ("classes", (None, "b"))], 422),
+        ([("request", (None, '{"pairs": []}')), ("a", ("x", b"a")), ("a", ("x", b"b"))], 422),
+        ([("image", ("x", b"a"))] * 3, 413),
+        ([("text", (None, "a"))] * 6, 413),
         ([("image", ("x", b"a"))] * 2, 200),
     ],
 )
@@ -324,6 +368,7 @@ def test_base64_comes_back(data: bytes) -> None:
     text = base64.b64encode(data).decode()
     assert unbase64(text) == data
     assert unbase64(f"data:image/jpeg;base64,{text}") == data
+    assert unbase64(f"DATA:IMAGE/PNG;BASE64,{text}") == data
 
 
 @pytest.mark.parametrize(
