@@ -8,11 +8,13 @@ from pipeline.errors import ConfigError
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline
 from .crcl import Crcl
+from .dividemix import DivideMix
 from .gsl import Gsl
 from .lnc import Lnc
 from .ncr import Ncr
 from .osa import Osa
 from .select import Select
+from .ssr import Ssr
 from .tango import Tango
 
 __all__ = ["METHODS", "Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream", "method_class"]
@@ -26,6 +28,8 @@ METHODS: dict[str, type[Method]] = {
     "gsl": Gsl,
     "crcl": Crcl,
     "tango": Tango,
+    "ssr": Ssr,
+    "dividemix": DivideMix,
 }
 """Every method by the name that `noisegate train --method` takes."""
 

@@ -1,0 +1,236 @@
+"""DivideMix-style learning (Li, Socher and Hoi, ICLR 2020), and plain small-loss co-teaching: METHODS 11, 1.5, 1.6.
+
+Two networks. After a warm-up each epoch begins with a Gaussian mixture on each network's losses, w_i its clean posterior;
+a network learns by the halves of the other (co-divide):
+    labelled, w > ½:  ŷ = sharpen(w y + (1 - w) p)             p: its own prediction         `refined`
+    unlabelled:       ŷ = sharpen(mean of both networks' p)                                  `sharpened`
+    all of them mixed with one another (Mixup), then
+    L = L_x + λ_u(epoch) L_u + L_reg                                                         `mixmatch_loss`
+L_x: cross-entropy of the labelled part; L_u: mean squared difference of probabilities of the unlabelled part; L_reg: how far
+the mean prediction is from all classes alike. The published code averages predictions over two augmentations of each
+picture; here there is one. With mixmatch=false each network just learns the given labels of the half that the other found
+clean: small-loss co-teaching.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+from pipeline.mixtures import gmm_split
+
+from ..losses import cross_entropy
+from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .co_teaching import mean_of_known
+from .division import clean_rows
+from .mixup import mixup, one_hot
+
+if TYPE_CHECKING:
+    from ..data import Batch
+    from ..targets import Encoded, Target
+
+__all__ = ["DivideMix", "DivideMixConfig", "mixmatch_loss", "refined", "sharpened"]
+
+NAMES = ("a", "b")
+STATE = ("confidence", "refined_label", "refined_confidence")
+
+
+class DivideMixConfig(MethodConfig):
+    """Constants of the published code."""
+
+    name: Literal["dividemix"] = "dividemix"
+    mixmatch: bool = True
+    """false: plain cross-entropy on what the other network found clean"""
+    warmup: int | None = Field(default=None, ge=1)
+    """epochs on everything as given; None: a tenth of all, at least one (published: 10 or 30 of 300)"""
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    sharpen: float = Field(default=0.5, gt=0)
+    """T of ŷ^(1/T)"""
+    mixup: float = Field(default=4.0, gt=0)
+    """α of Beta(α, α)"""
+    unlabelled: float = Field(default=25.0, ge=0)
+    """λ_u at the end of its ramp"""
+    ramp: int = Field(default=16, ge=0)
+    """epochs from the end of the warm-up until λ_u is reached, in a line"""
+
+
+class DivideMix(Method):
+    """Two networks that divide the data for one another by small losses, and learn the noisy half without its labels."""
+
+    Config: ClassVar[type[MethodConfig]] = DivideMixConfig
+    networks: ClassVar[int] = 2
+    config: DivideMixConfig
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        if task != "classification":
+            raise ConfigError(
+                f"method.name=dividemix divides by the loss of labels; use task.name=classification (now {task}), or "
+                "method.name=ncr for pairs"
+            )
+        self.warmup = 1
+        self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
+        self.refined_label = np.zeros(0, np.int64)
+        self.refined_confidence = np.zeros(0, np.float32)
+
+    def epochs(self, wanted: int) -> int:
+        self.warmup = self.config.warmup if self.config.warmup is not None else max(1, wanted // 10)
+        if self.warmup >= wanted:
+            raise ConfigError(
+                f"method.warmup={self.warmup} leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs="
+                f"{max(2, wanted)}"
+            )
+        return wanted
+
+    def prepare(self, run: Run) -> None:
+        self.confidence = np.full((2, run.total_rows), np.nan, np.float32)
+        self.refined_label = np.full(run.total_rows, -1, np.int64)
+        self.refined_confidence = np.full(run.total_rows, np.nan, np.float32)
+
+    # --- an epoch ----------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, run: Run) -> None:
+        """Co-divide: a mixture on the losses of each network."""
+        if run.epoch < self.warmup:
+            return
+
+        def look(seen: Seen, network: int) -> Mapping[str, Tensor]:
+            assert seen.logits is not None and seen.labels is not None
+            p = seen.logits.softmax(dim=1)
+            return {"loss": cross_entropy(seen.logits, seen.labels), "p": p, "y": one_hot(seen.labels, p.shape[1])}
+
+        found = run.measure_each(look)
+        for network, name in enumerate(NAMES):
+            split = gmm_split(found[network]["loss"])
+            self.confidence[network] = split.clean_probability
+            if split.degenerate:
+                run.note(
+                    f"epoch {run.epoch + 1}: network {name} cannot divide ({split.kind}: {'; '.join(split.fallbacks)})"
+                )
+        w = mean_of_known(self.confidence)[:, None]
+        soft = w * found[0]["y"] + (1 - w) * (found[0]["p"] + found[1]["p"]) / 2
+        known = np.isfinite(soft).all(axis=1)
+        self.refined_label = np.where(known, np.nan_to_num(soft).argmax(axis=1), -1)
+        self.refined_confidence = np.where(known, soft.max(axis=1), np.nan).astype(np.float32)
+
+    def clean(self, network: int) -> NDArray[np.bool_]:
+        """(N,) what a network found clean; all of it before it was asked."""
+        return clean_rows(self.confidence[network], self.config.threshold, inclusive=False)
+
+    def streams(self, run: Run) -> dict[str, Stream]:
+        if run.epoch < self.warmup:
+            return {name: Stream(order=k) for k, name in enumerate(NAMES)}
+        found = {}
+        for k, name in enumerate(NAMES):
+            clean = self.clean(1 - k)  # of the other
+            found[f"{name}_labelled"] = Stream(clean, order=k)
+            if self.config.mixmatch:
+                found[f"{name}_unlabelled"] = Stream(~clean, order=k)
+        return found
+
+    # --- a step ------------------------------------------------------------------------------------------------------------
+
+    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+        warming = run.epoch < self.warmup
+        losses = []
+        for k, name in enumerate(NAMES):
+            parts = {
+                end: batches[found] for end in ("", "_labelled", "_unlabelled") if (found := name + end) in batches
+            }
+            if warming or not self.config.mixmatch:
+                losses += [self.losses(run.forward(batch, k)).mean() for batch in parts.values()]
+            elif parts:
+                losses.append(self._mixmatch(k, parts.get("_labelled"), parts.get("_unlabelled"), run))
+        return StepLoss(torch.stack(losses).sum() if losses else None)
+
+    def _mixmatch(self, k: int, labelled: "Batch | None", unlabelled: "Batch | None", run: Run) -> Tensor:
+        network, other = run.network(k), run.network(1 - k)
+        prompts = _prompts(network)
+        images, targets = [], []
+        if labelled is not None:
+            batch = run.on_device(labelled)
+            assert batch.images is not None and batch.labels is not None
+            images.append(network.pixels(batch.images))
+            w = torch.from_numpy(self.confidence[1 - k][batch.rows.cpu().numpy()]).to(images[-1].device).nan_to_num(1.0)
+            with torch.no_grad():
+                p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
+            targets.append(refined(one_hot(batch.labels, p.shape[1]), p, w, self.config.sharpen))
+        if unlabelled is not None:
+            batch = run.on_device(unlabelled)
+            assert batch.images is not None
+            images.append(network.pixels(batch.images))
+            with torch.no_grad():
+                p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
+                p = p + other.class_logits(run.encode_images(images[-1], 1 - k), _prompts(other)).softmax(dim=1)
+            targets.append(sharpened(p / 2, self.config.sharpen))
+        mixed, soft = mixup(torch.cat(images), torch.cat(targets), run.random(f"mixup {k}"), self.config.mixup)
+        logits = network.class_logits(run.encode_images(mixed, k), prompts)
+        count = 0 if labelled is None else len(labelled)
+        halves = [run.gather(part) for part in (logits[:count], soft[:count], logits[count:], soft[count:])]
+        return mixmatch_loss(*halves, weight=self.unlabelled_weight(run.epoch))
+
+    def unlabelled_weight(self, epoch: int) -> float:
+        """λ_u, from 0 in the first epoch after the warm-up."""
+        done = 1.0 if self.config.ramp == 0 else min(1.0, (epoch - self.warmup) / self.config.ramp)
+        return self.config.unlabelled * max(0.0, done)
+
+    # --- what it remembers -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        for name in STATE:
+            setattr(self, name, state[name].copy())
+
+    def sample_columns(self) -> dict[str, Array]:
+        """What the last epoch began with, both networks together; nothing after a warm-up alone."""
+        if np.isnan(self.confidence).all():
+            return {}
+        w = mean_of_known(self.confidence)
+        return {
+            "clean": w > self.config.threshold,
+            "clean_probability": w,
+            "refined_label": self.refined_label,
+            "refined_confidence": self.refined_confidence,
+        }
+
+
+def sharpened(p: Tensor, temperature: float = 0.5) -> Tensor:
+    """p^(1/T) over its sum, rows (B, C).
+
+    >>> sharpened(torch.tensor([[0.6, 0.2, 0.2]]))  # .36, .04 and .04 over .44
+    tensor([[0.8182, 0.0909, 0.0909]])
+    """
+    power = p ** (1 / temperature)
+    return power / power.sum(dim=1, keepdim=True)
+
+
+def refined(labels: Tensor, p: Tensor, w: Tensor, temperature: float = 0.5) -> Tensor:
+    """sharpen(w y + (1 - w) p): given labels (B, C) as far as they are believed, w (B,), the prediction p (B, C) beyond."""
+    return sharpened(w[:, None] * labels + (1 - w)[:, None] * p, temperature)
+
+
+def mixmatch_loss(labelled: Tensor, y: Tensor, unlabelled: Tensor, guess: Tensor, *, weight: float) -> Tensor:
+    """L_x + λ_u L_u + L_reg of logits and soft labels, (L, C) twice and (U, C) twice; L or U may be 0.
+
+    L_reg = Σ_c π_c log(π_c / p̄_c), π_c = 1 / C, p̄ the mean prediction over all.
+    """
+    every = torch.cat([labelled, unlabelled])
+    mean = every.softmax(dim=1).mean(dim=0)
+    loss = -(mean * mean.shape[0]).log().mean()
+    if len(labelled):
+        loss = loss + cross_entropy(labelled, y).mean()
+    if len(unlabelled):
+        loss = loss + weight * (unlabelled.softmax(dim=1) - guess).square().mean()
+    return loss
+
+
+def _prompts(network: "Target") -> "Encoded | None":
+    """The classes' encoded prompts, once for all passes of a step."""
+    return network.encode_classes() if network.config.head == "prompts" else None

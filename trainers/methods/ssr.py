@@ -1,0 +1,163 @@
+"""SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a yardstick for classes: METHODS 11.
+
+Before every epoch, with the network as it is:
+    y' = argmax p where max p > θ_r, else the given label y                         relabelling by the classifier
+    v  = vote of the k nearest samples with their y', divided by class sizes        (TANGO's Eq. 9-10 with y')
+    selected where v[y'] / max v >= θ_s
+and the epoch learns y' of the selected samples with Mixup. The published code draws classes equally often; here each sample
+weighs inversely to the size of its class instead, which has the same mean. Its extra consistency loss is left out.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from pipeline.consistency import visual_consistency
+from pipeline.consistency.refinement import verdict
+from pipeline.errors import ConfigError
+from pipeline.neighbours import default_k, find_neighbours
+
+from ..losses import cross_entropy
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .mixup import mixup, one_hot
+
+if TYPE_CHECKING:
+    from ..data import Batch
+
+__all__ = ["Ssr", "SsrConfig", "class_weights", "relabelled", "selected"]
+
+Index = NDArray[np.int64]
+STATE = ("labels", "confidence", "clean", "weights")
+
+
+class SsrConfig(MethodConfig):
+    """Constants of the published code."""
+
+    name: Literal["ssr"] = "ssr"
+    relabel: float = Field(default=0.9, ge=0, le=1)
+    """θ_r; 1 never relabels"""
+    select: float = Field(default=1.0, ge=0, le=1)
+    """θ_s"""
+    k: int | None = Field(default=None, ge=1)
+    """neighbours, the sample itself among them; None: 200, or half an average class where classes are small"""
+    mixup: float = Field(default=4.0, gt=0)
+    """α of Beta(α, α)"""
+    balance: bool = True
+    warmup: int = Field(default=0, ge=0)
+    """epochs on everything as given, for a network whose features say nothing yet"""
+
+
+class Ssr(Method):
+    """Cross-entropy with Mixup on the samples whose neighbours agree with them."""
+
+    Config: ClassVar[type[MethodConfig]] = SsrConfig
+    config: SsrConfig
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        if task != "classification":
+            raise ConfigError(f"method.name=ssr selects by labels; use task.name=classification (now {task})")
+        self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
+        self.confidence = np.zeros(0, np.float32)
+        self.clean = np.zeros(0, bool)
+        self.weights = np.zeros(0, np.float32)
+
+    def prepare(self, run: Run) -> None:
+        self.labels = np.full(run.total_rows, -1, np.int64)
+        self.confidence = np.full(run.total_rows, np.nan, np.float32)
+        self.clean = np.ones(run.total_rows, bool)
+        self.weights = np.ones(run.total_rows, np.float32)
+
+    def begin_epoch(self, run: Run) -> None:
+        if run.epoch < self.config.warmup:
+            return
+
+        def look(seen: Seen) -> Mapping[str, Tensor]:
+            assert seen.logits is not None and seen.labels is not None
+            p = seen.logits.softmax(dim=1)
+            top, predicted = p.max(dim=1)
+            own = p.gather(1, seen.labels[:, None])[:, 0]
+            vectors = seen.images["vectors"]
+            return {"vectors": vectors, "top": top, "predicted": predicted, "own": own, "labels": seen.labels}
+
+        found = run.measure(look)
+        known = np.isfinite(found["labels"])
+        given = np.where(known, found["labels"], -1).astype(np.int64)
+        predicted = np.where(known, found["predicted"], -1).astype(np.int64)
+        self.labels = relabelled(given, predicted, found["top"], self.config.relabel)
+        self.confidence = np.where(self.labels == given, found["own"], found["top"]).astype(np.float32)
+        target = run.network()
+        assert target.classes is not None
+        classes = len(target.classes)
+        k = self.config.k or default_k(int(known.sum()), classes)
+        self.clean = selected(found["vectors"], self.labels, classes, k, self.config.select)
+        changed = int((self.labels != given).sum())
+        run.note(f"ssr: {int(self.clean.sum()):,} of {int(known.sum()):,} samples selected, {changed:,} relabelled")
+        self.weights = class_weights(self.labels, self.clean) if self.config.balance else np.ones_like(self.confidence)
+
+    def streams(self, run: Run) -> dict[str, Stream]:
+        return {ALL: Stream(None if self.clean.all() else self.clean)}
+
+    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+        batch = run.on_device(batches[ALL])
+        assert batch.images is not None and batch.labels is not None
+        target = run.network()
+        assert target.classes is not None
+        rows = batch.rows.cpu().numpy()
+        labels = torch.from_numpy(self.labels[rows]).to(batch.labels.device)
+        labels = torch.where(labels < 0, batch.labels, labels)
+        weights = torch.from_numpy(self.weights[rows]).to(labels.device)
+        soft = one_hot(labels, len(target.classes)) * weights[:, None]
+        mixed, soft = mixup(target.pixels(batch.images), soft, run.random("mixup"), self.config.mixup)
+        each = cross_entropy(target.class_logits(run.encode_images(mixed)), soft)
+        return StepLoss(run.gather(each).mean())
+
+    def state_dict(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in STATE}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        for name in STATE:
+            setattr(self, name, state[name].copy())
+
+    def sample_columns(self) -> dict[str, Array]:
+        """What the last epoch began with; nothing after a warm-up alone."""
+        if not (self.labels >= 0).any():
+            return {}
+        return {"clean": self.clean, "refined_label": self.labels, "refined_confidence": self.confidence}
+
+
+def relabelled(given: Index, predicted: Index, confidence: NDArray[np.floating], threshold: float) -> Index:
+    """y': the prediction where the classifier is surer of it than `threshold`, else the given label; (N,) each.
+
+    >>> relabelled(np.array([0, 0]), np.array([1, 1]), np.array([0.95, 0.8]), 0.9).tolist()
+    [1, 0]
+    """
+    return np.where((given >= 0) & (confidence > threshold), predicted, given)
+
+
+def selected(vectors: NDArray[np.floating], labels: Index, classes: int, k: int, threshold: float) -> NDArray[np.bool_]:
+    """(N,) whether the balanced vote of the k nearest, the sample itself among them, gives its label >= θ_s of the most."""
+    neighbours = find_neighbours(vectors, k, include_self=True, device="auto")
+    votes = visual_consistency(neighbours, labels, classes).astype(np.float64)
+    known = np.flatnonzero((labels >= 0) & np.isfinite(vectors).all(axis=1))
+    clean = np.zeros(len(labels), bool)
+    clean[known] = verdict(votes[known], labels[known])[1] >= threshold
+    return clean
+
+
+def class_weights(labels: Index, clean: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """(N,) of the selected samples n / (classes there x size of the own class), so that their mean is 1; 0 for the others.
+
+    >>> class_weights(np.array([0, 0, 0, 1, 1]), np.array([True, True, True, True, False])).round(2).tolist()
+    [0.6700000166893005, 0.6700000166893005, 0.6700000166893005, 2.0, 0.0]
+    """
+    weights = np.zeros(len(labels), np.float32)
+    size = np.bincount(labels[clean])
+    if len(size):
+        weights[clean] = clean.sum() / ((size > 0).sum() * size[labels[clean]])
+    return weights
