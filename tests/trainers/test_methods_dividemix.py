@@ -196,7 +196,7 @@ def test_the_unlabelled_weight_rises_in_a_line() -> None:
     assert [dividemix(epochs).warmup for epochs in (2, 19, 300)] == [1, 1, 30]
 
 
-# --- a step --------------------------------------------------------------------------------------------------------------------
+# --- a step ---------------------------------------------------------------------------------------------------------------
 
 
 def test_step_adds_the_mixmatch_losses_of_both_networks() -> None:

@@ -79,7 +79,7 @@ def by_loops(vectors: NDArray[Any], labels: NDArray[Any], classes: int, k: int, 
     size = np.bincount(labels, minlength=classes)
     found = []
     for i in range(len(labels)):
-        order = sorted(range(len(labels)), key=lambda j: -float(unit[i] @ unit[j]))  # noqa: B023
+        order = sorted(range(len(labels)), key=lambda j: -float(unit[i] @ unit[j]))
         nearest = [i, *[j for j in order if j != i]][:k]
         vote = [sum(1 / size[c] for j in nearest if labels[j] == c) for c in range(classes)]
         found.append(vote[labels[i]] >= threshold * max(vote) - 1e-9)
