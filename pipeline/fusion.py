@@ -6,7 +6,8 @@
 2. Estimate how labels go wrong, T[c, y] = P(given y | true c), by confident joint (Northcutt et al. 2021, "Confident
    learning", Eq. 1-3) of the pool with the given labels.
 3. Fit the pool again so that Σ_c π(c | x) T[c, y] explains the given labels: now π speaks of the true class. Sources
-   that learned from given labels vote a second time, through T (`pipeline.label_pool.readings`).
+   that learned from given labels vote a second time, through T (`pipeline.label_pool.readings`). Where noise is shown,
+   steps 2 and 3 are done twice more with this better pool.
 4. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the label's quality, its
    maximum the repaired label.
 
@@ -37,6 +38,7 @@ Index = NDArray[np.int64]
 
 ENTRIES = 10_000_000  # of all sources together that are looked at in one go
 BELIEFS = (0.1, 0.25, 0.5, 0.75, 1.0)  # values tried for λ
+AGAIN = 2  # times T is estimated anew, from predictions of the true class, where noise is shown
 MODEL = 0.15  # relative error allowed at both ends of the noise rate, beyond chance
 
 log = logging.getLogger(__name__)
@@ -149,12 +151,18 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
         pools[belief] = latest = fit_pool(votes, y, belief * transition + (1 - belief) * same, latest)
     noisy = pools[1.0]
     evidence = gather_evidence(claimed, blind, pools, votes, y)
+    believed = pools.get(evidence.belief, blind)
     sharp = confident_joint(noisy.predict(votes), y)
+    for _ in range(AGAIN if evidence.shown else 0):
+        transition = transition_matrix(sharp)
+        votes = readings(plain, taught, transition)
+        believed = noisy = fit_pool(votes, y, transition, noisy)
+        sharp = confident_joint(noisy.predict(votes), y)
     most = max(claimed, float(1 - np.trace(sharp) / sharp.sum()))
     least, error = evidence.least, float(np.sqrt(evidence.least * (1 - evidence.least) / evidence.assured))
     return _Learned(
         noisy,
-        pools[evidence.belief] if evidence.belief else blind,
+        believed,
         taught,
         transition,
         evidence.shown,

@@ -3,8 +3,8 @@
 The given labels alone cannot tell: classes that overlap in the embeddings and labels that were confused look the same.
 So noise is taken for shown, and labels are repaired, only under one of two signs that overlap does not give.
 
-- Sure predictions. The pool, fitted as if all disagreement were noise, doubts far less than that noise: a quarter of
-  it at most. And its surest predictions, which are hardly ever wrong, disagree with their labels as often as all do.
+- Sure predictions. The pool, fitted as if all disagreement were noise, doubts far less than that noise: a sixth of it
+  or so. And its surest predictions, which are hardly ever wrong, disagree with their labels as often as all do.
 - Likelihood. Noise explains the given labels better than none does, and well beyond chance; the surest predictions
   disagree less than all do, as they must where noise and doubt come together; and most labels are right.
 
@@ -24,10 +24,11 @@ __all__ = ["NoiseEvidence", "gather_evidence"]
 
 ASSURED = 0.1  # of every class: the rows whose predictions are hardly ever wrong
 MEMBERS = 20  # labels per class below which two of them are no assured rows to speak of
-DOUBT = 0.25  # most doubt of the predictions, relative to the noise that they claim
+DOUBT = 0.18  # most doubt of the predictions, relative to the noise that they claim
 EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noise is the same everywhere
 SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
-BEYOND, WHOLE, HINT = 5.0, 2.0, 3.0  # standard errors: some of the claimed noise, all of it; a hint of some
+BEYOND, WHOLE, PLAIN, HINT = 6.0, 2.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
+MANY = 100  # labels per class below which more is asked for than BEYOND: a row of T is learned from so many
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
 
@@ -63,7 +64,10 @@ class NoiseEvidence(NamedTuple):
     @property
     def likelihood(self) -> bool:
         """The second sign."""
-        return self._plausible(MOST_WRONG) and self.beyond >= BEYOND and self.whole >= WHOLE
+        scarce = max(1.0, MANY / self.members)
+        plain = self.whole >= PLAIN * np.sqrt(scarce) and self.least <= self.claimed + CHANCE * self.chance
+        usual = self.whole >= WHOLE and self.beyond >= BEYOND * scarce and self.least <= self.claimed
+        return bool(0 < self.claimed < MOST_WRONG and (plain or usual))
 
     @property
     def shown(self) -> bool:
@@ -75,10 +79,8 @@ class NoiseEvidence(NamedTuple):
         """λ: how much of the claimed noise is believed; less than all where there is but a hint, too faint to repair."""
         if self.shown:
             return 1.0
-        return self.likeliest if self._plausible(0.5) and self.beyond >= HINT and self.whole > 0 else 0.0
-
-    def _plausible(self, most: float) -> bool:
-        return 0 < self.claimed < most and self.least <= self.claimed
+        hint = 0 < self.claimed < 0.5 and self.least <= self.claimed and self.beyond >= HINT and self.whole > 0
+        return self.likeliest if hint else 0.0
 
 
 def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], votes: Array, y: Index) -> NoiseEvidence:
