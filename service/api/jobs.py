@@ -37,6 +37,7 @@ MEANING = {
     409: "`name_taken`, `job_over` or `job_active`",
     413: "`too_large`: the body is over max_body_bytes",
     422: "`invalid_request` or `bad_shards`: the message says what to change",
+    503: "`no_record`: the record of jobs cannot be written; the same works once its disk has room",
 }
 
 
@@ -119,7 +120,7 @@ class JobList(BaseModel):
     "",
     status_code=202,
     response_model=JobAnswer,
-    responses=problems(400, 401, 403, 404, 408, 409, 413, 422),
+    responses=problems(400, 401, 403, 404, 408, 409, 413, 422, 503),
     summary="Annotate shards in the background",
 )
 async def submit(body: JobRequest, request: Request, response: Response) -> dict[str, Any]:
@@ -135,17 +136,17 @@ async def submit(body: JobRequest, request: Request, response: Response) -> dict
     return answer(job)
 
 
-@router.get("", response_model=JobList, responses=problems(401, 404), summary="All jobs")
+@router.get("", response_model=JobList, responses=problems(401, 404, 503), summary="All jobs")
 def listed(request: Request) -> dict[str, Any]:
     return {"jobs": [answer(job) for job in jobs_of(service_of(request)).all()]}
 
 
-@router.get("/{job_id}", response_model=JobAnswer, responses=problems(401, 404), summary="One job")
+@router.get("/{job_id}", response_model=JobAnswer, responses=problems(401, 404, 503), summary="One job")
 def one(job_id: str, request: Request) -> dict[str, Any]:
     return answer(jobs_of(service_of(request)).current(job_id))
 
 
-@router.post("/{job_id}/cancel", response_model=JobAnswer, responses=problems(401, 404, 409), summary="End a job")
+@router.post("/{job_id}/cancel", response_model=JobAnswer, responses=problems(401, 404, 409, 503), summary="End a job")
 async def cancel(job_id: str, request: Request) -> dict[str, Any]:
     """Tables that are written stay; the same job posted again goes on there."""
     return answer(await jobs_of(service_of(request)).cancel(job_id))
@@ -155,7 +156,7 @@ async def cancel(job_id: str, request: Request) -> dict[str, Any]:
     "/{job_id}",
     status_code=204,
     response_class=Response,
-    responses=problems(401, 404, 409),
+    responses=problems(401, 404, 409, 503),
     summary="Forget a job that is over",
 )
 async def forget(job_id: str, request: Request) -> Response:
@@ -167,7 +168,7 @@ async def forget(job_id: str, request: Request) -> Response:
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404, 422)},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404, 422, 503)},
     summary="Follow a job",
 )
 async def events(

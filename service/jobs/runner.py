@@ -1,6 +1,7 @@
 """Runs jobs one after another, or a few at a time; whatever happens to the server, a job ends once and only once."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,12 +16,13 @@ from ..errors import ApiError
 from .paths import Roots
 from .process import Task
 from .reports import advanced, differences, noted
-from .store import ENDED, Job, JobProgress, JobStore, now
+from .store import ENDED, Job, JobProgress, JobStore, NoRecord, now
 from .worker import JobProcess
 
 __all__ = ["JobEvent", "JobRunner"]
 
 ATTEMPTS = 2  # a process that crashes is started once more
+AGAIN = 30.0  # seconds until a job that could not be recorded is taken up once more
 SAVE_EVERY = 1.0  # seconds between two records of the progress
 HEARTBEAT = 15.0
 
@@ -54,12 +56,13 @@ class JobRunner:
         *,
         parallel: int = 1,
         workers: int | None = None,
+        again: float = AGAIN,
         on_stop: Callable[[], None] = lambda: None,
         start: Callable[[Task], Awaitable[JobProcess]] = JobProcess.start,
     ) -> None:
         self.store, self.folder, self.roots = store, folder.resolve(), roots
         self._spec, self._classes, self._parallel, self._start = spec, classes, parallel, start
-        self._workers, self._on_stop = workers, on_stop
+        self._workers, self._again, self._on_stop = workers, again, on_stop
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._live: dict[str, Job] = {}
         self._processes: dict[str, JobProcess] = {}
@@ -155,8 +158,11 @@ class JobRunner:
         process = self._processes.get(job_id)
         if process is not None:
             await process.stop()
-        while not (job := self.current(job_id)).is_over:
+        while job_id in self._live:
             await self._next_tick()
+        job = self.current(job_id)
+        if not job.is_over:
+            raise ApiError(503, "no_record", f"the job {job.name} has ended but that could not be recorded", AGAIN)
         return job
 
     def forget(self, job_id: str) -> None:
@@ -193,21 +199,41 @@ class JobRunner:
 
     async def _work(self) -> None:
         while not self._stopping:
-            job = self.store.get(await self._queue.get())
-            if job is None or job.state != "queued" or self._stopping:
-                continue  # cancelled, forgotten, or queued twice
-            self._live[job.id] = self._change(replace(job, state="running", started=job.started or now()), save=True)
+            job_id = await self._queue.get()
+            if job_id in self._live or self._stopping:
+                continue  # queued twice
             try:
-                await self._run(job.id)
-            except ApiError as error:
-                self._end(self._live[job.id], "failed", error.message)
-            except Exception as error:
-                log.exception("job %s (%s)", job.id, job.name)
-                self._end(self._live[job.id], "failed", f"{type(error).__name__}: {error}")
+                await self._take_up(job_id)
+            except NoRecord as error:
+                log.error("job %s is taken up again in %g s: %s", job_id, self._again, error)
+                asyncio.get_running_loop().call_later(self._again, self._queue.put_nowait, job_id)
             finally:
-                self._live.pop(job.id, None)
-                self._cancelled.discard(job.id)
+                self._live.pop(job_id, None)
                 self._announce()
+
+    async def _take_up(self, job_id: str) -> None:
+        job = self.store.get(job_id)
+        if job is not None and not job.is_over:
+            if job_id in self._cancelled:  # and that could not be recorded when it happened
+                self._end(job, "cancelled")
+            else:
+                self._change(replace(job, state="running", started=job.started or now()), save=True)
+                await self._attempt(job)
+        self._cancelled.discard(job_id)
+
+    async def _attempt(self, job: Job) -> None:
+        try:
+            await self._run(job.id)
+        except NoRecord:
+            raise
+        except ApiError as error:
+            self._end(self._live[job.id], "failed", error.message)
+        except Exception as error:
+            log.exception("job %s (%s)", job.id, job.name)
+            self._end(self._live[job.id], "failed", f"{type(error).__name__}: {error}")
+        finally:
+            if process := self._processes.pop(job.id, None):
+                await process.stop()
 
     async def _run(self, job_id: str) -> None:
         """Attempts until the job is over, or the server is."""
@@ -222,7 +248,8 @@ class JobRunner:
             async for report in process.reports():
                 last = report
                 due = report["kind"] in ("shard", "note") or time.monotonic() - saved >= SAVE_EVERY
-                self._change(advanced(self._live[job_id], report), save=due)
+                with contextlib.suppress(NoRecord):  # how far it is may be lost; how it ended may not
+                    self._change(advanced(self._live[job_id], report), save=due)
                 saved = time.monotonic() if due else saved
             problem = await process.outcome()
             del self._processes[job_id]

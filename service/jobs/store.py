@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 from pipeline.errors import ConfigError
 
-__all__ = ["ENDED", "Job", "JobProgress", "JobStore", "Note", "State"]
+from ..errors import Unavailable
+
+__all__ = ["ENDED", "Job", "JobProgress", "JobStore", "NoRecord", "Note", "State"]
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -82,8 +84,15 @@ class Job:
         return self.state in ENDED
 
 
+class NoRecord(Unavailable):
+    """The file cannot be read or written at the moment: the disk is full, or another program holds the file."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        super().__init__("no_record", f"the record of jobs cannot be used at the moment: {error}", 30)
+
+
 class JobStore:
-    """All methods may be called from any thread; every change is on disk when it returns."""
+    """All methods may be called from any thread; every change is on disk when it returns. All raise NoRecord."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +106,10 @@ class JobStore:
                 with self._change():
                     self._db.execute(_TABLE)
                     self._db.execute(f"pragma user_version={VERSION}")
+        except NoRecord as error:
+            raise ConfigError(
+                f"jobs_folder: {path} cannot be written ({error.__cause__}); use another folder"
+            ) from error
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"jobs_folder: {path} is no record of jobs ({error}); use another folder") from error
         if found not in (0, VERSION):
@@ -153,18 +166,26 @@ class JobStore:
             self._db.execute("delete from jobs where id = ?", [job_id])
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
+    def _open(self) -> Iterator[None]:
         with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise NoRecord(error) from error
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        with self._open():
             self._db.execute("begin immediate")
             try:
                 yield
-            except BaseException:
-                self._db.execute("rollback")
-                raise
-            self._db.execute("commit")
+                self._db.execute("commit")
+            finally:
+                if self._db.in_transaction:  # a full disk ends it by itself
+                    self._db.execute("rollback")
 
     def _jobs(self, where: str, values: Sequence[Any]) -> list[Job]:
-        with self._lock:
+        with self._open():
             return self._select(where, values)
 
     def _select(self, where: str, values: Sequence[Any]) -> list[Job]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -15,7 +16,7 @@ from service.errors import ApiError
 from service.jobs.paths import Roots
 from service.jobs.process import ORPHANED, Task, command
 from service.jobs.runner import JobEvent, JobRunner
-from service.jobs.store import Job, JobStore
+from service.jobs.store import Job, JobStore, NoRecord
 from tests.commands import ROOT
 from tests.jobs import BETA, files_of, score
 from tests.service.jobs.models import CRASHING, GATED
@@ -54,16 +55,18 @@ class ByHand:
 class Bench:
     """A runner in a folder of its own, with processes by hand unless a model is named."""
 
-    def __init__(self, folder: Path, model: str | None = None, parallel: int = 1) -> None:
+    def __init__(
+        self, folder: Path, model: str | None = None, parallel: int = 1, kind: type[JobStore] = JobStore
+    ) -> None:
         self.folder = folder
         self.started: list[ByHand] = []
         self._new = asyncio.Event()
         roots = Roots.of([folder / "shards"])
         by_hand: dict[str, Any] = {} if model else {"start": self._start}
-        store = JobStore(folder / "jobs" / "_jobs.sqlite")
+        store = kind(folder / "jobs" / "_jobs.sqlite")
         self.runner = JobRunner(
             store, folder / "jobs", ModelSpec(model or COLOURS), roots, self.classes,
-            parallel=parallel, workers=0, on_stop=store.close, **by_hand,
+            parallel=parallel, workers=0, again=0, on_stop=store.close, **by_hand,
         )  # fmt: skip
 
     def classes(self, name: str) -> ClassSet:
@@ -195,6 +198,65 @@ def test_a_crash_is_tried_once_more_and_then_told(place: Path) -> None:
         (await bench.process(3)).end("the job's process ended with exit code 1: MemoryError")
         failed = await bench.until(unlucky)
         assert failed.error == "the job's process ended with exit code 1: MemoryError (attempt 2)"
+        await bench.runner.stop()
+
+    run(story())
+
+
+class FullDisk(JobStore):
+    """Nothing can be written while `full`; `refused` counts what was tried."""
+
+    full = False
+    refused = 0
+
+    def update(self, job_id: str, **changes: Any) -> Job:
+        if self.full:
+            self.refused += 1
+            raise NoRecord(sqlite3.OperationalError("database or disk is full"))
+        return super().update(job_id, **changes)
+
+
+@pytest.mark.parametrize("when", ["start", "progress", "end", "cancel"])
+def test_a_full_disk_sets_a_job_aside_until_there_is_room(place: Path, when: str) -> None:
+    async def refused(store: FullDisk, count: int = 1) -> None:
+        while store.refused < count:
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        bench = Bench(place, kind=FullDisk)
+        store = bench.runner.store
+        assert isinstance(store, FullDisk)
+        store.full = when == "start"
+        await bench.runner.start()
+        job = bench.submit("a")
+        if when == "start":
+            await refused(store, 3)  # tried again and again
+            store.full = False
+        first = await bench.process(0)
+        store.full = when != "start"
+        if when == "progress":
+            first.say("note", text="β")
+            await refused(store)
+            assert bench.runner.current(job.id).progress.notes[0].text == "β"
+            store.full = False
+        if when == "cancel":
+            with pytest.raises(ApiError) as error:
+                await bench.runner.cancel(job.id)
+            assert (error.value.status, error.value.code) == (503, "no_record")
+            store.full = False
+            assert (await bench.until(job)).state == "cancelled"
+            again = bench.submit("a")
+            assert again.id == job.id
+            first = await bench.process(1)
+        first.say("done", summary={"samples": 1})
+        first.end()
+        if when == "end":
+            await refused(store)
+            store.full = False
+            second = await bench.process(1)  # it finds everything there
+            second.say("done", summary={"samples": 1})
+            second.end()
+        assert (await bench.until(job)).state == "done"
         await bench.runner.stop()
 
     run(story())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from service.jobs.store import JobProgress, JobStore, Note
+from service.jobs.store import JobProgress, JobStore, NoRecord, Note
 
 
 @pytest.fixture
@@ -42,6 +42,17 @@ def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) 
         store.update(jobs[1].id, state="done")
     assert store.add("a", {}).name == "a"
     assert [job.name for job in store.all()] == ["b", "c", "a"]
+
+
+def test_what_cannot_be_written_is_told_and_leaves_the_record_as_it_was(store: JobStore) -> None:
+    job = store.add("a", {})
+    store._db.execute("pragma max_page_count=1")  # as small as it can be made: the disk is full
+    with pytest.raises(NoRecord, match="disk is full") as error:
+        store.update(job.id, error="x" * 100_000)
+    assert (error.value.status, error.value.code, error.value.retry_after) == (503, "no_record", 30)
+    store._db.execute("pragma max_page_count=1000000")
+    assert store.all() == [job]
+    assert store.update(job.id, attempts=1).attempts == 1
 
 
 def test_twenty_threads_at_once(store: JobStore) -> None:
