@@ -1,0 +1,1 @@
+"""Methods compared: presets of tasks, noise and methods, the papers' figures, and one table of results."""

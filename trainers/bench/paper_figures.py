@@ -1,0 +1,169 @@
+"""The papers' own set-ups and figures, as data: what is trained how on which data set, and what was reported.
+
+`presets/NAME.yaml` holds one data set: how its shards are made from the usual download, which noise is put in, and for each
+set-up (a target with its optimiser) the settings of a training run and what each method changes.  `presets/papers.yaml` holds
+the figures.  SOURCE in a command is the user's download, DATA the folder of shards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.errors import ConfigError
+
+__all__ = ["Noise", "PaperFigure", "PaperPreset", "Setup", "load_paper_preset", "paper_figures", "paper_presets"]
+
+FOLDER = Path(__file__).resolve().parents[1] / "presets"
+FIGURES = "papers.yaml"
+DATA = "DATA"
+Kind = TypeVar("Kind", bound="_Fact")
+
+
+class _Fact(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Noise(_Fact):
+    """A protocol of `noisegate noise` with the papers' rates, or `real`: the data's own."""
+
+    protocol: str
+    rates: tuple[float, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Setup(_Fact):
+    """A target with its training settings, and what each method changes in them."""
+
+    convert: tuple[str, ...]
+    annotate: str | None = None
+    """the command that makes DATA/tables, for methods that read one"""
+    also_on: dict[str, str] = Field(default_factory=dict)
+    """other evaluation shards by name"""
+    notes: tuple[str, ...] = ()
+    """what differs from the paper, or is not published"""
+    config: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+
+
+class PaperPreset(_Fact):
+    """One data set of the papers."""
+
+    name: str
+    summary: str
+    task: Literal["retrieval", "classification", "image_retrieval"]
+    noise: tuple[Noise, ...]
+    setups: dict[str, Setup]
+
+    def run_config(self, setup: str, method: str, data: str | Path = DATA) -> dict[str, Any]:
+        """The settings of one run as a tree for `TrainConfig.parse`; `data` takes the place of DATA in it."""
+        found = self.setups.get(setup)
+        if found is None:
+            raise ConfigError(f"setup={setup!r}: {self.name} has {', '.join(self.setups)}")
+        if method not in found.methods:
+            raise ConfigError(f"method={method!r}: {self.name} {setup} has {', '.join(found.methods)}")
+        merged = _merged(found.config, {"task": {"name": self.task}, "method": {"name": method}})
+        settled: dict[str, Any] = _placed(_merged(merged, found.methods[method]), str(data))
+        return settled
+
+
+class PaperFigure(_Fact):
+    """What a paper reports of one method: `figures` by the names that our evaluation uses.
+
+    rate: share of noise, None for the data's own. part: of what the figures are, where not of the trained model.
+    witness: `paper`, or `notes` where only reading notes of the paper were at hand.
+    """
+
+    paper: str
+    preset: str
+    setup: str
+    method: str
+    noise: str = "shuffle-captions"
+    rate: float | None = None
+    also_on: str | None = None
+    part: str | None = None
+    figures: dict[str, float]
+    witness: Literal["paper", "notes"]
+    note: str | None = None
+
+
+def paper_presets() -> tuple[str, ...]:
+    """Names of the data sets that have a set-up of the papers."""
+    named = {row.preset for row in _all_figures()}
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem in named))
+
+
+@cache
+def load_paper_preset(name: str) -> PaperPreset:
+    """The preset of that name; raises ConfigError with the names there are."""
+    if name not in paper_presets():
+        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(paper_presets())}")
+    return _checked(PaperPreset, _read(f"{name}.yaml"), f"{name}.yaml")
+
+
+def paper_figures(
+    preset: str | None = None,
+    *,
+    setup: str | None = None,
+    method: str | None = None,
+    noise: str | None = None,
+    rate: float | None = None,
+) -> tuple[PaperFigure, ...]:
+    """The figures for which all that is given holds, in the order of the papers.
+
+    >>> [row.figures for row in paper_figures("flickr30k", method="crcl", rate=0.4)]
+    [{'rsum': 505.2}]
+    """
+    wanted = {"preset": preset, "setup": setup, "method": method, "noise": noise, "rate": rate}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return tuple(row for row in _all_figures() if all(getattr(row, name) == value for name, value in given.items()))
+
+
+@cache
+def _all_figures() -> tuple[PaperFigure, ...]:
+    return tuple(
+        _checked(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, FIGURES)
+        for paper in _read(FIGURES).values()
+        for row in paper["rows"]
+    )
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return found
+
+
+def _checked(kind: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"presets/{name}: {place}={first.get('input')!r}: {first['msg']}") from error
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Trees put together; what is above wins."""
+    found = copy.deepcopy(dict(below))
+    for name, value in above.items():
+        inner = found.get(name)
+        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        found[name] = _merged(inner, value) if both else copy.deepcopy(value)
+    return found
+
+
+def _placed(value: Any, data: str) -> Any:
+    """DATA at the beginning of a text becomes the folder."""
+    if isinstance(value, Mapping):
+        return {name: _placed(inner, data) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_placed(inner, data) for inner in value]
+    if isinstance(value, str) and value.startswith(f"{DATA}/"):
+        return data + value.removeprefix(DATA)
+    return value
