@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.convert import KINDS
 from pipeline.errors import ConfigError
-from pipeline.metrics import RecallAtK, rsum
 from pipeline.noise import PROTOCOLS
 from trainers.bench.paper_figures import load_paper_preset, paper_figures, paper_presets
 from trainers.config import TrainConfig, build_method
@@ -25,7 +24,7 @@ MEASURED = {
     "retrieval": {f"{fold}{way}_r{k}" for fold in ("", "fold_") for way in ("i2t", "t2i") for k in (1, 5, 10)}
     | {"rsum", "fold_rsum"},
     "classification": {"accuracy"},
-    "image_retrieval": {"p_at_1", "map_at_r"},
+    "image_retrieval": {"precision_at_1", "map_at_r"},
 }
 
 
@@ -109,10 +108,6 @@ def test_figures_are_those_that_were_published() -> None:
     (osa,) = [row for row in paper_figures("coco", setup="clip", method="osa", rate=0.5) if row.part is None]
     assert osa.figures == {"fold_i2t_r1": 80.4, "fold_t2i_r1": 67.8, "i2t_r1": 64.0, "t2i_r1": 47.9}
     assert [row.figures["rsum"] for row in paper_figures("flickr30k", method="crcl")] == [507.8, 505.2, 487.3, 443.7]
-    assert all(
-        row.figures["rsum"] < rsum(RecallAtK({1: 100.0}, {1: 100.0})) * 3
-        for row in paper_figures(method="crcl", preset="cc152k")
-    )
     (ilsvrc,) = [row for row in paper_figures("webvision") if row.also_on == "ilsvrc"]
     assert ilsvrc.figures == {"accuracy": 86.44}
 

@@ -153,8 +153,10 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     found = copy.deepcopy(dict(below))
     for name, value in above.items():
         inner = found.get(name)
-        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        found[name] = _merged(inner, value) if both else copy.deepcopy(value)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            found[name] = _merged(inner, value)
+        else:
+            found[name] = copy.deepcopy(value)
     return found
 
 
