@@ -114,6 +114,8 @@ def _score_problems(table: pa.Table, metadata: Mapping[str, Any]) -> Iterator[tu
             outside = np.flatnonzero((values < -FOLLOWS) | (values > 1 + FOLLOWS))
         yield from ((int(row), f"{name} is {values[row]:g}, which is no probability") for row in outside)
     labels, near = metadata.get("labels"), metadata.get("neighbourhood")
+    if metadata.get("method"):  # clean and its probability are what a training learnt: no cosine tells them
+        return
     if metadata.get("beta"):
         yield from _pair_problems(table, metadata, labels, near)
     elif near and near["alone"] and not labels:

@@ -34,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def train(
     config: Annotated[Path | None, _option("--config", "YAML file with settings; flags change it.", None, "-c")] = None,
-    method: Annotated[str | None, _option("--method", "baseline, select or osa.")] = None,
+    method: Annotated[
+        str | None, _option("--method", "baseline, select, osa, ncr, lnc, gsl, crcl, tango, ssr or dividemix.")
+    ] = None,
     shards: Annotated[
         list[str] | None, _option("--shards", "Training shards (default: those of the table).", DATA)
     ] = None,
@@ -60,6 +62,9 @@ def train(
     seed: Annotated[int | None, _option("--seed", "Of everything random.", TRAINING)] = None,
     settings: Settings = None,
     resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
+    write_table: Annotated[
+        Path | None, _option("--write-table", "New folder for weight tables of what the method learnt of each sample.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,9 +76,12 @@ def train(
 
     [cyan]noisegate train --resume runs/001-osa[/]
 
-    Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss). Each run
-    gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that --resume
-    needs. Stop it with Ctrl-C whenever you like.
+    Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
+    ncr, lnc, gsl (two networks that divide the data for one another) and crcl (soft labels by momentum, in pieces); for
+    classes tango (labels refined by text anchors and neighbours), ssr and dividemix.
+
+    Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
+    --resume needs. Stop it with Ctrl-C whenever you like.
     """
     from pipeline.errors import StoppedError
 
@@ -88,12 +96,23 @@ def train(
     given = {
         name: str(value) if isinstance(value, Path) else value for name, value in flags.items() if value is not None
     }
+    if write_table is not None:
+        from .config import read_config
+        from .run_folder import TrainFolder
+        from .write_table import check_write_table
+
+        values = TrainFolder(resume).read_config() if resume else read_config(config, settings or (), given)
+        check_write_table(write_table, str(values.get("method", {}).get("name", "baseline")))
     result = run(config, settings=settings or (), flags=given, resume=resume, quiet=quiet)
     if result.rank:
         return
     if result.stopped:
         raise StoppedError(f"saved; go on with: {program('train', '--resume', str(result.folder))}")
-    _print_result(result, Output(as_json))
+    if write_table is not None:
+        from .write_table import write_table as write
+
+        write(result, write_table)
+    _print_result(result, Output(as_json), write_table)
 
 
 def _target(name: str | None) -> dict[str, str]:
@@ -103,7 +122,7 @@ def _target(name: str | None) -> dict[str, str]:
     return {"target.name": "clip", "target.model": name}
 
 
-def _print_result(result: "TrainResult", output: Output) -> None:
+def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:
     rows = [(name, _shown(name, value), _shown(name, result.last[name])) for name, value in result.best.items()]
     title = (
         f"{result.method}, {result.task}: {result.over}, {result.steps:,} updates, {result.skipped:,} batches skipped"
@@ -112,9 +131,12 @@ def _print_result(result: "TrainResult", output: Output) -> None:
     if rows:
         output.table("", rows, ("", f"best (epoch {result.best_epoch})", "last"))
     output.say(f"Run: [cyan]{escape(str(result.folder))}[/]")
+    if tables is not None:
+        output.say(f"Tables: [cyan]{escape(str(tables))}[/]")
     command = program("evaluate-model", str(result.folder), "--shards", "SHARDS")
     output.say(f"Next: [cyan]{escape(command)}[/]")
-    output.result({**result.to_dict(), "next": command})
+    written = {} if tables is None else {"tables": str(tables)}
+    output.result({**result.to_dict(), **written, "next": command})
 
 
 def _shown(name: str, value: float) -> str:

@@ -1,0 +1,266 @@
+"""What a training learnt about its samples, as weight tables of the usual contract.
+
+One table per shard that was trained on, rows in tar order, failures included. Where the training had tables, theirs are
+copied and the method's columns put in; else the shards are read once more for keys, digests and labels. A row that the
+training never saw has no value in the method's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipeline.decode import Limits
+from pipeline.errors import ConfigError
+from pipeline.estimators.base import Identity
+from pipeline.lock import folder_lock
+from pipeline.out_folder import writing_to
+from pipeline.preprocess import Preprocess
+from pipeline.read import ShardReader
+from pipeline.shards import Shard, find_shards
+from pipeline.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, table_from
+from pipeline.weigh import with_columns
+from pipeline.workers import Decoded, DecodeOptions, decode_sample
+
+from .checks import joined_rule
+from .config import TrainConfig, build_method
+from .data import WeightedShards
+from .methods import METHODS, Method
+from .run_folder import TrainFolder
+
+if TYPE_CHECKING:
+    from .start import TrainResult
+
+__all__ = ["check_write_table", "write_table"]
+
+JUDGEMENT = ("clean", "clean_probability")
+"""of which a method that gives one makes the other its own too: two opinions would not fit together"""
+READ = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
+
+
+def check_write_table(out: str | Path, method: str) -> None:
+    """Before anything is trained: raises ConfigError where the method will have nothing to write, or `out` holds a run."""
+    if method in METHODS and METHODS[method].sample_columns is Method.sample_columns:
+        raise _nothing_learnt(method)
+    if RunFolder(Path(out)).read_run() is not None:
+        raise ConfigError(f"write-table {out} holds a run already; choose another folder, such as tables-learnt")
+
+
+def write_table(result: TrainResult, out: str | Path) -> Path:
+    """Write `result.sample_columns` as weight tables into the new folder `out`, and return it.
+
+    Raises ConfigError where the method learnt nothing of single samples, as `baseline` does not.
+    """
+    if not result.sample_columns:
+        raise _nothing_learnt(result.method)
+    check_write_table(out, result.method)
+    config = TrainConfig.parse(TrainFolder(result.folder).read_config())
+    run = RunFolder(Path(out))
+    source = None if config.data.table is None else RunFolder(config.data.table)
+    facts = _method_facts(result, config)
+    with _training_data(config) as data, writing_to(out), folder_lock(run.path):
+        trained = np.zeros(data.total_rows, bool)
+        trained[data.ok_rows()] = True
+        shards = {shard.stem: shard for shard in _shards(config, source)}
+        about = {**_run_facts(source, config), "method": facts}
+        known = {entry["table"]: entry for entry in about.get("shards", [])}
+        run.write_run({**about, "shards": [], "finished": False, "complete": False})
+        entries = []
+        for stem, rows in data.row_keys():
+            seen = trained[rows]
+            columns = {
+                name: _column(name, values[rows], seen) for name, values in _judged(result.sample_columns).items()
+            }
+            if source is not None:
+                metadata = {**read_metadata(source.table(stem)), "method": facts}
+                run.write_table(stem, with_columns(source.read(stem), columns, metadata))
+            else:
+                metadata = _write_from_shard(run, shards[stem], config, columns, seen, facts)
+            entry = known.get(stem, {"table": stem, "rows": len(rows), "sha256": metadata["shard"]["sha256"]})
+            entries.append({**entry, "url": shards[stem].url})
+        run.write_run({**about, "shards": entries, "finished": True, "complete": True})
+    return run.path
+
+
+def _nothing_learnt(method: str) -> ConfigError:
+    return ConfigError(
+        f"write-table: method {method} learns nothing about single samples; leave it out, or use for example crcl (pairs) or "
+        "tango (labels)"
+    )
+
+
+def _judged(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    unknown = sorted(set(columns) - set(ALL_COLUMNS))
+    if unknown:
+        raise ConfigError(f"column {unknown[0]!r} of the method is not of a weight table; declare it in METHOD_COLUMNS")
+    found = dict(columns)
+    if any(name in found for name in JUDGEMENT):
+        count = len(next(iter(found.values())))
+        found = {name: np.full(count, np.nan, np.float32) for name in JUDGEMENT} | found
+    return found
+
+
+def _column(name: str, values: NDArray[Any], seen: NDArray[np.bool_]) -> pa.Array:
+    """Null for rows that were not trained on, for NaN, and for classes below 0."""
+    kind = ALL_COLUMNS[name][0]
+    unknown = ~seen | (
+        np.isnan(values) if values.dtype.kind == "f" else values < 0 if values.dtype.kind == "i" else False
+    )
+    if pa.types.is_boolean(kind):
+        values = values.astype(bool)
+    return pa.array(values, mask=unknown).cast(kind)
+
+
+def _training_data(config: TrainConfig) -> _Data:
+    """The rows that the training drew from, without reading a sample."""
+    d, wants_text = config.data, config.task.name == "retrieval"
+    rule = joined_rule(d.where, build_method(config).where())
+    return _Data(
+        d.shards or None,
+        d.table,
+        batch_size=1,
+        where=rule,
+        image=_as_it_is,
+        image_part=d.image_part,
+        label=not wants_text,
+        captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
+        text_field=d.text_field,
+        label_field=d.label_field,
+        cache=d.cache,
+    )
+
+
+class _Data(WeightedShards):
+    """Closed at the end of a `with`."""
+
+    def __enter__(self) -> _Data:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_it_is(image: Any) -> Any:
+    return image
+
+
+def _shards(config: TrainConfig, source: RunFolder | None) -> list[Shard]:
+    if config.data.shards:
+        return find_shards(config.data.shards)
+    recorded = (source.read_run() if source else None) or {"shards": []}
+    return [Shard(entry["url"]) for entry in recorded["shards"]]
+
+
+# --- what the tables say of themselves ---------------------------------------------------------------------------------
+
+
+def _method_facts(result: TrainResult, config: TrainConfig) -> dict[str, Any]:
+    return {
+        "name": result.method,
+        "run": str(result.folder),
+        "task": result.task,
+        "settings": config.method,
+        "target": config.target["name"],
+        "seed": config.seed,
+        "epochs": result.epochs,
+        "steps": result.steps,
+        "best": result.best,
+        "columns": sorted(result.sample_columns),
+        "noisegate": version("noisegate"),
+    }
+
+
+def _run_facts(source: RunFolder | None, config: TrainConfig) -> dict[str, Any]:
+    recorded = source.read_run() if source else None
+    if recorded is not None:
+        return recorded
+    return {
+        "table_version": VERSION,
+        "noisegate": version("noisegate"),
+        "scorer": _scorer(config).to_dict(),
+        "model": None,
+        "scoring": {"tasks": list(_options(config).tasks), "classes": None},
+        "reading": _reading(config),
+        "beta": None,
+        "random_inputs": None,
+        "unreadable": {},
+    }
+
+
+def _scorer(config: TrainConfig) -> Identity:
+    """No frozen model scored these pairs; the training's own network did, and it moved."""
+    return Identity(
+        model=f"noisegate train: {config.method['name']}",
+        weights="trained",
+        preprocess="by the target",
+        decoder="by the target",
+        dtype=config.loop.precision,
+        versions=(("noisegate", version("noisegate")),),
+    )
+
+
+# --- tables from shards alone ------------------------------------------------------------------------------------------
+
+
+def _options(config: TrainConfig) -> DecodeOptions:
+    task = "pairs" if config.task.name == "retrieval" else "labels"
+    return DecodeOptions((task,), config.data.text_field, config.data.label_field)
+
+
+def _reading(config: TrainConfig) -> dict[str, Any]:
+    options, limits = _options(config), Limits()
+    known = {name: getattr(limits, name) for name in Limits.__dataclass_fields__}
+    fields = {"text_field": options.text_field, "label_field": options.label_field}
+    return {"tasks": list(options.tasks), **fields, "limits": known}
+
+
+def _write_from_shard(
+    run: RunFolder,
+    shard: Shard,
+    config: TrainConfig,
+    columns: Mapping[str, pa.Array],
+    seen: NDArray[np.bool_],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """A table of what the shard itself says, and its metadata."""
+    reader = ShardReader(shard)
+    samples = list(_decoded(reader, _options(config)))
+    if len(samples) != len(seen):
+        raise ConfigError(f"shard {shard.url} has {len(samples):,} samples now, {len(seen):,} when it was trained on")
+    if config.data.image_part or config.data.captions != "one":  # what was trained on is not what is decoded here
+        for sample, ok in zip(samples, seen, strict=True):
+            if ok:
+                sample.status, sample.error = "ok", None
+    failed = pa.array([sample.status != "ok" for sample in samples])
+    columns = {name: pc.if_else(failed, pa.scalar(None, values.type), values) for name, values in columns.items()}
+    described = {
+        "name": Path(shard.url).name, "sha256": reader.sha256, "size": reader.size, "rows": len(samples),
+        "damage": reader.damage,
+    }  # fmt: skip
+    metadata = {
+        "table_version": VERSION,
+        "scorer": _scorer(config).to_dict(),
+        "shard": described,
+        "reading": _reading(config),
+        "method": dict(facts),
+    }
+    read: dict[str, Any] = {name: [getattr(sample, name) for sample in samples] for name in READ}
+    read["flags"] = [list(sample.flags) for sample in samples]
+    table = table_from({**read, **columns}, metadata)
+    run.write_table(shard.stem, table)
+    return metadata
+
+
+def _decoded(reader: ShardReader, options: DecodeOptions) -> Iterator[Decoded]:
+    small = Preprocess(1)  # pictures are opened to learn whether they can be, and forgotten
+    for raw in reader:
+        sample = decode_sample(raw, small, options)
+        sample.pixels = None
+        yield sample
