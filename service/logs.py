@@ -1,5 +1,6 @@
 """One line per request as JSON, with its id; and what the access log must never hold: bodies, captions, keys, queries."""
 
+import asyncio
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, error_response
+from .errors import ApiError, Unavailable, error_response
 from .metrics import Metrics
 from .waiting import ClientGone
 
@@ -86,18 +87,24 @@ class RequestLog:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
+        async def answer(error: ApiError) -> None:
+            scope["state"]["error_code"] = error.code
+            await error_response(error, request_id)(scope, receive, send_with_id)
+
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientGone, ClientDisconnect):  # while it waited, or while it sent
             status = 499  # nginx's number for it; nobody sees it but the log
             self._metrics.cancelled.inc()
+        except asyncio.CancelledError:  # by the server, which has waited drain_seconds for it
+            if status:
+                raise
+            await answer(Unavailable("draining", "the service is shutting down", 5))
         except Exception:
             log.exception("request failed", extra={"request_id": request_id, "path": scope["path"]})
             if status:
                 raise
-            scope["state"]["error_code"] = "internal"
-            error = ApiError(500, "internal", "something went wrong here; the log has it under this request's id")
-            await error_response(error, request_id)(scope, receive, send_with_id)
+            await answer(ApiError(500, "internal", "something went wrong here; the log has it under this request's id"))
         finally:
             self._note(scope, request_id, status, time.perf_counter() - began)
 

@@ -26,7 +26,7 @@ AGAIN = 30.0  # seconds until a job that could not be recorded is taken up once 
 SAVE_EVERY = 1.0  # seconds between two records of the progress
 HEARTBEAT = 15.0
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("noisegate.jobs")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What every answer has, what the log says, health and metrics, and the schema."""
 
+import asyncio
 import json
 import logging
 import subprocess
@@ -140,10 +141,16 @@ def test_metrics_count_requests_items_and_errors() -> None:
         assert line in lines, line
 
 
+def asgi_post(path: str) -> dict[str, Any]:
+    return {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("s", 80),
+        "scheme": "http", "http_version": "1.1", "root_path": "", "asgi": {"version": "3.0"}, "state": {},
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["waits", "sends"])
 def test_a_client_that_goes_away_cancels_its_work_and_is_counted(whole: bool) -> None:
-    import asyncio
-
     engine = FakeEngine()
 
     async def run() -> list[float | None]:
@@ -162,12 +169,7 @@ def test_a_client_that_goes_away_cancels_its_work_and_is_counted(whole: bool) ->
         async def send(message: Any) -> None:
             raise AssertionError("nobody is there to answer")
 
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/score", "raw_path": b"/v1/score", "query_string": b"",
-            "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("s", 80),
-            "scheme": "http", "http_version": "1.1", "root_path": "", "asgi": {"version": "3.0"}, "state": {},
-        }  # fmt: skip
-        request = asyncio.create_task(app(scope, receive, send))  # type: ignore[arg-type]
+        request = asyncio.create_task(app(asgi_post("/v1/score"), receive, send))  # type: ignore[arg-type]
         while messages or (whole and not engine.requests):
             await asyncio.sleep(0)
         left.set()
@@ -177,6 +179,35 @@ def test_a_client_that_goes_away_cancels_its_work_and_is_counted(whole: bool) ->
         return [value("noisegate_cancelled_total"), value("noisegate_requests_total", route)]
 
     assert asyncio.run(run()) == [1, 1]
+
+
+def test_a_request_that_the_server_gives_up_at_the_end_is_told_to_come_back() -> None:
+    engine = FakeEngine()
+
+    async def run() -> list[dict[str, Any]]:
+        app = create_app(settings(), engine)
+        engine.gate = asyncio.Event()
+        messages = [{"type": "http.request", "body": b'{"pairs": [{"text": "a"}]}', "more_body": False}]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if not messages:
+                await asyncio.Event().wait()
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        request = asyncio.create_task(app(asgi_post("/v1/score"), receive, send))  # type: ignore[arg-type]
+        while not engine.requests:
+            await asyncio.sleep(0)
+        request.cancel()
+        await request
+        return sent
+
+    start, body = asyncio.run(run())
+    assert (start["status"], json.loads(body["body"])["error"]["code"]) == (503, "draining")
+    assert (b"retry-after", b"5") in start["headers"]
 
 
 def test_the_schema_has_examples_and_every_error_of_scoring() -> None:
