@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.anchors import Anchors
-from pipeline.consistency.anchors import anchor_consistency
 from pipeline.consistency.visual import VisualVotes
 from pipeline.errors import TableError
 from pipeline.estimators.base import Identity
@@ -19,7 +18,7 @@ from pipeline.scoring import DUPLICATE_COSINE, anchors_file
 from pipeline.table import RunFolder, read_metadata
 
 from .errors import ApiError
-from .judging import Judged, Neighbour, class_numbers, judge_labels
+from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
 from .pair_agreement import Side, pair_agreement
 from .run_rows import RunRows
 from .run_search import MEMORY, RunSearch
@@ -140,9 +139,7 @@ class FinishedRun:
         p_vis[lonely] = np.eye(self.classes)[numbers[lonely]]
         for i in lonely.tolist():
             judged[i].flags.append("no_neighbours")
-        p_sem = None
-        if anchors is not None:
-            p_sem = anchor_consistency(images, anchors.embeddings, anchors.labels, self.classes).astype(np.float64)
+        p_sem = anchor_shares(images, anchors, self.classes) if anchors is not None else None
         judge_labels(p_vis, p_sem, numbers, anchors.names if anchors else (), judged)
 
     def _neighbours(self, near: Index, cosines: Float32) -> tuple[Neighbour, ...]:

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from pipeline.anchors import Anchors
 from pipeline.classes import ClassSet, load_classes
-from pipeline.consistency.anchors import anchor_consistency, text_anchor_logits
+from pipeline.consistency.anchors import text_anchor_logits
 from pipeline.errors import ConfigError
 
 from .errors import ApiError, Unavailable
-from .judging import Judged, Predicted, class_numbers, judge_labels
+from .judging import Judged, Predicted, anchor_shares, class_numbers, judge_labels
 
 __all__ = ["ClassSets", "EncodeTexts", "RegisteredClasses", "predictions"]
 
@@ -40,8 +40,7 @@ class RegisteredClasses:
         anchors, classes = self.anchors, len(self.anchors.names)
         judged = [Judged() for _ in labels]
         numbers = class_numbers(labels, anchors.names, classes, judged)
-        p_sem = anchor_consistency(images, anchors.embeddings, anchors.labels, classes).astype(np.float64)
-        judge_labels(None, p_sem, numbers, anchors.names, judged)
+        judge_labels(None, anchor_shares(images, anchors, classes), numbers, anchors.names, judged)
         for result, found in zip(judged, predictions(images, anchors), strict=True):
             result.predicted = found
         return judged

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.anchors import Anchors
+from pipeline.consistency.anchors import AnchorVotes
 from pipeline.consistency.refinement import SAME, mix_sources, verdict
 
-__all__ = ["Judged", "Neighbour", "Predicted", "class_numbers", "judge_labels"]
+__all__ = ["Judged", "Neighbour", "Predicted", "anchor_shares", "class_numbers", "judge_labels"]
 
 Float64 = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -79,6 +81,13 @@ def class_numbers(
             shown = repr(label) if len(repr(label)) <= 60 else f"{repr(label)[:60]}…"
             result.status, result.error = "bad_label", f"label {shown} is no class; use 0 to {classes - 1}{some}"
     return found
+
+
+def anchor_shares(images: NDArray[np.float32], anchors: Anchors, classes: int) -> Float64:
+    """p_sem (N, C) of images (N, d), NaN for rows of zeros; not rounded to float32: what ties in the table ties here."""
+    votes = AnchorVotes.of(anchors.embeddings, anchors.labels, classes)
+    parts = [votes.consistency(images[i : i + votes.chunk]) for i in range(0, len(images), votes.chunk)]
+    return np.concatenate([np.zeros((0, classes)), *parts])
 
 
 def judge_labels(
