@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -46,6 +47,9 @@ Shards = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 """one pattern, or several"""
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class DataConfig(_Section):
     """Training data, and the data that the task is measured on."""
 
@@ -62,10 +66,12 @@ class DataConfig(_Section):
     captions: str = "one"
     text_field: str | None = None
     label_field: str | None = None
-    image_part: str | None = None
+    image_part: Literal["npy"] | None = None
     """npy: features of the part npy in place of pictures"""
-    max_mismatch: float = Field(default=0.0, ge=0, le=1)
+    max_mismatch: float = Field(default=0.0, ge=0, lt=1)
     cache: Path | None = None
+    keep_decoded: bool = False
+    """hold decoded pictures in memory, for small data and a target with augment: {crop: null}"""
     eval_shards: Shards = ()
     eval_table: Path | None = None
     eval_captions: str | None = None
@@ -87,9 +93,9 @@ class OptimizerConfig(_Section):
     """Norms, biases and the logit scale never decay."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
-    lr: float = Field(default=1e-5, gt=0)
+    lr: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
     weight_decay: float = Field(default=0.2, ge=0)
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     eps: float = Field(default=1e-6, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
@@ -260,6 +266,10 @@ def build_method(config: TrainConfig) -> Method:
     return kind(checked, config.task.name)
 
 
+_INSTANCE = re.compile(r" or instance of \w+")
+"""pydantic's word for an object of Python, which no file holds"""
+
+
 def _one_line(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> str:
     """The first thing that is wrong, with the nearest known name or an example."""
     first = error.errors()[0]
@@ -279,14 +289,20 @@ def _one_line(error: ValidationError, kind: type[BaseModel], prefix: str = "") -
         return f"{name} is no setting; {hint}"
     field = model.model_fields.get(parts[depth]) if depth < len(parts) else None
     example = ""
-    if field is not None and not field.is_required() and depth == len(parts) - 1:
-        example = f", for example {name}={_shown(field.get_default(call_default_factory=True))}"
-    message = first["msg"][0].lower() + first["msg"][1:]
+    if field is not None and not field.is_required():
+        default = field.get_default(call_default_factory=True)
+        setting = ".".join([prefix, *parts[: depth + 1]] if prefix else parts[: depth + 1])
+        example = "" if default in ({}, ()) else f", for example {setting}={_shown(default)}"
+    message = _INSTANCE.sub("", first["msg"][0].lower() + first["msg"][1:])
     return f"{name}={_shown(first.get('input'))}: {message}{example}"
 
 
 def _shown(value: Any) -> str:
     """As one would write it in YAML."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, tuple):
+        value = list(value)
     if isinstance(value, str | int | float | bool | list | dict | None):
         text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1_000)
         return text.removesuffix("\n").removesuffix("\n...")

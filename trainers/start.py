@@ -35,7 +35,8 @@ __all__ = ["TrainResult", "train"]
 
 CHANGEABLE = (
     "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "logging", "loop.epochs",
-    "loop.max_steps", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit", "loop.device",
+    "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",
+    "loop.device",
 )  # fmt: skip
 """Settings that a run may go on with otherwise than it began."""
 
@@ -232,6 +233,7 @@ def _data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShar
         workers=d.workers,
         max_mismatch=d.max_mismatch,
         cache=d.cache,
+        keep_decoded=d.keep_decoded,
         pin_memory=fabric.device.type == "cuda",
     )
 

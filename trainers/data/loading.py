@@ -78,6 +78,7 @@ class Source:
     strict: bool
     seed: int
     fields: tuple[str, ...] = ()
+    keep: bool = False  # hold decoded samples: each is read and proven once
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,10 @@ class BatchLoader(Dataset[Batch | Failure]):
         self.source = source
         self._open: OrderedDict[int, JoinedShard] = OrderedDict()
         self._takes_rng = source.image is not None and _takes_rng(source.image)
+        self._kept: dict[int, _Sample] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "_takes_rng": self._takes_rng, "_open": OrderedDict()}
+        return {"source": self.source, "_takes_rng": self._takes_rng, "_open": OrderedDict(), "_kept": {}}
 
     def __getitem__(self, ref: BatchRef) -> Batch | Failure:
         try:
@@ -147,11 +149,16 @@ class BatchLoader(Dataset[Batch | Failure]):
         for place in np.unique(places):  # shard by shard, so that each is opened once
             shard = self._shard(int(place))
             for at in np.flatnonzero(places == place):
+                number = int(ref.rows[at])
                 try:
-                    found[int(at)] = self._sample(shard, int(within[at]), int(ref.rows[at]), ref.epoch)
+                    sample = self._kept.get(number) or self._sample(shard, int(within[at]), number, ref.epoch)
                 except BadSample as problem:
                     name = PurePosixPath(source.shards[place].url).name
-                    dropped.append(Dropped(int(ref.rows[at]), name, shard.key_of(int(within[at])), str(problem)))
+                    dropped.append(Dropped(number, name, shard.key_of(int(within[at])), str(problem)))
+                    continue
+                found[int(at)] = sample
+                if source.keep:
+                    self._kept[number] = sample
             for name, column in shard.columns.items():
                 here = places == place
                 values.setdefault(name, np.zeros(len(places), column.dtype))[here] = column[within[here]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import tempfile
 import weakref
@@ -21,7 +22,7 @@ from pipeline.read import IMAGE_PARTS
 
 from .batch import Batch, Dropped
 from .catalogue import Catalogue, Needs, find_catalogue, labels_of
-from .join import EXAMPLES, Reading, check_columns, shares
+from .join import EXAMPLES, Reading, check_columns, column_values, shares
 from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source, start_worker
 from .plan import MPerClassPlan, Plan, make_plan, part_of
 from .row_mask import RowMask
@@ -59,6 +60,8 @@ class WeightedShards:
     of captions and npy features have no digest in the table; for them the keys alone are compared.
     `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped
     and counted; one more is a MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
+    `keep_decoded`: hold every sample in memory as the transforms leave it, so that each is read, proven and decoded once:
+    for small data sets and transforms that draw nothing.
     `cache`: a folder for member indexes and for copies of remote or compressed shards (bounded), default a temporary one.
     """
 
@@ -88,6 +91,7 @@ class WeightedShards:
         max_mismatch: float = 0.0,
         cache: str | Path | None = None,
         pin_memory: bool = False,
+        keep_decoded: bool = False,
         limits: Limits | None = None,
         _found: _Found | None = None,
     ) -> None:
@@ -105,6 +109,16 @@ class WeightedShards:
             raise ConfigError(f"image_part {image_part!r} is unknown; use 'npy', or None for jpg, jpeg, png and webp")
         if image == "npy":
             image, image_part = ArrayTensor(), "npy"
+        if keep_decoded and image is not None and not getattr(image, "deterministic", False):
+            raise ConfigError(
+                "keep_decoded=True holds each picture as it is decoded first, and this image transform draws at random; use "
+                "one that does not, such as a target's with augment: {crop: null}, or keep_decoded=False"
+            )
+        if keep_decoded and captions.startswith("json:") and not captions.endswith(":all"):
+            raise ConfigError(
+                f"keep_decoded=True holds one caption for all epochs, and captions={captions!r} draws another in each; use "
+                "keep_decoded=False"
+            )
         self.batch_size, self.rank, self.world, self.seed = batch_size, rank, world, seed
         self._reading = Reading(text_field, label_field, limits)
         self._captions = CaptionSource.of(captions) if text is not None or captions != "one" else None
@@ -141,6 +155,7 @@ class WeightedShards:
             strict=max_mismatch == 0,
             seed=seed,
             fields=tuple(fields),
+            keep=keep_decoded,
         )
         self._source = BatchLoader(source)
         self._loader = _loader(self._source, _Refs(self._refs), workers, pin_memory)
@@ -182,6 +197,22 @@ class WeightedShards:
         """A whole column by global row number, (total_rows,): float32 with nan, int64 with -1, or bool with false."""
         check_columns([name])
         return self._catalogue.column(name)
+
+    def mean(self, name: str) -> float:
+        """Mean of a column over the rows that `where` and the table's status allow, nan as 0: `mean_weight` of `weighted`."""
+        values = self.column(name)[self.ok_rows()]
+        return float(np.nan_to_num(values.astype(np.float64), nan=0.0).mean())
+
+    def digest(self) -> str:
+        """Of the rows that `where` and the table's status allow, and of `columns`: another once the tables have changed."""
+        found = hashlib.blake2b(self._catalogue.ok.digest(), digest_size=16)
+        run, columns = self._catalogue.run, list(self._settings["columns"])
+        for shard in self._catalogue.shards:
+            found.update(shard.stem.encode("utf-8", "surrogateescape"))
+            if run is not None and columns:
+                table = run.read(shard.stem, columns)
+                found.update(b"".join(column_values(table[name]).tobytes() for name in columns))
+        return found.hexdigest()
 
     def row_keys(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Each shard's stem with the global numbers of its rows, in order: for writing per-row arrays as tables."""
@@ -278,6 +309,9 @@ class WeightedShards:
         selected = int(rows.kept.sum())
         if not selected:
             where = self._settings["where"]
+            if self._catalogue.run is None:
+                needs = " and ".join("/".join(parts) for parts in self._found.needs.parts) or "sample"
+                raise ConfigError(f"none of the {rows.total:,} samples has what is needed ({needs}); use other shards")
             why = f"where {where!r} and the selection leave" if where else "the table's status and the selection leave"
             raise ConfigError(f"{why} none of {rows.total:,} rows to train on; use a wider rule")
         plan = make_plan(

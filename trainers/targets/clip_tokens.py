@@ -19,6 +19,7 @@ __all__ = ["ClipTokenizer", "ClipVocabulary", "clip_tokenizer", "with_all_tokens
 
 _TOKENS = 49_408
 _START, _END = 49_406, 49_407
+_REMEMBERED = 16_384  # texts, 10 MB of 77 tokens each
 _UNKNOWN = 1  # row of the small table; row 0 is CLIP's own id 0, which pads
 
 
@@ -71,6 +72,11 @@ class ClipTokenizer:
     trim: bool = True
 
     @cached_property
+    def _known(self) -> dict[str, Tensor]:
+        """Rows of texts that came before: byte-pair encoding is slow, and small data sets show theirs in every epoch."""
+        return {}
+
+    @cached_property
     def _rows(self) -> Tensor:
         rows = torch.full((_TOKENS,), _UNKNOWN)
         rows[0] = 0
@@ -82,9 +88,17 @@ class ClipTokenizer:
         return int(self.tokenizer([""])[0, -1])
 
     def __call__(self, texts: list[str]) -> Tensor:
-        tokens = self.tokenizer(list(texts))
+        tokens = self._tokens(list(texts))
         tokens = trimmed(tokens, self._padding) if self.trim else tokens
         return self._rows[tokens] if self.ids else tokens
+
+    def _tokens(self, texts: list[str]) -> Tensor:
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if not texts or len(self._known) + len(new) > _REMEMBERED:
+            return self.tokenizer(texts)
+        if new:
+            self._known.update(zip(new, self.tokenizer(new).unbind(), strict=True))
+        return torch.stack([self._known[text] for text in texts])
 
 
 @torch.no_grad()

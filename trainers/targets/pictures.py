@@ -49,11 +49,11 @@ class PictureTransform:
     @property
     def deterministic(self) -> bool:
         """Whether nothing is drawn."""
-        return self.augment is None
+        return self.augment is None or (self.augment.crop is None and not self.augment.flip)
 
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
         image = image.convert("RGB")
-        if self.augment is None:
+        if self.augment is None or self.deterministic:
             return _channels_first(self.preprocess(image))
         rng = np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
         if self.augment.crop is not None:
