@@ -1,0 +1,113 @@
+"""One cell of a bench: a method at a noise rate with a seed, trained, measured, and written down."""
+
+import hashlib
+import json
+import math
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.table import write_atomically
+
+from .preset import ORACLE, ScenePreset, merged, rate_name
+from .scene_data import Prepared
+
+__all__ = ["Cell", "CellResult", "plan_cell", "read_result", "run_cell"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What to train, as a tree for `TrainConfig`, and where its result goes."""
+
+    method: str
+    rate: float
+    seed: int
+    config: dict[str, Any]
+    file: Path
+
+    @property
+    def digest(self) -> str:
+        """Of the settings: a result made with others is not taken for this cell's."""
+        text = json.dumps({**self.config, "out": None}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """Figures of a trained cell; `error` in their place where it failed. Seconds and megabytes are of the whole cell."""
+
+    method: str
+    rate: float
+    seed: int
+    digest: str
+    figures: dict[str, float]
+    updates: int = 0
+    skipped: int = 0
+    train_seconds: float = math.nan
+    seconds: float = math.nan
+    memory_mb: float = math.nan
+    error: str | None = None
+
+
+def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float, seed: int, out: Path) -> Cell:
+    """The settings of a cell: so many epochs of what the method trains on that it makes `preset.updates` updates."""
+    name = "select" if method == ORACLE else method
+    base: dict[str, Any] = {
+        "data": {
+            "shards": [str(path) for path in sorted(prepared.shards.glob("*.tar"))],
+            "table": str(prepared.truth if method == ORACLE else prepared.table),
+            "eval_shards": [str(path) for path in sorted(prepared.held_out.glob("*.tar"))],
+        },
+        "method": {"name": name},
+        "task": {"name": preset.task},
+        "logging": {"every": 1_000_000, "tensorboard": False},
+        "out": str(out / "runs"),
+        "seed": seed,
+    }
+    if preset.task == "classification":
+        base["target"] = {"classes": str(prepared.classes)}
+    config = merged(merged(base, preset.config), preset.settings.get(method, {}))
+    batches = max(1, prepared.selected(method) // int(config["data"]["batch_size"]))
+    loop = {"epochs": math.ceil(preset.updates / batches), "max_steps": preset.updates, "evaluate_every": 10_000}
+    config = merged({"loop": loop}, config)
+    file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
+    return Cell(method, rate, seed, config, file)
+
+
+def read_result(cell: Cell) -> CellResult | None:
+    """The result of an earlier bench, where it was made with the same settings and did not fail."""
+    try:
+        found = CellResult(**json.loads(cell.file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):  # none, or of another version
+        return None
+    return found if found.digest == cell.digest and found.error is None else None
+
+
+def run_cell(cell: Cell) -> CellResult:
+    """Train and measure; what goes wrong is the cell's result, not the bench's end."""
+    import torch
+
+    from trainers.start import train
+
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    what: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
+    try:
+        done = train(cell.config, quiet=True)
+        found = CellResult(
+            **what,
+            figures=done.last,
+            updates=done.steps,
+            skipped=done.skipped,
+            train_seconds=done.seconds,
+            seconds=time.monotonic() - began,
+            memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            / (1024**2 if sys.platform == "darwin" else 1024),
+        )
+    except Exception as error:  # a method that diverges is a row of the table
+        found = CellResult(**what, figures={}, error=f"{type(error).__name__}: {error}")
+    write_atomically(cell.file, (json.dumps(asdict(found), indent=1) + "\n").encode())
+    return found

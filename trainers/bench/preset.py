@@ -1,0 +1,118 @@
+"""What a bench compares: a task on drawn scenes, noise rates, methods and seeds, with one training set-up for all."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.errors import ConfigError
+
+__all__ = ["ORACLE", "Figure", "SceneData", "ScenePreset", "load_preset", "preset_names"]
+
+ORACLE = "oracle"
+"""`select` on the truth in place of the table's own verdict: what a perfect table would give"""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Part):
+    """The number that decides, of those that the task measures."""
+
+    name: str
+    label: str
+    divide: float = Field(default=1.0, gt=0)
+
+
+class SceneData(_Part):
+    """Scenes to draw, and how they are spoilt."""
+
+    train: int = Field(ge=10)
+    held_out: int = Field(ge=10)
+    size: int = Field(default=64, ge=16)
+    seed: int = 11
+    protocol: Literal["shuffle-captions", "symmetric"] = "shuffle-captions"
+
+
+class ScenePreset(_Part):
+    """One table of results. `config` is a tree for `TrainConfig`; `settings` change it for single methods.
+
+    Every method makes about `updates` updates: those that train on fewer samples see them more often.
+    """
+
+    name: str
+    summary: str
+    task: Literal["retrieval", "classification", "image_retrieval"]
+    figure: Figure
+    data: SceneData
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    updates: int = Field(ge=1)
+    config: dict[str, Any]
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    quick: dict[str, Any] = Field(default_factory=dict)
+
+    def changed(self, **changes: Any) -> "ScenePreset":
+        """With other rates, seeds or methods; None leaves them."""
+        values = {name: value for name, value in changes.items() if value is not None}
+        return _checked(merged(self.model_dump(), values), self.name)
+
+    def quickly(self) -> "ScenePreset":
+        """The small version."""
+        return self.changed(**self.quick)
+
+
+def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree with another laid over it.
+
+    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    found = dict(tree)
+    for name, value in changes.items():
+        inner = found.get(name)
+        found[name] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def preset_names() -> list[str]:
+    """Presets of drawn scenes that can be run as they are."""
+    names = [entry.name for entry in files("trainers").joinpath("presets").iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in names if name.startswith("scenes-") and name.endswith(".yaml"))
+
+
+def load_preset(name: str) -> ScenePreset:
+    """A preset by name; raises ConfigError that lists the known ones."""
+    if name not in preset_names():
+        raise ConfigError(f"preset {name!r} is unknown; use {', '.join(preset_names())}")
+    text = files("trainers").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    return _checked(yaml.safe_load(text), name)
+
+
+def _checked(values: Mapping[str, Any], name: str) -> ScenePreset:
+    try:
+        return ScenePreset.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"preset {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def rate_name(rate: float) -> str:
+    """As part of a file name.
+
+    >>> rate_name(0.2)
+    '20'
+    """
+    return f"{100 * rate:g}"
+
+
+def known_methods(wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The methods asked for, or a ConfigError that lists the ones there are."""
+    for name in wanted:
+        if name not in (*known, ORACLE):
+            raise ConfigError(f"method {name!r} is unknown; use {', '.join((*known, ORACLE))}")
+    return tuple(wanted)

@@ -1,0 +1,85 @@
+"""All cells of a preset, several at a time, each finished one kept: a bench that was stopped goes on."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ConfigError
+
+from .cells import Cell, CellResult, plan_cell, read_result, run_cell
+from .preset import ScenePreset
+from .scene_data import Prepared, prepare
+
+__all__ = ["BenchResult", "run_bench", "run_cells"]
+
+CELLS_PER_PROCESS = 12  # processes are renewed, so that memory is that of a few cells and not of a whole bench
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Everything that the tables are made from."""
+
+    preset: ScenePreset
+    cells: list[CellResult]
+    identification: dict[float, dict[str, float]]
+
+
+def run_bench(
+    preset: ScenePreset,
+    out: Path,
+    *,
+    jobs: int = 0,
+    note: Callable[[str], None] = lambda text: None,
+    progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
+) -> BenchResult:
+    """Prepare the data, train what is not trained yet, and give all results in the order of the preset."""
+    if jobs < 0:
+        raise ConfigError(f"jobs {jobs} is no number of processes; use 2, or 0 for one per processor")
+    prepared: dict[float, Prepared] = {rate: prepare(preset.data, rate, out, note) for rate in preset.rates}
+    place = out / preset.name
+    cells = [
+        plan_cell(preset, prepared[rate], method, rate, seed, place)
+        for rate in sorted(preset.rates, reverse=True)  # the hardest first: a slip shows early
+        for method in preset.methods
+        for seed in preset.seeds
+    ]
+    results = run_cells(cells, jobs or len(os.sched_getaffinity(0)), progress=progress)
+    return BenchResult(preset, results, {rate: prepared[rate].identification for rate in preset.rates})
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    jobs: int,
+    *,
+    run: Callable[[Cell], CellResult] = run_cell,
+    progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
+) -> list[CellResult]:
+    """Results in the order of the cells; those that are there already are not made again."""
+    found = {cell: result for cell in range(len(cells)) if (result := read_result(cells[cell])) is not None}
+    todo = [cell for cell in range(len(cells)) if cell not in found]
+    done = len(found)
+    if jobs == 1:
+        for cell in todo:
+            found[cell] = run(cells[cell])
+            done += 1
+            progress(found[cell], done, len(cells))
+    elif todo:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=CELLS_PER_PROCESS) as pool:
+            waiting = {pool.submit(run, cells[cell]): cell for cell in todo}
+            for future in as_completed(waiting):
+                cell = waiting[future]
+                try:
+                    found[cell] = future.result()
+                except BrokenProcessPool:
+                    one = cells[cell]
+                    found[cell] = CellResult(
+                        one.method, one.rate, one.seed, one.digest, {}, error="its process was killed"
+                    )
+                done += 1
+                progress(found[cell], done, len(cells))
+    return [found[cell] for cell in range(len(cells))]
