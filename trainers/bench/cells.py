@@ -3,15 +3,17 @@
 import hashlib
 import json
 import math
-import resource
-import sys
+import shutil
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import StoppedError
 from pipeline.table import write_atomically
 
+from .peak_memory import forget_peak, peak_megabytes
 from .preset import ORACLE, ScenePreset, merged, rate_name
 from .scene_data import Prepared
 
@@ -31,13 +33,17 @@ class Cell:
     @property
     def digest(self) -> str:
         """Of the settings: a result made with others is not taken for this cell's."""
-        text = json.dumps({**self.config, "out": None}, sort_keys=True, default=str)
+        text = json.dumps(self.config, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Figures of a trained cell; `error` in their place where it failed. Seconds and megabytes are of the whole cell."""
+    """Figures of a trained cell; `error` in their place where it failed.
+
+    train_seconds: of processor time, in training alone; seconds: of processor time, from configuration to figures.
+    memory_mb: the process's largest, libraries included; None where the system does not tell.
+    """
 
     method: str
     rate: float
@@ -46,9 +52,9 @@ class CellResult:
     figures: dict[str, float]
     updates: int = 0
     skipped: int = 0
-    train_seconds: float = math.nan
-    seconds: float = math.nan
-    memory_mb: float = math.nan
+    train_seconds: float | None = None
+    seconds: float | None = None
+    memory_mb: float | None = None
     error: str | None = None
 
 
@@ -64,12 +70,13 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
         "method": {"name": name},
         "task": {"name": preset.task},
         "logging": {"every": 1_000_000, "tensorboard": False},
-        "out": str(out / "runs"),
         "seed": seed,
     }
     if preset.task == "classification":
         base["target"] = {"classes": str(prepared.classes)}
     config = merged(merged(base, preset.config), preset.settings.get(method, {}))
+    if config["target"].get("vocabulary") == {"kind": "captions"}:
+        config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
     batches = max(1, prepared.selected(method) // int(config["data"]["batch_size"]))
     loop = {"epochs": math.ceil(preset.updates / batches), "max_steps": preset.updates, "evaluate_every": 10_000}
     config = merged({"loop": loop}, config)
@@ -86,6 +93,11 @@ def read_result(cell: Cell) -> CellResult | None:
     return found if found.digest == cell.digest and found.error is None else None
 
 
+def write_result(cell: Cell, result: CellResult) -> None:
+    """For `read_result`."""
+    write_atomically(cell.file, (json.dumps(asdict(result), indent=1) + "\n").encode())
+
+
 def run_cell(cell: Cell) -> CellResult:
     """Train and measure; what goes wrong is the cell's result, not the bench's end."""
     import torch
@@ -93,21 +105,28 @@ def run_cell(cell: Cell) -> CellResult:
     from trainers.start import train
 
     torch.set_num_threads(1)
-    began = time.monotonic()
+    forget_peak()
+    began = time.process_time()
     what: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
+    folder = tempfile.mkdtemp(prefix="noisegate-bench-")  # a run's checkpoints are worth nothing once it is measured
     try:
-        done = train(cell.config, quiet=True)
+        done = train({**cell.config, "out": folder}, quiet=True)
+        if done.stopped:
+            raise StoppedError("stopped; run the same command again, finished cells are kept")
         found = CellResult(
             **what,
             figures=done.last,
             updates=done.steps,
             skipped=done.skipped,
             train_seconds=done.seconds,
-            seconds=time.monotonic() - began,
-            memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            / (1024**2 if sys.platform == "darwin" else 1024),
+            seconds=time.process_time() - began,
+            memory_mb=peak_megabytes(),
         )
+    except StoppedError:
+        raise
     except Exception as error:  # a method that diverges is a row of the table
         found = CellResult(**what, figures={}, error=f"{type(error).__name__}: {error}")
-    write_atomically(cell.file, (json.dumps(asdict(found), indent=1) + "\n").encode())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    write_result(cell, found)
     return found

@@ -1,20 +1,25 @@
 """Data of a bench: scenes drawn, spoilt and scored once, kept below the bench's folder and used again."""
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.classes import load_classes
+from pipeline.decode import Limits, decode_text
 from pipeline.evaluation import evaluate, evaluate_labels
 from pipeline.job import annotate
 from pipeline.noise.label_shards import noise_labels
 from pipeline.noise.shards import noise_captions
+from pipeline.read import ShardReader
 from pipeline.scenes import write_scenes
-from pipeline.table import RunFolder, read_metadata, read_table
+from pipeline.shards import Shard
+from pipeline.table import RunFolder, read_metadata, read_table, write_atomically
 from pipeline.truth import read_truth
 from pipeline.weigh import with_columns
 from pipeline.workers import DecodeOptions
@@ -24,6 +29,7 @@ from .preset import SceneData, rate_name
 __all__ = ["Prepared", "prepare"]
 
 SHARDS = 4
+FACTS = "_bench.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,10 @@ class Prepared:
     rows: int
     kept: int
     clean: int
-    identification: dict[str, float]
+    identification: dict[str, float | None]
+    """in percent: how well the table finds the noise; None where there is none to find"""
+    tokens: tuple[int, ...]
+    """CLIP's ids of all tokens in captions and class prompts, so that no cell has to look for them"""
 
     def selected(self, method: str) -> int:
         """Rows that a method which keeps the clean ones trains on."""
@@ -50,32 +59,42 @@ def prepare(data: SceneData, rate: float, out: Path, note: Callable[[str], None]
     """Draw, spoil and score the scenes of one rate, unless that is done."""
     folder = out / "data" / f"{data.protocol}-{data.train}-{data.size}px-{data.seed}"
     clean, held = folder / "clean", folder / f"held-out-{data.held_out}"
-    if not (clean / "classes.txt").exists():
+    shards, table, truth = (folder / f"{kind}-{rate_name(rate)}" for kind in ("noisy", "tables", "truth"))
+    if not (clean / "classes.txt").exists():  # written last
         note(f"drawing {data.train:,} scenes")
         write_scenes(clean, data.train, SHARDS, data.seed, data.size)
     if not (held / "classes.txt").exists():
         write_scenes(held, data.held_out, 1, data.seed + 1, data.size)
-    shards, table, truth = (folder / f"{kind}-{rate_name(rate)}" for kind in ("noisy", "tables", "truth"))
+    if (truth / FACTS).exists():
+        facts = json.loads((truth / FACTS).read_text(encoding="utf-8"))
+    else:
+        note(f"scoring {data.train:,} samples with {100 * rate:g} % noise ({data.protocol})")
+        facts = _make(data, rate, clean, shards, table, truth)
+        write_atomically(truth / FACTS, (json.dumps(facts) + "\n").encode())
+    facts["tokens"] = tuple(facts["tokens"])
+    return Prepared(shards, table, truth, held, clean / "classes.txt", **facts)
+
+
+def _make(data: SceneData, rate: float, clean: Path, shards: Path, table: Path, truth: Path) -> dict[str, Any]:
+    sources = sorted(clean.glob("*.tar"))
+    names = clean / "classes.txt"
+    labels = data.protocol != "shuffle-captions"
     if not (shards / "noise.parquet").exists():
         shutil.rmtree(shards, ignore_errors=True)
-        sources = sorted(clean.glob("*.tar"))
-        if data.protocol == "shuffle-captions":
-            noise_captions(sources, shards, rate=rate, seed=data.seed)
+        if labels:
+            noise_labels(sources, shards, protocol=data.protocol, rate=rate, seed=data.seed, classes=names)
         else:
-            noise_labels(
-                sources, shards, protocol=data.protocol, rate=rate, seed=data.seed, classes=clean / "classes.txt"
-            )
-    labels = data.protocol != "shuffle-captions"
-    note(f"scoring {data.train:,} samples with {100 * rate:g} % noise")
+            noise_captions(sources, shards, rate=rate, seed=data.seed)
     annotate(
         sorted(shards.glob("*.tar")),
         table,
         options=DecodeOptions(tasks=("labels",) if labels else ("pairs",)),
-        classes=load_classes(str(clean / "classes.txt")) if labels else None,
+        classes=load_classes(str(names)) if labels else None,
         workers=0,
     )
-    rows = _write_truth(table, truth)
-    return Prepared(shards, table, truth, held, clean / "classes.txt", *rows, _identification(table, labels))
+    rows, kept, right = _write_truth(table, truth)
+    facts = {"rows": rows, "kept": kept, "clean": right, "identification": _identification(table, labels)}
+    return facts | {"tokens": _tokens(sources, names)}
 
 
 def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
@@ -95,13 +114,29 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
     return len(right), int(kept.sum()), int(right.sum())
 
 
-def _identification(table: Path, labels: bool) -> dict[str, float]:
+def _identification(table: Path, labels: bool) -> dict[str, float | None]:
     """What the table's `clean` is worth by the truth, in percent: noisy as positive (LNC table 7), and repaired labels."""
+    accuracy: float | None = None
     if labels:
         judged = evaluate_labels(table)
         found, accuracy = judged.fused, judged.refined_accuracy
     else:
-        found, accuracy = evaluate(table).selection, None
-    names = ("noise_precision", "noise_recall", "noise_f1", "clean_auroc")
-    figures = {name: 100 * float(getattr(found, name)) for name in names}
+        found = evaluate(table).selection
+    names = ("noise_precision", "noise_recall", "noise_f1", "clean_recall", "clean_auroc")
+    values = found.as_dict()
+    figures = {name: None if values[name] is None else 100 * float(getattr(found, name)) for name in names}
     return figures if accuracy is None else {**figures, "relabel_accuracy": 100 * accuracy}
+
+
+def _tokens(shards: list[Path], classes: Path) -> list[int]:
+    from ..targets.base import PROMPT
+    from ..targets.clip_tokens import ClipVocabulary
+
+    prompts = [PROMPT.format(name) for name in classes.read_text(encoding="utf-8").splitlines()]
+    return list(ClipVocabulary(kind="captions").filled(_captions(shards), prompts).ids)
+
+
+def _captions(shards: list[Path]) -> Iterator[str]:
+    for path in shards:
+        for sample in ShardReader(Shard(str(path))):
+            yield decode_text(sample.parts, None, Limits())
