@@ -41,8 +41,8 @@ class Cell:
 class CellResult:
     """Figures of a trained cell; `error` in their place where it failed.
 
-    train_seconds: of processor time, in training alone; seconds: of processor time, from configuration to figures.
-    memory_mb: the process's largest, libraries included; None where the system does not tell.
+    train_seconds: in training alone, by the clock; seconds: of processor time, from configuration to figures.
+    memory_mb: the process's largest, libraries included. nan where it is not known.
     """
 
     method: str
@@ -52,9 +52,9 @@ class CellResult:
     figures: dict[str, float]
     updates: int = 0
     skipped: int = 0
-    train_seconds: float | None = None
-    seconds: float | None = None
-    memory_mb: float | None = None
+    train_seconds: float = math.nan
+    seconds: float = math.nan
+    memory_mb: float = math.nan
     error: str | None = None
 
 
@@ -87,15 +87,17 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
 def read_result(cell: Cell) -> CellResult | None:
     """The result of an earlier bench, where it was made with the same settings and did not fail."""
     try:
-        found = CellResult(**json.loads(cell.file.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # none, or of another version
+        values = json.loads(cell.file.read_text(encoding="utf-8"))
+        found = CellResult(**{k: math.nan if v is None and k != "error" else v for k, v in values.items()})
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # none, or of another version
         return None
     return found if found.digest == cell.digest and found.error is None else None
 
 
 def write_result(cell: Cell, result: CellResult) -> None:
     """For `read_result`."""
-    write_atomically(cell.file, (json.dumps(asdict(result), indent=1) + "\n").encode())
+    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
+    write_atomically(cell.file, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def run_cell(cell: Cell) -> CellResult:

@@ -1,5 +1,6 @@
 """The most memory that this process held since it was last asked to forget."""
 
+import math
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,14 +16,14 @@ def forget_peak() -> None:
         CLEAR.write_text("5", encoding="ascii")
 
 
-def peak_megabytes() -> float | None:
-    """Resident memory at its largest, libraries included; None where the system does not tell."""
+def peak_megabytes() -> float:
+    """Resident memory at its largest, libraries included; nan where the system does not tell."""
     if STATUS.exists():
         for line in STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
     if sys.platform == "win32":
-        return None
+        return math.nan
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,6 +1,7 @@
 """Data of a bench: scenes drawn, spoilt and scored once, kept below the bench's folder and used again."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,8 +46,8 @@ class Prepared:
     rows: int
     kept: int
     clean: int
-    identification: dict[str, float | None]
-    """in percent: how well the table finds the noise; None where there is none to find"""
+    identification: dict[str, float]
+    """in percent: how well the table finds the noise; nan where there is none to find"""
     tokens: tuple[int, ...]
     """CLIP's ids of all tokens in captions and class prompts, so that no cell has to look for them"""
 
@@ -72,6 +73,7 @@ def prepare(data: SceneData, rate: float, out: Path, note: Callable[[str], None]
         facts = _make(data, rate, clean, shards, table, truth)
         write_atomically(truth / FACTS, (json.dumps(facts) + "\n").encode())
     facts["tokens"] = tuple(facts["tokens"])
+    facts["identification"] = {k: math.nan if v is None else v for k, v in facts["identification"].items()}
     return Prepared(shards, table, truth, held, clean / "classes.txt", **facts)
 
 
