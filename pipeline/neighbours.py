@@ -38,7 +38,10 @@ class Neighbours:
     kind: Literal["flat", "ivf"]
 
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-        """One safetensors file, complete or absent; `metadata` (e.g. which model made the rows) is kept with it."""
+        """One safetensors file, complete or absent, the same bytes for the same graph.
+
+        `metadata` (e.g. which model made the rows) is kept with it.
+        """
         from safetensors.numpy import save_file
 
         header = {**(metadata or {}), "format": FORMAT, "kind": self.kind, "recall": json.dumps(self.recall)}
@@ -46,6 +49,7 @@ class Neighbours:
         part = target.with_name(target.name + f".{os.getpid()}.part")
         tensors = {"indices": np.ascontiguousarray(self.indices), "similarities": self.similarities}
         save_file(tensors, part, metadata=header)
+        _sort_header(part)
         part.replace(target)
 
     @classmethod
@@ -62,6 +66,16 @@ class Neighbours:
         except (SafetensorError, OSError) as error:
             raise TableError(f"{path} is not a readable neighbour graph: {error}") from error
         return cls(indices, similarities, json.loads(header["recall"]), header["kind"])
+
+
+def _sort_header(path: Path) -> None:
+    """Put the entries of a safetensors header in order; the library writes its metadata in any."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        ordered = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(ordered.ljust(size))
 
 
 def default_k(n: int, classes: int) -> int:

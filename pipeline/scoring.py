@@ -317,23 +317,27 @@ def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") 
             kept[i].append(name)
     if scores.duplicate_of is not None:
         for i in np.flatnonzero(scores.duplicate_of[rows] >= 0):
-            kept[i].append(f"duplicate_of:{keys(int(scores.duplicate_of[rows][i]))}")
+            kept[i].append(f"duplicate_of:{keys(int(scores.duplicate_of[rows][i]), rows.start)}")
     return kept
 
 
 class _KeyFinder:
-    """The key of a global row number, reading the tables it lies in once."""
+    """The name of a global row: its key, after its shard where that is another than the asking row's.
+
+    Keys may repeat across shards. Tables are read once.
+    """
 
     def __init__(self, run: RunFolder, stems: Sequence[str]) -> None:
         self._run, self._stems = run, list(stems)
         self._ends = np.cumsum([pq.read_metadata(run.table(stem)).num_rows for stem in stems])
         self._keys: dict[int, list[str]] = {}
 
-    def __call__(self, row: int) -> str:
-        place = int(np.searchsorted(self._ends, row, side="right"))
+    def __call__(self, row: int, asking: int) -> str:
+        place, here = np.searchsorted(self._ends, [row, asking], side="right").tolist()
         if place not in self._keys:
             self._keys[place] = self._run.read(self._stems[place], ["key"])["key"].to_pylist()
-        return self._keys[place][row - (int(self._ends[place - 1]) if place else 0)]
+        key = self._keys[place][row - (int(self._ends[place - 1]) if place else 0)]
+        return key if place == here else f"{self._stems[place]}/{key}"
 
 
 def anchors_file(run: RunFolder) -> Path:

@@ -183,24 +183,37 @@ def _doubt_of_duplicates(table: pa.Table) -> NDArray[np.float64]:
 
 
 def _originals(run: RunFolder, stems: Sequence[str], duplicates: Sequence[Pick]) -> dict[tuple[str, int], Pick]:
-    """The row that each duplicate names, by the duplicate's place; a key that several shards have means the first."""
-    wanted = {pick.place: key for pick in duplicates if (key := original_key(pick))}
-    keys = pa.array(sorted(set(wanted.values())), pa.string())
-    by_key: dict[str, list[Pick]] = {}
-    for stem in stems if len(keys) else []:
+    """The row that each duplicate names, by the duplicate's place; a key that a shard has twice means the first."""
+    wanted = {pick.place: named for pick in duplicates if (named := _original(pick, stems))}
+    found: dict[tuple[str, str], list[Pick]] = {}
+    for stem in sorted({stem for stem, _ in wanted.values()}):
+        keys = pa.array(sorted({key for shard, key in wanted.values() if shard == stem}), pa.string())
         hits = pc.is_in(run.read(stem, ["key"])["key"], value_set=keys)
         if pc.any(hits).as_py():
             for values in run.read(stem, COLUMNS).filter(hits).to_pylist():
-                by_key.setdefault(values["key"], []).append(Pick(stem, values))
+                found.setdefault((stem, values["key"]), []).append(Pick(stem, values))
     return {
         place: others[0]
-        for place, key in wanted.items()
-        if (others := [pick for pick in by_key.get(key, []) if pick.place != place])
+        for place, named in wanted.items()
+        if (others := [pick for pick in found.get(named, []) if pick.place != place])
     }
 
 
+def _original(pick: Pick, stems: Sequence[str]) -> tuple[str, str] | None:
+    """Shard and key of what a row repeats; a name without a shard is a key of the row's own.
+
+    Keys may hold slashes too: what comes before one is a shard only if the run has it.
+    """
+    name = original_key(pick)
+    if name is None:
+        return None
+    shards = [stem for stem in stems if stem != pick.stem and name.startswith(f"{stem}/")]
+    shard = max(shards, key=len, default=None)
+    return (pick.stem, name) if shard is None else (shard, name.removeprefix(f"{shard}/"))
+
+
 def original_key(pick: Pick) -> str | None:
-    """The key after `duplicate_of:` among a row's flags."""
+    """What comes after `duplicate_of:` among a row's flags: a key, after `SHARD/` if that is another than the row's."""
     prefix = "duplicate_of:"
     return next((flag.removeprefix(prefix) for flag in pick.values["flags"] or [] if flag.startswith(prefix)), None)
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.numpy import save_file
 from sklearn.neighbors import NearestNeighbors
 
@@ -247,3 +248,14 @@ def test_unit_rows_and_taken_rows() -> None:
     blocks = RowBlocks([rows[:1], rows[1:]])
     assert blocks.take(np.array([0, 2])).tolist() == rows[[0, 2]].astype(np.float32).tolist()
     assert blocks.take(np.array([], dtype=np.int64)).shape == (0, 2)
+
+
+def test_the_same_graph_is_the_same_file(tmp_path: Path) -> None:
+    graph = find_neighbours(np.random.default_rng(0).normal(size=(20, 4)), 3)
+    names = {"made_from": "abc", "z": "ä", "another": "1", "more": "2"}
+    for name in "abcde":
+        graph.save(tmp_path / name, dict(names))
+    assert len({(tmp_path / name).read_bytes() for name in "abcde"}) == 1
+    with safe_open(tmp_path / "a", framework="numpy") as file:
+        assert {key: file.metadata()[key] for key in names} == names
+    np.testing.assert_array_equal(Neighbours.load(tmp_path / "a").indices, graph.indices)

@@ -314,7 +314,7 @@ def labelled(own_run: Path) -> Path:
         count = len(table)
         given = np.arange(count) % 3
         refined = np.where(np.arange(count) == 3, 1, given)
-        flags = [["duplicate_of:00000"] if stem == "x-1" and i == 7 else [] for i in range(count)]
+        flags = [["duplicate_of:x-0/00000"] if stem == "x-1" and i == 7 else [] for i in range(count)]
         columns = {
             "label": pa.array(given, pa.int32()),
             "refined_label": pa.array(refined, pa.int32()),
