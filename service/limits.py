@@ -9,7 +9,7 @@ from .errors import ApiError, Overloaded, error_response
 
 __all__ = ["BodyLimit"]
 
-LINGER = 2.0  # seconds that a refused body is still read and dropped, so that its sender gets to see the answer
+LINGER = 2.0  # seconds that a body which is too slow is still read and dropped; others have the time a body has
 
 
 class _Refused(Exception):
@@ -21,7 +21,8 @@ class BodyLimit:
 
     One with two lengths is refused too: something in front of this server may believe the other one.
 
-    Nothing is kept here; the bytes count for as long as their request lives.
+    Nothing is kept here; the bytes count for as long as their request lives, and from its beginning where it says how
+    many there are: what is let in then also gets through.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:
@@ -42,27 +43,40 @@ class BodyLimit:
                 await send(message)
 
         try:
-            announced = _content_length(scope)
-            if announced is not None and any(name == b"transfer-encoding" for name, _ in scope["headers"]):
-                body.refused = ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
-            elif announced is not None and announced > self._most:
-                body.refused = self.too_large(f"a body of {announced:,} bytes")
-            elif announced is not None and self._held + announced > self._together:
-                body.refused = self.crowded()
-            else:
+            body.refused = self._at_the_door(scope, body)
+            if body.refused is None:
                 with contextlib.suppress(_Refused):
                     await self._app(scope, body.receive, send_unless_refused)
-            if body.refused is not None and not started:
-                await _refuse(body.refused, scope, receive, send, self._most)
         finally:
-            self._held -= body.taken
+            self._held -= body.held  # before it lingers: its bytes are gone
+        if body.refused is not None and not started:
+            seconds = LINGER if body.refused.status == 408 else max(LINGER, self._seconds)
+            await _refuse(body.refused, scope, receive, send, self._most, seconds)
 
-    def take(self, count: int, so_far: int) -> ApiError | None:
-        """Count some bytes; an error where they are too much."""
-        self._held += count
-        if so_far > self._most:
+    def _at_the_door(self, scope: Scope, body: "_Body") -> ApiError | None:
+        """What is wrong with a body by its headers."""
+        announced = _content_length(scope)
+        if announced is None:
+            return None
+        if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+            return ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
+        if announced > self._most:
+            return self.too_large(f"a body of {announced:,} bytes")
+        if self._held + announced > self._together:
+            return self.crowded()
+        self._hold(body, announced)
+        return None
+
+    def take(self, body: "_Body") -> ApiError | None:
+        """Count what has come of a body; an error where it is too much."""
+        self._hold(body, body.seen)
+        if body.seen > self._most:
             return self.too_large("the body")
         return self.crowded() if self._held > self._together else None
+
+    def _hold(self, body: "_Body", size: int) -> None:
+        more = max(0, size - body.held)
+        self._held, body.held = self._held + more, body.held + more
 
     def too_large(self, what: str) -> ApiError:
         return ApiError(413, "too_large", f"{what} is over max_body_bytes={self._most}; send fewer items at once")
@@ -85,7 +99,8 @@ class _Body:
         self._limit, self._receive = limit, receive
         self._whole = False
         self._until: float | None = None
-        self.taken = 0
+        self.seen = 0  # bytes that came
+        self.held = 0  # bytes that count
         self.refused: ApiError | None = None
 
     async def receive(self) -> Message:
@@ -101,9 +116,8 @@ class _Body:
             self.refused = self._limit.too_slow()
             raise _Refused from None
         if message["type"] == "http.request":
-            count = len(message.get("body", b""))
-            self.taken += count
-            self.refused = self._limit.take(count, self.taken)
+            self.seen += len(message.get("body", b""))
+            self.refused = self._limit.take(self)
             if self.refused is not None:
                 raise _Refused
             self._whole = not message.get("more_body", False)
@@ -117,7 +131,7 @@ def _content_length(scope: Scope) -> int | None:
     return int(value) if value is not None and value.isdigit() else None
 
 
-async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int) -> None:
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int, seconds: float) -> None:
     """Answer at once, then drop what still comes for a moment: a closed door would hide the answer from the sender."""
     dropped = 0
     scope["state"]["error_code"] = error.code
@@ -125,7 +139,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, m
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
+        async with asyncio.timeout(seconds):
             while (
                 (message := await receive())["type"] == "http.request" and message.get("more_body") and dropped < most
             ):

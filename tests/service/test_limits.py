@@ -18,6 +18,7 @@ class Sender:
         self.sent = 0
 
     async def receive(self) -> Message:
+        await asyncio.sleep(0)  # others have their turn
         chunk = next(self._chunks, b"")
         if chunk is None:
             await asyncio.Event().wait()
@@ -69,6 +70,10 @@ async def post(
 def endless() -> Iterator[bytes]:
     while True:
         yield b"x" * 100
+
+
+def slowly(count: int, size: int) -> Iterator[bytes]:
+    yield from [b"x" * size] * count
 
 
 def chunks(*given: bytes | None) -> Sender:
@@ -150,6 +155,35 @@ def test_all_bodies_together_have_a_limit_and_it_is_given_back() -> None:
         return [announced[0], streamed[0], again[0], limit._held]
 
     assert asyncio.run(run()) == [429, 429, 200, 0]
+
+
+def test_bodies_that_come_at_once_are_let_in_whole_or_not_at_all() -> None:
+    """Ten begin together where four have room: those get through, whatever the others try meanwhile."""
+
+    async def run() -> list[int]:
+        app = Eater()
+        limit = BodyLimit(app, 100, 5, 400)
+        answers = await asyncio.gather(*(post(limit, Sender(slowly(4, 25)), length=100) for _ in range(10)))
+        assert limit._held == 0
+        assert app.eaten == [100] * 4
+        return [status for status, *_ in answers]
+
+    assert asyncio.run(run()) == [200] * 4 + [429] * 6
+
+
+def test_a_refused_body_counts_no_longer_while_it_is_read_to_its_end() -> None:
+    async def run() -> tuple[int, int]:
+        limit = BodyLimit(Eater(), 250, 60, 300)
+        sender = chunks(b"x" * 260, None)
+        refused = asyncio.create_task(post(limit, sender))
+        while sender.sent < 260 or limit._held:
+            await asyncio.sleep(0)
+        other = await post(limit, chunks(b"x" * 250, b""), length=250)
+        still_lingers = not refused.done()
+        refused.cancel()
+        return other[0], still_lingers
+
+    assert asyncio.run(run()) == (200, True)
 
 
 def test_an_application_that_answers_a_cut_body_in_its_own_way_is_not_heard() -> None:
