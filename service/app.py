@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from pipeline.errors import NoisegateError
+from pipeline.errors import ConfigError, NoisegateError
 
 from .api import embed, health, jobs, page, score, tables
 from .auth import Keys, RequireKey
@@ -77,6 +77,9 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 
 
 def _service(settings: Settings, engine: Engine | None) -> Service:
+    for name, path in settings.runs.items():
+        if not path.is_dir():
+            raise ConfigError(f"run {name}={path} is no folder; give one that noisegate annotate wrote")
     scorer, metrics = plan_scorer(settings), Metrics()
 
     def complete(ready: Ready) -> None:

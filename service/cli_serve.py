@@ -97,7 +97,11 @@ def serve(
     ] = None,
     queue_bytes: Annotated[
         int | None,
-        _option("--queue-bytes", text="Bytes of all bodies held at once; more get 429 [1 GiB].", panel=LIMIT),
+        _option(
+            "--queue-bytes",
+            text="Bytes of all bodies at once; more get 429 [1 GiB; up to three times that in memory].",
+            panel=LIMIT,
+        ),
     ] = None,
     max_items: Annotated[int | None, _option("--max-items", text="Items in one request [256].", panel=LIMIT)] = None,
     max_body_bytes: Annotated[

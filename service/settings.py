@@ -102,7 +102,9 @@ class Settings(BaseSettings):
     def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
         for name in value:
             if not NAME.fullmatch(name):
-                raise ValueError(f"the name {name!r} cannot go into a URL; use letters, digits, '.', '_' and '-'")
+                raise ValueError(
+                    f"the name {name!r} cannot go into a URL; give one of letters, digits, '.', '_' and '-', as in NAME=PLACE"
+                )
         return value
 
     @field_validator("api_keys")

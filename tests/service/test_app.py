@@ -5,11 +5,13 @@ import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from pipeline.errors import ConfigError
 from service.app import create_app
 from service.auth import hash_key
 from service.logs import JsonLines, TextLines
@@ -208,6 +210,11 @@ def test_a_request_that_the_server_gives_up_at_the_end_is_told_to_come_back() ->
     start, body = asyncio.run(run())
     assert (start["status"], json.loads(body["body"])["error"]["code"]) == (503, "draining")
     assert (b"retry-after", b"5") in start["headers"]
+
+
+def test_a_run_that_is_not_there_ends_the_start_whichever_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run typo=.*tabels is no folder"):
+        create_app(settings(runs={"fine": tmp_path, "typo": tmp_path / "tabels"}), FakeEngine())
 
 
 def test_the_schema_has_examples_and_every_error_of_scoring() -> None:
