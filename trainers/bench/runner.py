@@ -2,7 +2,7 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -68,18 +68,40 @@ def run_cells(
             done += 1
             progress(found[cell], done, len(cells))
     elif todo:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=CELLS_PER_PROCESS) as pool:
-            waiting = {pool.submit(run, cells[cell]): cell for cell in todo}
-            for future in as_completed(waiting):
-                cell = waiting[future]
-                try:
-                    found[cell] = future.result()
-                except BrokenProcessPool:
-                    one = cells[cell]
-                    found[cell] = CellResult(
-                        one.method, one.rate, one.seed, one.digest, {}, error="its process was killed"
-                    )
-                done += 1
-                progress(found[cell], done, len(cells))
+        for cell, result in _in_processes(cells, todo, jobs, run):
+            found[cell] = result
+            done += 1
+            progress(result, done, len(cells))
     return [found[cell] for cell in range(len(cells))]
+
+
+def _in_processes(
+    cells: Sequence[Cell], todo: Sequence[int], jobs: int, run: Callable[[Cell], CellResult]
+) -> Iterator[tuple[int, CellResult]]:
+    """Results as they come; a process that is killed, for want of memory say, costs the cells that it had begun."""
+    left = list(todo)
+    while left:
+        before, broken = len(left), False
+        context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=CELLS_PER_PROCESS) as pool:
+            waiting = {pool.submit(run, cells[cell]): cell for cell in left}
+            try:
+                for future in as_completed(waiting):
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        broken = True
+                        continue
+                    left.remove(waiting[future])
+                    yield waiting[future], result
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in set(multiprocessing.active_children()) - others:
+                    child.terminate()  # a training that is asked to stop does so after its next update
+                raise
+        if broken and len(left) == before:  # not one was finished: it is not chance
+            for cell in left:
+                one = cells[cell]
+                what = "its process was killed, perhaps for want of memory; use fewer --jobs"
+                yield cell, CellResult(one.method, one.rate, one.seed, one.digest, {}, error=what)
+            return
