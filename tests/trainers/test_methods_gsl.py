@@ -16,7 +16,7 @@ from tests.trainers.runs import curve, same_weights, settings
 from tests.trainers.small_targets import batch as rows_from
 from tests.trainers.two_networks import TwoNetworks, everything, noisy_run, prepared, units
 from trainers import train
-from trainers.losses import triplet
+from trainers.losses import info_nce, triplet
 from trainers.methods.division import levelled
 from trainers.methods.gsl import Gsl, inter_loss, intra_loss
 from trainers.methods.margins import soft_margin
@@ -67,6 +67,19 @@ def test_the_warm_up_learns_by_the_triplet_alone_and_notes_the_whole_loss(negati
     expected = levelled(triplet(s, 0.2, hardest=True) + constraint(run, 1))
     np.testing.assert_allclose(gsl.division[1], expected.numpy(), rtol=1e-4, atol=1e-5)
     assert np.isnan(gsl.division[0]).all()
+
+
+def test_info_nce_in_place_of_the_triplet() -> None:
+    run = noisy_run(9, 3)
+    gsl = prepared(run, name="gsl", warmup=1, loss="info_nce")
+    images, texts, s = sides(run)
+    assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(info_nce(s, 0.05).mean()))
+    run.epoch = 1
+    gsl.clean[1] = np.arange(9) >= 3
+    stars = anchor_labels(images.numpy(), texts.numpy(), gsl.clean[1], np.eye(9, dtype=bool))
+    label = torch.where(torch.from_numpy(gsl.clean[1]), 1.0, torch.from_numpy(stars))
+    expected = (label * info_nce(s, 0.05) + constraint(run)).mean()
+    assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_the_division_loss_is_that_of_the_one_step_form() -> None:

@@ -18,7 +18,7 @@ from tests.trainers.small_targets import batch as rows_from
 from tests.trainers.two_networks import TwoNetworks, everything, noisy_run, prepared, units
 from trainers import train
 from trainers.config import TrainConfig, build_method
-from trainers.losses import triplet
+from trainers.losses import info_nce, triplet
 from trainers.methods.co_teaching import Halves
 from trainers.methods.correspondence import hinge_prediction, similarity_prediction
 from trainers.methods.division import abandoned, clean_rows, levelled
@@ -310,6 +310,24 @@ def test_rectified_by_hand() -> None:
     assert rectified(halves, vector(0.5, 0.2, 0.6, 0.7)).tolist() == pytest.approx([0.9, 1.0, 0.5, 0.7])
 
 
+@pytest.mark.parametrize("loss", ["triplet", "info_nce"])
+def test_other_losses_take_the_same_labels(swapped: tuple[Any, TwoNetworks], loss: str) -> None:
+    """All negatives alike with the soft margin, or InfoNCE weighed by the label; in the warm-up as given."""
+    before, run = swapped
+    lnc = prepared(run, name="lnc", warmup=1, loss=loss, momentum_weight=0.0)
+    lnc.load_state_dict(before.state_dict())
+    s = run.images[0] @ run.texts[0].T
+    p = similarity_prediction(s, 0.2)
+    w = torch.from_numpy(before.confidence[1])
+    label = torch.where(w >= 0.5, w + (1 - w) * p, (p + 0.75) / 2)
+    expected = triplet(s, soft_margin(label)) if loss == "triplet" else label * info_nce(s, 0.05)
+    assert lnc.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(expected.mean()), rel=1e-5)
+    run.epoch = 0
+    given = triplet(s, 0.2) if loss == "triplet" else info_nce(s, 0.05)
+    assert lnc.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(given.mean()), rel=1e-5)
+    np.testing.assert_allclose(lnc.division[0], levelled(triplet(s, 0.2)), rtol=1e-4, atol=1e-5)
+
+
 def test_each_pair_has_its_own_margin_in_its_row_and_its_column() -> None:
     """Hardest negatives: rows .3, .6, .4, .5; columns .5, .4, .6, .3 beside the diagonal .9, .5, .7, .4."""
     margin = torch.tensor([0.8, 0.1, 0.0, 0.2])
@@ -398,8 +416,8 @@ def test_what_does_not_fit_is_said_in_one_line() -> None:
         ConfigError, match=r"method.warmup=3 leaves nothing of loop.epochs=3 to learn from; use method."
     ):
         build_method(TrainConfig.parse({"method": {"name": "lnc"}})).epochs(3)
-    with pytest.raises(ConfigError, match=r"method\.loss=triplet"):
-        build_method(TrainConfig.parse({"method": {"name": "lnc", "loss": "triplet"}}))
+    with pytest.raises(ConfigError, match=r"method\.loss=cross_entropy"):
+        build_method(TrainConfig.parse({"method": {"name": "lnc", "loss": "cross_entropy"}}))
 
 
 def test_state_comes_back_whole() -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from pipeline.errors import ConfigError
 from pipeline.mixtures import Split
 
+from ..losses import info_nce, triplet
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .division import clean_rows, levelled
 
@@ -41,8 +42,9 @@ NAMES = ("a", "b")
 class CoTeachingConfig(MethodConfig):
     """What all methods of two networks can be told."""
 
-    loss: Literal["auto"] = "auto"
-    """a triplet loss with soft margins: there is no other"""
+    loss: Literal["auto", "hardest_triplet", "triplet", "info_nce"] = "auto"
+    """auto: hardest_triplet with soft margins, as the papers have it, which small networks from scratch do not survive;
+    triplet: all negatives alike; info_nce: not the papers', weighed by the soft label, for targets that learn by it"""
     warmup: int = Field(default=3, ge=1)
     """epochs, of loop.epochs, in which all samples count as given"""
     threshold: float = Field(default=0.5, gt=0, lt=1)
@@ -88,7 +90,7 @@ class CoTeaching(Method):
                 "method.name=dividemix for classes"
             )
         super().__init__(config, task)
-        self.loss_name = "hardest_triplet"
+        self.loss_name = "hardest_triplet" if config.loss == "auto" else config.loss
         self.division = self.prediction = self.confidence = np.zeros((2, 0), np.float32)
         self.clean = np.zeros((2, 0), bool)
         self.kept = np.zeros(0, bool)
@@ -220,6 +222,24 @@ class CoTeaching(Method):
             with torch.no_grad():
                 prediction = self.look(run.forward(batch, partner), partner, run)[1]
         return Halves(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction)
+
+    def plain(self, seen: Seen, hardest: bool = False) -> Tensor:
+        """(B,) the loss of the warm-up, in which all pairs count as given."""
+        assert seen.similarity is not None
+        if self.loss_name == "info_nce":
+            return info_nce(seen.similarity, self.config.temperature or seen.temperature, self.same(seen))
+        return triplet(seen.similarity, self.config.margin, hardest=hardest, same=self.same(seen))
+
+    def soft(self, seen: Seen, label: Tensor, margin: Tensor) -> Tensor:
+        """(B,) L_soft of pairs with soft labels (B,), or the margins that follow from them."""
+        assert seen.similarity is not None
+        if self.loss_name == "info_nce":
+            return label * self.plain(seen)
+        return triplet(seen.similarity, margin, hardest=self.loss_name == "hardest_triplet", same=self.same(seen))
+
+    def same(self, seen: Seen) -> Tensor | None:
+        """(B, B) bool of pairs that are no negatives."""
+        return seen.same if self.config.mask_same else None
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 

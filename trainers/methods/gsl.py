@@ -80,33 +80,29 @@ class Gsl(CoTeaching):
     def look(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
         """L_SCT with all labels 1, and the labels as they stand."""
         constraint = self._constraint(seen, network, run)
-        return self._triplet(seen, self.config.margin) + constraint, self._labels(seen, network)
+        return self._hardest(seen) + constraint, self._labels(seen, network)
 
     def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
         """L_w alone, all labels 1."""
-        hardest = self._triplet(seen, self.config.margin)
-        assert seen.similarity is not None
-        each = (
-            hardest
-            if self.config.warmup_negatives == "hardest"
-            else triplet(seen.similarity, self.config.margin, same=self._same(seen))
-        )
+        hardest = self.config.warmup_negatives == "hardest" and self.loss_name != "triplet"
+        each = self.plain(seen, hardest)
         with torch.no_grad():
-            division = hardest + self._constraint(seen, network, run)
+            division, _ = self.look(seen, network, run)
         return Look(each.mean(), division, torch.full_like(division, torch.nan))
 
     def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
         label = self._corrected(seen, network, halves.clean)
         constraint = self._constraint(seen, network, run)
-        loss = self._triplet(seen, soft_margin(label, self.config.margin)) + constraint
+        loss = self.soft(seen, label, soft_margin(label, self.config.margin)) + constraint
         with torch.no_grad():
-            division = self._triplet(seen, self.config.margin) + constraint
+            division = self._hardest(seen) + constraint
         logs = {"clean_share": halves.clean.float().mean(), "label": label.mean()}
         return Look(loss.mean(), division, label, logs)
 
-    def _triplet(self, seen: Seen, margin: Tensor | float) -> Tensor:
+    def _hardest(self, seen: Seen) -> Tensor:
+        """L_w with all labels 1."""
         assert seen.similarity is not None
-        return triplet(seen.similarity, margin, hardest=True, same=self._same(seen))
+        return triplet(seen.similarity, self.config.margin, hardest=True, same=self.same(seen))
 
     def _constraint(self, seen: Seen, network: int, run: Run) -> Tensor:
         """(B,) ζ L_intra + η L_inter."""
@@ -137,9 +133,6 @@ class Gsl(CoTeaching):
 
     def _labels(self, seen: Seen, network: int) -> Tensor:
         return torch.from_numpy(self.prediction[network, seen.rows.cpu().numpy()]).to(seen.rows.device)
-
-    def _same(self, seen: Seen) -> Tensor | None:
-        return seen.same if self.config.mask_same else None
 
     def sample_columns(self) -> dict[str, Array]:
         """p and y, means over both networks."""

@@ -8,7 +8,7 @@
     random half of {w^A < ½ and w^B < ½} is left out of a warm-up epoch      Eq. 7    `division.abandoned`
     ŷ_i  = w_i + (1 - w_i) P^k_i if clean, (P^A_i + P^B_i) / 2 if noisy      Eq. 8    `rectified`
     P_i  = clip(s_i, 0, α) / τ                                               Eq. 9    `correspondence.similarity_prediction`
-    L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10   `triplet(…, hardest=True)`
+    L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10   `CoTeaching.soft`
     α̂_i = Ψ(ŷ_i)                                                             Eq. 11   `margins.soft_margin`
 
 v_i, t_i: image and text of pair i. S: their similarity. α: margin. t_h, v_h: the hardest negatives in the batch. P_i: how
@@ -85,7 +85,7 @@ class Lnc(CoTeaching):
 
     def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
         each, prediction = self._looked(seen)
-        loss = each.mean()
+        loss = (self.plain(seen) if self.loss_name == "info_nce" else each).mean()
         if self.config.momentum_weight > 0:
             rows = seen.rows.cpu().numpy()
             gamma = torch.from_numpy(self.gamma[network, rows]).to(each)
@@ -109,7 +109,6 @@ class Lnc(CoTeaching):
         return self._looked(seen)
 
     def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
-        assert seen.similarity is not None
         with torch.no_grad():
             each, prediction = self._looked(seen)
             label = rectified(halves, prediction)
@@ -120,7 +119,7 @@ class Lnc(CoTeaching):
                 base=self.config.recast_base,
                 boundary=_between(label, halves.clean),
             )
-        loss = triplet(seen.similarity, margin, hardest=True, same=self._same(seen))
+        loss = self.soft(seen, label, margin)
         if run.epoch < self.config.noisy_from * self.total_epochs:
             loss = loss * halves.clean
         logs = {"clean_share": halves.clean.float().mean(), "label": label.mean()}
@@ -129,13 +128,10 @@ class Lnc(CoTeaching):
     def _looked(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """ℓ_i and P_i of a batch."""
         assert seen.similarity is not None
-        same = self._same(seen)
+        same = self.same(seen)
         each = triplet(seen.similarity, self.config.margin, same=same)
         predict = similarity_prediction if self.config.prediction == "similarity" else hinge_prediction
         return each, predict(seen.similarity, self.config.margin, same)
-
-    def _same(self, seen: Seen) -> Tensor | None:
-        return seen.same if self.config.mask_same else None
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
