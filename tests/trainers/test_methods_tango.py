@@ -336,6 +336,14 @@ def test_an_untrained_target_is_measured_by_its_own_anchors() -> None:
     assert run.notes == ["tango: anchors from 1 prompts per class by the untrained target"]
 
 
+def test_anchors_that_cannot_be_told_apart_are_said_to_be_so() -> None:
+    run = FakeRun()
+    run.target = small("dual", classes=CLASSES, vocabulary={"kind": "hashing"}, text_pooling="mean")
+    make_anchors(run, "auto")  # type: ignore[arg-type]
+    assert "have a mean cosine of " in run.notes[1]
+    assert "use a pretrained target, or shorter target.prompts, such as ['{}']" in run.notes[1]
+
+
 def test_a_pretrained_target_reads_forty_sentences_per_class() -> None:
     run = FakeRun()
     run.target.config = run.target.config.model_copy(update={"model": "local-dir:somewhere", "pretrained": "weights"})

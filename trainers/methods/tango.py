@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Tango", "TangoConfig", "make_anchors", "text_anchored_logits"]
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
+PARALLEL = 0.999
+"""mean cosine of the classes' anchors beyond which TAC cannot tell them apart: an untrained tower on long prompts"""
 COLUMNS = (*FLOATS, "clean_tango", "refined_label")
 """of the weight table, which a refinement fills and which serve the first epoch"""
 
@@ -237,7 +239,21 @@ def make_anchors(run: Run, source: str) -> Anchors:
     )
     texts = [sentence for of_class in sentences for sentence in of_class]
     labels = np.repeat(np.arange(len(names)), [len(of_class) for of_class in sentences])
-    return Anchors(names, _embed(target, texts), labels.astype(np.int64))
+    anchors = Anchors(names, _embed(target, texts), labels.astype(np.int64))
+    alike = _between_classes(anchors)
+    if alike > PARALLEL:
+        run.note(
+            f"tango: anchors of different classes have a mean cosine of {alike:.4f}, too near for a classifier; use a "
+            "pretrained target, or shorter target.prompts, such as ['{}']"
+        )
+    return anchors
+
+
+def _between_classes(anchors: Anchors) -> float:
+    """Mean cosine of anchors of different classes; 0 where there is one class."""
+    cosines = anchors.embeddings @ anchors.embeddings.T
+    other = anchors.labels[:, None] != anchors.labels[None, :]
+    return float(cosines[other].mean()) if other.any() else 0.0
 
 
 @torch.no_grad()
