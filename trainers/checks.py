@@ -13,9 +13,11 @@ from pipeline.table import RunFolder
 from pipeline.where import parse_where
 
 from .config import TrainConfig, build_method
+from .data.loading import CaptionSource
 from .methods import Method
 from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config
+from .tasks import check_task
 
 __all__ = ["Checked", "check", "joined_rule"]
 
@@ -39,6 +41,8 @@ def check(config: TrainConfig) -> Checked:
     """Raises ConfigError for the first thing that cannot work."""
     _check_out(config.out)
     _check_device(config)
+    check_task(config.task.name, config.task.options, config.task.monitor)
+    CaptionSource.of(config.data.captions)
     method = build_method(config)
     method.epochs(config.loop.epochs)
     target = _check_target(config)
@@ -60,6 +64,7 @@ def check(config: TrainConfig) -> Checked:
     where = joined_rule(config.data.where, method.where())
     if run is not None:
         _check_size(config, run, where)
+        _check_labels(config, run, target)
     shards = _check_shards(config, run)
     eval_shards = _check_evaluation(config)
     seen = {shard.url for shard in shards} & {shard.url for shard in eval_shards}
@@ -119,6 +124,17 @@ def _check_target(config: TrainConfig) -> TargetConfig:
         raise ConfigError(
             "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line"
         )
+    if target.reads_features and config.data.image_part is None:
+        other = ", or target.backbone=resnet50 for pictures" if target.name == "dual" else ""
+        raise ConfigError(
+            f"target.name={target.name} reads precomputed features, and data.image_part is null: pictures; use "
+            f"data.image_part=npy{other}"
+        )
+    if config.data.image_part is not None and not target.reads_features:
+        raise ConfigError(
+            f"target.name={target.name} reads pictures, and data.image_part={config.data.image_part} gives features; use "
+            "data.image_part=null"
+        )
     return target
 
 
@@ -134,6 +150,10 @@ def _check_sampler(config: TrainConfig) -> str:
     found = _M_PER_CLASS.fullmatch(sampler)
     if not found and sampler not in ("window", "sequential"):
         raise ConfigError(f"data.sampler={sampler!r} is unknown; use window, sequential or m_per_class:4")
+    if found and int(found[1]) < 2:
+        raise ConfigError(
+            f"data.sampler={sampler}: a sample needs another of its class; use data.sampler=m_per_class:4"
+        )
     if found and config.data.batch_size % int(found[1]):
         size = int(found[1])
         raise ConfigError(
@@ -156,10 +176,28 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
         if count >= config.data.batch_size:
             return
     chosen = f" for which {where} holds" if where else ""
+    if count < 2:
+        raise ConfigError(
+            f"data.table={run.path} has {count} good samples{chosen}: nothing to train on; "
+            + ("use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show")
+        )
     raise ConfigError(
         f"data.batch_size={config.data.batch_size} is more than the {count:,} good samples{chosen} of "
         f"data.table={run.path}; use for example data.batch_size={max(2, count // 4)}"
     )
+
+
+def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> None:
+    """Does every label have a class?"""
+    classes = target.class_set() if config.task.name == "classification" else None
+    if classes is None or config.data.label_field is not None:
+        return
+    largest = max((pc.max(run.read(stem, ["label"])["label"]).as_py() or 0 for stem in run.stems()), default=0)
+    if largest >= len(classes):
+        raise ConfigError(
+            f"target.classes has {len(classes)} names, and data.table={run.path} has the label {largest}; give at least "
+            f"{largest + 1} names, one for each label from 0 on"
+        )
 
 
 def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:

@@ -304,6 +304,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         value = list(value)
     if isinstance(value, str | int | float | bool | list | dict | None):
-        text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1_000)
+        text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1_000, sort_keys=False)
         return text.removesuffix("\n").removesuffix("\n...")
     return str(value)

@@ -14,7 +14,7 @@ from .config import DataConfig, TaskConfig, TrainConfig
 from .data import Batch, WeightedShards
 from .run_folder import TrainFolder
 from .targets import Target, as_one, load_target
-from .tasks import TASKS
+from .tasks import TASKS, check_task
 
 __all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "figures"]
 
@@ -38,8 +38,15 @@ class ModelFigures:
 
 def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShards:
     """The evaluation shards in order, every row once."""
-    wants_text = task == "retrieval"
     captions = data.eval_captions or (f"{data.captions}:all" if data.captions.count(":") == 1 else data.captions)
+    try:
+        return _evaluation_data(data, task, target, captions)
+    except ConfigError as error:
+        raise ConfigError(f"data.eval_shards={', '.join(data.eval_shards)}: {error}") from error
+
+
+def _evaluation_data(data: DataConfig, task: str, target: Target, captions: str) -> WeightedShards:
+    wants_text = task == "retrieval"
     return WeightedShards(
         data.eval_shards,
         data.eval_table,
@@ -62,12 +69,7 @@ def figures(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str,
     """The task's figures of a target as it is."""
     evaluate, _ = TASKS[task.name]
     data.load_state_dict({"epoch": 0, "batch": 0})
-    try:
-        return evaluate(target, _batches(data), **task.options)
-    except TypeError as error:
-        if "keyword argument" not in str(error):
-            raise
-        raise ConfigError(f"task.options={task.options}: {task.name} does not take this; leave it out") from error
+    return evaluate(target, _batches(data), **task.options)
 
 
 def evaluate_model(
@@ -108,6 +110,7 @@ def evaluate_model(
     if task is not None:
         values["task"] = {**values.get("task", {}), "name": task}
     config = TrainConfig.parse(values)
+    check_task(config.task.name, config.task.options)
     if not config.data.eval_shards:
         raise ConfigError("shards: nothing to measure on; give --shards 'held-out/*.tar'")
     place = torch.device(Device.choose(device).name)

@@ -146,7 +146,7 @@ def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: 
         if mean_weight is None or not mean_weight > 0:
             raise ConfigError(
                 f"mean_weight={mean_weight}: mode mean1 divides by the mean weight of the data; give it, for example "
-                "mean_weight=data.mean('osa_weight'), or use mode='batch_sum'"
+                "mean_weight=data.mean('osa_weight') of WeightedShards, or use mode='batch_sum'"
             )
         return total / (len(loss) * mean_weight)
     return total / (len(loss) * (LARGEST_WEIGHT if mode == "max1" else 1.0))

@@ -1,7 +1,10 @@
 """`noisegate train` and `noisegate evaluate-model` as people call them."""
 
+import inspect
 import json
+import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -10,7 +13,8 @@ import trainers
 from pipeline.errors import ConfigError
 from tests.commands import called
 from tests.trainers.runs import settings, weights
-from trainers import evaluate_model, train
+from trainers import METHODS, evaluate_model, train
+from trainers.cli_train import train as train_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +104,7 @@ def test_going_on_with_a_finished_run(run: Path) -> None:
         (("evaluate-model", "runs/001-baseline", "--which", "first"), "use best or last"),
         (("evaluate-model", "runs/001-baseline", "--shards", "none/*.tar"), "none/*.tar"),
         (("evaluate-model", "runs/001-baseline", "--task", "classification"), "none were given"),
-        (("evaluate-model", "config.yaml"), "no saved target"),
+        (("evaluate-model", "config.yaml"), "no trained weights"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(run: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -109,6 +113,13 @@ def test_a_mistake_is_one_message_and_exit_code_2(run: Path, arguments: tuple[st
     assert words.lower() in " ".join(done.stderr.lower().split())
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_help_names_every_method() -> None:
+    told = inspect.getdoc(train_command) or ""
+    assert [name for name in METHODS if not re.search(rf"\b{name}\b", told)] == []
+    option = next(iter(get_type_hints(train_command, include_extras=True)["method"].__metadata__)).help
+    assert re.findall(r"\w+", option.replace(" or ", " ")) == list(METHODS)
 
 
 def test_exported_names() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.errors import ConfigError
 from pipeline.table import RunFolder
-from tests.trainers.runs import settings
+from tests.trainers.runs import TARGET, settings
 from trainers.checks import check
 from trainers.config import TrainConfig, build_method, read_config
 
@@ -55,6 +55,15 @@ def test_one_pattern_is_a_list_of_one() -> None:
         ({"loop": {"epochs": 1.5}}, "loop.epochs=1.5"),
         ({"loop": 3}, "loop=3"),
         ({"seed": -1}, "seed=-1"),
+        ({"optimizer": {"betas": [0.9]}}, "for example optimizer.betas=[0.9, 0.98]"),
+        ({"optimizer": {"betas": [0.9, 1]}}, "optimizer.betas.1=1: input should be less than 1"),
+        ({"optimizer": {"lr": float("inf")}}, "optimizer.lr=.inf: input should be a finite number"),
+        (
+            {"schedule": 5},
+            "schedule=5: input should be a valid dictionary, for example schedule={name: cosine, warmup: 0",
+        ),
+        ({"data": {"max_mismatch": 1}}, "data.max_mismatch=1: input should be less than 1"),
+        ({"data": {"image_part": "npz"}}, "data.image_part=npz: input should be 'npy'"),
         ({"task": {"name": "ranking"}}, "task.name=ranking: input should be 'retrieval'"),
     ],
 )
@@ -100,7 +109,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
         ({"method": {"name": "osa", "weight": "images", "mode": "reference"}}, "use method.mode=mean1"),
         ({"method": {"name": "osa", "weight": "images", "beta": "high"}}, "beta 'high' is unknown"),
         ({"method": {"name": "select", "rule": "cleen"}}, "cleen"),
-        ({"method": {"name": "select", "rule": "similarity > 2"}}, "is more than the 0 good samples for which"),
+        ({"method": {"name": "select", "rule": "similarity > 2"}}, "has 0 good samples for which similarity > 2 holds"),
         ({"data__table": None}, "method.name=osa needs a weight table; give data.table"),
         ({"data__table": "nowhere"}, "data.table=nowhere: no run there; make one with: noisegate annotate"),
         ({"data__where": "similarity >"}, "similarity"),
@@ -114,6 +123,28 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
         ({"data__sampler": "m_per_class:7"}, "use data.batch_size=28"),
         ({"task__name": "image_retrieval", "data__batch_size": 30}, "use data.batch_size=28"),
         ({"task__name": "classification"}, "needs the classes' names; give for example target.classes=classes.txt"),
+        ({"data__captions": "txt"}, "captions 'txt' is unknown; use 'one'"),
+        ({"data__where": "similarity > 0.999999"}, "nothing to train on; use a wider rule"),
+        ({"task__monitor": "accuracy"}, "task.monitor=accuracy is none of the figures; use one of i2t_r1, i2t_r5"),
+        ({"task__options": {"fold": 5}}, "task.options.fold is no option of retrieval; it takes folds and ks"),
+        ({"task__options": {"folds": "five"}}, "task.options.folds='five' is no number of parts; use 5"),
+        ({"task__options": {"ks": 1}}, "use for example task.options.ks=[1, 5, 10]"),
+        (
+            {"task": {"name": "image_retrieval", "options": {"ks": [1]}}},
+            "image_retrieval takes no options; leave it out",
+        ),
+        ({"task__name": "image_retrieval", "data__sampler": "m_per_class:1"}, "use data.sampler=m_per_class:4"),
+        (
+            {
+                "task__name": "classification",
+                "target": {**TARGET, "classes": ["a", "b"]},
+                "method": {"name": "baseline"},
+            },
+            "target.classes has 2 names, and data.table=",
+        ),
+        ({"target": {"name": "sgraf"}}, "target.name=sgraf reads precomputed features"),
+        ({"target": {"name": "dual"}}, "use data.image_part=npy, or target.backbone=resnet50 for pictures"),
+        ({"data__image_part": "npy"}, "target.name=clip reads pictures, and data.image_part=npy gives features"),
         ({"target": {}}, "target.name is not given; use for example target.name=clip"),
         ({"target": {"name": "bert"}}, "target.name='bert' is unknown; use one of clip"),
         ({"loop__device": "cuda"}, "loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto"),

@@ -216,7 +216,7 @@ def test_classification_without_classes_says_what_to_give() -> None:
 
 def test_a_file_that_is_no_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="no saved target"):
+    with pytest.raises(ConfigError, match="no trained weights"):
         load_target(tmp_path / "x.safetensors")
 
 

@@ -121,8 +121,13 @@ def _places(samples: TarSamples, keys: pa.Array, strict: bool) -> NDArray[np.int
     lost = [rows[row] for row in np.flatnonzero(places < 0)]
     extra = [key for key, left in waiting.items() for _ in left]
     if strict and (lost or extra):
-        what = [f"{len(lost):,} of its table's {len(rows):,} samples ({shares(len(lost), len(rows))}) are not in it"]
-        what[0] += f", such as {', '.join(lost[:EXAMPLES])}" if lost else ""
+        what = []
+        if lost:
+            rate = shares(len(lost), len(rows))
+            examples = ", ".join(lost[:EXAMPLES])
+            what.append(
+                f"{len(lost):,} of its table's {len(rows):,} samples ({rate}) are not in it, such as {examples}"
+            )
         if extra:
             what.append(f"{len(extra):,} are in it and not in the table, such as {', '.join(extra[:EXAMPLES])}")
         if samples.damage:

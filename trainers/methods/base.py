@@ -29,8 +29,11 @@ TANGO (6): begin_epoch: run.measure of `seen.images["vectors"]` gives (N, d), re
   run.encode_images, its own logits from the anchors, gathered by run.gather.
 """
 
+# ruff: noqa: B027 - most methods leave most hooks as they are
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,8 +179,8 @@ class Run(Protocol):
         ...
 
 
-class Method:
-    """The base of all: plain training over all rows. A method overrides what it does differently."""
+class Method(ABC):
+    """The base of all: training over all rows. A method says its loss, and overrides what else it does differently."""
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     networks: ClassVar[int] = 1
@@ -224,8 +227,9 @@ class Method:
         """By name; a step gets one batch of each, and shorter streams start over until the longest ends."""
         return {ALL: Stream()}
 
+    @abstractmethod
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        raise NotImplementedError
+        """One step, of one batch from each stream."""
 
     def end_epoch(self, run: Run) -> None: ...
 

@@ -39,6 +39,11 @@ class TargetConfig(BaseModel):
     """How classes are recognised: by the similarity to their prompts, or by a linear layer on image vectors."""
     prompts: tuple[str, ...] = (PROMPT,)
 
+    @property
+    def reads_features(self) -> bool:
+        """Whether images come as precomputed features, the part npy of a sample, and not as pictures."""
+        return False
+
     def class_set(self) -> ClassSet | None:
         """The classes with their sentences, or None."""
         if not self.classes:

@@ -94,7 +94,8 @@ def load_target(path: Path) -> Target:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"{path}: no saved target ({type(error).__name__}: {error}); give a file of save_target"
+            f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa, or "
+            "a file in it, such as runs/001-osa/best.safetensors"
         ) from error
     target = build_target(config, weights=False)
     target.load_state_dict(state)

@@ -4,6 +4,7 @@ Image: the grid of a timm network, or precomputed region features, one linear ma
 context, pooled.  Both are scaled to length one; the similarity is their cosine.
 """
 
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -56,6 +57,10 @@ class DualConfig(TargetConfig):
     drop_parts: float = Field(default=0.0, ge=0, lt=1)
     """share of regions and words left out at random in training (VSE∞: .2), so that GPO meets many sizes"""
     vocabulary: Vocabulary = Vocabulary()
+
+    @property
+    def reads_features(self) -> bool:
+        return self.backbone is None
 
 
 class Dual(Target):
@@ -148,7 +153,7 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
 
     name, source = str(config.backbone), config.backbone_weights if weights else None
     if not timm.is_model(name):
-        close = timm.list_models(f"*{name[:4]}*")[:3]
+        close = difflib.get_close_matches(name, timm.list_models(), 3)
         raise ConfigError(
             f"target.backbone={name!r} is no timm model; use {', '.join(close) or 'for example resnet50'}"
         )

@@ -57,6 +57,10 @@ class SgrafConfig(TargetConfig):
     """in training, forget each block and compute it again for the gradient: memory of one block, a third more time"""
     vocabulary: Vocabulary = Vocabulary()
 
+    @property
+    def reads_features(self) -> bool:
+        return True
+
 
 class Sgraf(Target):
     """Features (B, K, D), tokens (B, L); encoded as `vectors` (B, d), `parts` (B, K or L, d) and `mask`, all unit rows."""

@@ -36,6 +36,10 @@ class VideoConfig(TargetConfig):
     sentence_width: int = Field(default=2048, ge=1)
     vocabulary: Vocabulary = Vocabulary()
 
+    @property
+    def reads_features(self) -> bool:
+        return True
+
 
 class Video(Target):
     """Features (B, T, D) or (B, D), tokens (B, L); vectors (B, width)."""

@@ -16,7 +16,9 @@ from .encode import evaluating, labelled_images
 if TYPE_CHECKING:
     from ..data import Batch
 
-__all__ = ["evaluate"]
+__all__ = ["FIGURES", "evaluate"]
+
+FIGURES = ("precision_at_1", "map_at_r")
 
 
 def evaluate(target: Target, batches: Iterable[Batch]) -> dict[str, float]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "recalls"]
 
 BLOCK = 16_000_000  # similarities that are held at once: 64 MB
+RANKS = (1, 5, 10)
 CAPTIONS = 4096  # that are on the device at once; those of targets that compare words are large
 
 
@@ -30,7 +31,7 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     folds: int = 1,
-    ks: Sequence[int] = (1, 5, 10),
+    ks: Sequence[int] = RANKS,
     block: int = BLOCK,
 ) -> dict[str, float]:
     """Figures in percent: `i2t_r1` …, `t2i_r10`, their sum `rsum`, `images` and `captions`; ties count against the model.
@@ -55,7 +56,7 @@ def recalls(
     image_of_caption: NDArray[np.int64],
     *,
     folds: int = 1,
-    ks: Sequence[int] = (1, 5, 10),
+    ks: Sequence[int] = RANKS,
     block: int = BLOCK,
 ) -> tuple[RecallAtK, RecallAtK | None]:
     """Over all images, and averaged over folds (None without), from one pass over the similarities, `block` at a time."""
