@@ -127,14 +127,16 @@ class Loop:
             place.batch, place.batches = place.batch + 1, place.batches + 1
             self.running.batch, self.running.step = place.batches, place.step
             due = place.batch % loop.accumulate == 0 or place.batch == length
-            loss, logs = self.backward(batches)
+            together = min(loop.accumulate, length - (place.batch - 1) // loop.accumulate * loop.accumulate)
+            loss, logs = self.backward(batches, together)
             pending = pending or loss is not None
             updated = due and pending
             if updated:
                 norm = self.update()
                 pending = False
                 if place.step % self.config.logging.every == 0 or place.step == 1:
-                    self._write("train", {"loss": loss, "lr": rate, "grad_norm": norm, **_numbers(logs)})
+                    values = {"loss": loss, "lr": rate, "grad_norm": norm, **_numbers(logs)}
+                    self._write("train", values, place.epoch + 1)
             ready += sum(len(batch) for batch in batches.values()) * self.fabric.world_size
             self._display.batch(loss, ready / max(time.monotonic() - began, 1e-9))
             if not due:
@@ -168,12 +170,13 @@ class Loop:
                 self._save_weights("best")
             return
         place.last = self._figures()
-        self._write("eval", place.last)
+        number = place.epoch + (place.batch > 0)  # max_steps may end a run within an epoch
+        self._write("eval", place.last, number)
         counts = ("images", "captions", "samples")
         shown = ", ".join(f"{name} {value:.2f}" for name, value in place.last.items() if name not in counts)
-        self._display.note(f"epoch {place.epoch}: {shown}")
+        self._display.note(f"epoch {number}: {shown}")
         if not place.best or place.last[self._monitor] > place.best[self._monitor]:
-            place.best, place.best_epoch, place.waited = place.last, place.epoch, 0
+            place.best, place.best_epoch, place.waited = place.last, number, 0
             self._save_weights("best")
             return
         place.waited += 1
@@ -185,17 +188,16 @@ class Loop:
         if self.fabric.is_global_zero and self._evaluate is not None:
             with self._average.applied() if self._average is not None else nullcontext():
                 found = self._evaluate()
-        found = self.fabric.broadcast(found)
-        if self._monitor not in found:
-            raise ConfigError(f"task.monitor={self._monitor} is none of the figures; use one of {', '.join(found)}")
-        return found
+        return self.fabric.broadcast(found)
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
-    def backward(self, batches: Mapping[str, Batch]) -> tuple[float | None, Mapping[str, float | Tensor]]:
+    def backward(
+        self, batches: Mapping[str, Batch], together: int = 1
+    ) -> tuple[float | None, Mapping[str, float | Tensor]]:
         """Add a batch's gradients, averaged over the ranks each time, because the next batch may be skipped.
 
-        No loss where the batch was skipped.
+        No loss where the batch was skipped. `together`: how many batches make the update; each counts as one of so many.
         """
         batches = self._even(batches)
         loss, logs = self._module(Work(batches)) if batches else (None, {})
@@ -206,7 +208,7 @@ class Loop:
         if not math.isfinite(value):
             self._not_a_number(f"the loss is {value}")
             return None, logs
-        self.fabric.backward(loss / self.config.loop.accumulate)
+        self.fabric.backward(loss / together)
         return value, logs
 
     def update(self) -> float:
@@ -254,6 +256,11 @@ class Loop:
         place = self.place
         if place.course is None:
             place.course = (0, self.epochs, self.config.schedule.warmup / updates)
+            if self.config.schedule.warmup >= updates * self.epochs:
+                self._display.note(
+                    f"schedule.warmup={self.config.schedule.warmup} updates, and there will be {updates * self.epochs}: the "
+                    "learning rate will hardly reach optimizer.lr"
+                )
         start, epochs, warmup = place.course
         if warmup < 0:  # a restart, whose first epoch's length is known only now
             warmup = self.config.schedule.warmup / updates
@@ -294,11 +301,17 @@ class Loop:
             "optimizer": groups,
             "precision": self.fabric.strategy.precision.state_dict(),
             "averaged": 0 if self._average is None else self._average.updates,
+            "data": self.running.data_digest,
         }
         save_state(self.folder.state_file, contents, facts)
 
     def load(self, state: State) -> None:
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint; raises ConfigError where the tables are others than they were."""
+        if state.facts.get("data", self.running.data_digest) != self.running.data_digest:
+            raise ConfigError(
+                f"data.table={self.config.data.table}: its rows, or the columns that the method reads, have changed since "
+                f"{self.folder.path} began; bring the old tables back, or start a new run"
+            )
         values = dict(state.facts["place"])
         values["course"] = None if values["course"] is None else tuple(values["course"])
         self.place = Place(**values)
@@ -330,9 +343,9 @@ class Loop:
             for i, network in enumerate(self.networks):
                 save_target(network, self.folder.weights(which, i))
 
-    def _write(self, kind: str, values: Mapping[str, Any]) -> None:
+    def _write(self, kind: str, values: Mapping[str, Any], epoch: int) -> None:
         place = self.place
-        facts = {"epoch": place.epoch, "step": place.step, "skipped": place.skipped}
+        facts = {"epoch": epoch, "step": place.step, "skipped": place.skipped}
         if self._log is not None:
             self._log.write(kind, place.batches, {**facts, **{k: v for k, v in values.items() if v is not None}})
 

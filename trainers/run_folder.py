@@ -11,19 +11,19 @@ runs/007-osa/
   result.json            when the run is over
 """
 
+import errno
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, NoisegateError, StoppedError
 from pipeline.out_folder import writing_to
 from pipeline.table import write_atomically
 
-from .config import TrainConfig
+from .config import TrainConfig, read_config
 
 __all__ = ["TrainFolder", "new_run"]
 
@@ -76,13 +76,28 @@ class TrainFolder:
 
     def read_config(self) -> dict[str, Any]:
         """The resolved settings; raises ConfigError where there are none."""
-        try:
-            values: dict[str, Any] = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
-        except OSError as error:
+        if not self.config_file.is_file():
             raise ConfigError(
                 f"{self.path} is no training run (no {self.config_file.name}); give a folder such as runs/001-osa"
-            ) from error
-        return values
+            )
+        return read_config(self.config_file)
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """A full disk, or a second Ctrl-C, as a message that says how to go on."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            raise StoppedError(f"at once; {self._next_step('')}") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise NoisegateError(f"no space left for {self.path}; {self._next_step('free some, and ')}") from error
+
+    def _next_step(self, before: str) -> str:
+        if not self.state_file.exists():
+            return f"{before}start anew: there is no checkpoint yet"
+        return f"{before}go on from the last checkpoint with: noisegate train --resume {self.path}"
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         write_atomically(self.result_file, (json.dumps(result, indent=1) + "\n").encode())

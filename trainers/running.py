@@ -4,6 +4,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from pipeline.errors import ConfigError
 
 from .config import TrainConfig
 from .data import Batch, WeightedShards
@@ -68,6 +71,7 @@ class Running:
         return gather_tensor(rows.to(self.device)) if self._world > 1 else rows
 
     def on_device(self, batch: Batch) -> Batch:
+        self._check_labels(batch)
         return batch.to(self.device, non_blocking=True)
 
     def network(self, network: int = 0) -> Target:
@@ -83,6 +87,11 @@ class Running:
 
     def column(self, name: str) -> Array:
         return self.data.column(name)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Another once the tables have changed."""
+        return self.data.digest()
 
     def row_mean(self, values: Array) -> float:
         return float(np.nan_to_num(values[self.data.ok_rows()].astype(np.float64), nan=0.0).mean())
@@ -136,6 +145,18 @@ class Running:
             self._pass.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _check_labels(self, batch: Batch) -> None:
+        """Raises ConfigError for a label without a class, while the batch is still where looking costs nothing."""
+        classes = self.networks[0].classes if self.task == "classification" else None
+        if classes is None or batch.labels is None or batch.labels.is_cuda or not len(batch):
+            return
+        at = int(batch.labels.argmax())
+        if int(batch.labels[at]) >= len(classes):
+            raise ConfigError(
+                f"target.classes has {len(classes)} names, and sample {batch.keys[at]} has the label {int(batch.labels[at])};"
+                " give a name for every label, from 0 on"
+            )
 
     def _seen(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
         """`alone`: this rank's samples only, for passes that every rank makes by itself. Without `classes` no logits."""

@@ -34,11 +34,11 @@ from .tasks import TASKS
 __all__ = ["TrainResult", "train"]
 
 CHANGEABLE = (
-    "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "logging", "loop.epochs",
+    "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "loop.epochs",
     "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",
-    "loop.device",
+    "loop.device", "loop.devices", "loop.nodes",
 )  # fmt: skip
-"""Settings that a run may go on with otherwise than it began."""
+"""Settings that a run may go on with otherwise than it began, beside those of logging."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,8 @@ def train(
             build_target(described, seed=network_seed(parsed.seed, i), weights=state is None)
             for i in range(checked.method.networks)
         ]
-        if folder is None:
-            parsed = parsed.model_copy(update={"target": networks[0].config.model_dump(mode="json")})
-            folder = _new_folder(parsed, fabric)
-        if fabric.is_global_zero:
-            stack.enter_context(folder_lock(folder.path))
-        display.note(f"run {folder.path}")
+        resolved = {"target": networks[0].config, "method": checked.method.config}
+        parsed = parsed.model_copy(update={name: part.model_dump(mode="json") for name, part in resolved.items()})
         return _train(parsed, checked.method, networks, fabric, data, folder, state, display, stack)
 
 
@@ -142,7 +138,7 @@ def _train(
     networks: Sequence[Target],
     fabric: Fabric,
     data: WeightedShards,
-    folder: TrainFolder,
+    resumed: TrainFolder | None,
     state: State | None,
     display: Display,
     stack: contextlib.ExitStack,
@@ -157,6 +153,15 @@ def _train(
         held_out = evaluation_data(config.data, config.task.name, networks[0])
         stack.callback(held_out.close)
         evaluate = functools.partial(figures, as_one(networks), held_out, config.task)
+    method.prepare(running)
+    folder = resumed or _new_folder(config, fabric)
+    if fabric.is_global_zero:
+        stack.enter_context(folder_lock(folder.path))
+        if resumed is None:
+            folder.write_config(config)
+    display.note(
+        f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {len(data):,} batches an epoch"
+    )
     log = None
     if fabric.is_global_zero:
         done = 0 if state is None else int(state.facts["place"]["batches"])
@@ -164,11 +169,12 @@ def _train(
         stack.callback(log.close)
     monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
     loop = Loop(config, fabric, method, networks, running, streams, folder, log, display, evaluate, monitor)
-    method.prepare(running)
     if state is not None:
         loop.load(state)
-        display.note(f"going on in epoch {loop.place.epoch + 1} after {loop.place.batch} of its batches")
-    with stop_on_signals() as stop:
+        display.note(_where(loop))
+        if fabric.is_global_zero:
+            folder.write_config(config)  # so that going on once more goes on with the same
+    with folder.going_on(), stop_on_signals(quiet=isinstance(display, Silent)) as stop:
         place = loop.run(stop)
     result = _result(config, method, folder, place, monitor, fabric.global_rank)
     if fabric.is_global_zero and not result.stopped:
@@ -177,17 +183,23 @@ def _train(
     return result
 
 
+def _where(loop: Loop) -> str:
+    """From where a run goes on, in words."""
+    place = loop.place
+    if place.over:
+        return f"this run is over after {place.over}; make it longer with, for example, --set loop.epochs={2 * loop.epochs}"
+    return f"going on in epoch {place.epoch + 1} after {place.batch} of its batches"
+
+
 def _resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
     values = folder.read_config()
     for name, value in changes.items():
-        if not name.startswith(CHANGEABLE):
+        if name not in CHANGEABLE and not name.startswith("logging."):
             raise ConfigError(
                 f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
                 f"{', '.join(CHANGEABLE)}"
             )
-        section, _, key = name.partition(".")
-        values.setdefault(section, {})[key] = value
-    return TrainConfig.parse(values)
+    return TrainConfig.parse(read_config(values, flags=changes))
 
 
 def _fabric(config: TrainConfig, method: Method) -> Fabric:
@@ -264,9 +276,7 @@ def _new_folder(config: TrainConfig, fabric: Fabric) -> TrainFolder:
     """Made by the first rank, known to all."""
     path = ""
     if fabric.is_global_zero:
-        folder = new_run(config.out, str(config.method["name"]))
-        folder.write_config(config)
-        path = str(folder.path)
+        path = str(new_run(config.out, str(config.method["name"])).path)
     return TrainFolder(fabric.broadcast(path))
 
 

@@ -40,6 +40,22 @@ def rows_of(batches: list[Batch]) -> list[int]:
 
 
 class TestContents:
+    def test_a_mean_is_over_the_rows_that_are_seen(self, scored: Path) -> None:
+        table = read_table(scored / "run").to_pylist()
+        good = [row["osa_weight"] for row in table if row["status"] == "ok"]
+        assert load(scored).mean("osa_weight") == pytest.approx(np.mean(good))
+        heavy = [weight for weight in good if weight > 0.05]
+        assert 0 < len(heavy) < len(good)
+        assert load(scored, where="osa_weight > 0.05").mean("osa_weight") == pytest.approx(np.mean(heavy))
+
+    def test_a_digest_is_of_the_rows_and_columns_that_are_seen(self, scored: Path) -> None:
+        digests = [
+            load(scored, **how).digest()
+            for how in ({}, {"seed": 7, "batch_size": 2}, {"where": "osa_weight > 0.05"}, {"columns": ["osa_weight"]})
+        ]
+        assert digests[0] == digests[1]
+        assert len(set(digests)) == 3
+
     def test_an_epoch_holds_what_tables_and_shards_say(self, scored: Path) -> None:
         table = read_table(scored / "run").to_pylist()
         batches = list(load(scored, **ALL))
@@ -324,7 +340,7 @@ class TestMistakes:
 
     def test_shards_without_any_caption(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "x.tar", [(name, data) for name, data in pairs(4) if name.endswith("png")])
-        with pytest.raises(ConfigError, match="leave none of 4 rows"):
+        with pytest.raises(ConfigError, match=r"none of the 4 samples has what is needed \(txt/json\)"):
             WeightedShards(tmp_path / "x.tar", None, batch_size=2, captions="read")
         write_tar(tmp_path / "x.tar", [*pairs(4)[::2], ("00009.json", b"{}")])
         with pytest.raises(

@@ -17,7 +17,7 @@ from pipeline.weigh import with_columns
 from tests.trainers.runs import BATCH, TARGET, curve, same_weights, settings, weights
 from trainers import METHODS, Batch, WeightedShards, evaluate_model, load_target, train
 from trainers.config import TrainConfig
-from trainers.logs import read_log
+from trainers.logs import Silent, read_log
 from trainers.losses import info_nce, triplet
 from trainers.methods import Method, MethodConfig, Run, StepLoss, Stream
 
@@ -136,6 +136,16 @@ def test_accumulation_averages_the_gradients_of_its_batches(scored: Path, tmp_pa
     torch.testing.assert_close(after[name], before[name] - gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_the_last_update_of_an_epoch_averages_the_batches_that_are_left(scored: Path, tmp_path: Path) -> None:
+    """Five batches by two: the fifth is an update of its own, by its whole gradient."""
+    config = settings(
+        scored, tmp_path, "baseline", loop__epochs=1, loop__evaluate_every=0, optimizer__lr=1e-30, loop__clip=None
+    )
+    each, pairs = (train(config, settings=[f"loop.accumulate={n}"], quiet=True) for n in (1, 2))
+    assert (each.steps, pairs.steps) == (5, 3)
+    assert curve(pairs.folder, "grad_norm")[2] == pytest.approx(curve(each.folder, "grad_norm")[4], rel=1e-5)
+
+
 def test_it_stops_when_nothing_gets_better(scored: Path, tmp_path: Path) -> None:
     config = settings(
         scored, tmp_path, "baseline", optimizer__lr=1e-30, loop={"epochs": 9, "patience": 2, "device": "cpu"}
@@ -144,12 +154,6 @@ def test_it_stops_when_nothing_gets_better(scored: Path, tmp_path: Path) -> None
     assert (result.epochs, result.best_epoch, result.over) == (3, 1, "no better rsum for 2 evaluations")
     resumed = train(resume=result.folder, quiet=True)
     assert resumed.epochs == 3, "it stays over"
-
-
-def test_a_figure_that_is_not_measured_cannot_be_watched(scored: Path, tmp_path: Path) -> None:
-    config = settings(scored, tmp_path, "baseline", loop__epochs=1, task={"monitor": "accuracy"})
-    with pytest.raises(ConfigError, match=r"task.monitor=accuracy is none of the figures; use one of i2t_r1"):
-        train(config, quiet=True)
 
 
 def test_the_average_is_what_is_measured(scored: Path, tmp_path: Path) -> None:
@@ -205,10 +209,29 @@ def test_a_loss_that_is_no_number(scored: Path, tmp_path: Path, monkeypatch: pyt
         train(config, settings=["loop.nan_limit=2"], quiet=True)
 
 
-def test_options_of_the_task_that_it_does_not_take(scored: Path, tmp_path: Path) -> None:
-    config = settings(scored, tmp_path, "baseline", loop__epochs=1, task={"options": {"fold": 5}})
-    with pytest.raises(ConfigError, match="retrieval does not take this; leave it out"):
+def test_what_fails_before_the_first_step_leaves_no_folder(scored: Path, tmp_path: Path) -> None:
+    heavy = settings(scored, tmp_path, method={"name": "osa", "weight": "images", "beta": "fixed:0.999999"})
+    with pytest.raises(ConfigError, match=r"method.weight=images: no sample has any weight"):
+        train(heavy, quiet=True)
+    features = {"name": "video", "features": 4, "frames": 2, "width": 8, "word_width": 8, "sentence_width": 8}
+    config = settings(scored, tmp_path, "baseline", target=features, data__image_part="npy")
+    with pytest.raises(
+        ConfigError, match=r"data.eval_shards=.*: none of the 40 samples has what is needed \(npy and txt/json"
+    ):
         train(config, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_people_and_logs_count_epochs_from_one(scored: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    shown = Silent()
+    shown.note = notes.append  # type: ignore[method-assign]
+    config = settings(scored, tmp_path, "baseline", loop={"max_steps": 2, "device": "cpu"}, schedule={"warmup": 25})
+    result = train(config, display=shown)
+    assert (result.best_epoch, curve(result.folder, "epoch")) == (1, [(1,), (1,)])
+    assert notes[0] == f"run {result.folder}: 160 of 160 rows, 5 batches an epoch"
+    assert notes[1].startswith("schedule.warmup=25 updates, and there will be 25: the learning rate will hardly reach")
+    assert notes[2].startswith("epoch 1: i2t_r1 ")
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -100,9 +103,36 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
     assert curve(first.folder, "lr")[5] == pytest.approx((0.5e-3,)), "in the middle of a cosine over two epochs"
 
 
+def test_settings_of_a_resumed_run_stay(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, loop={"epochs": 1, "evaluate_every": 0, "max_steps": 2, "device": "cpu"})
+    first = train(config, quiet=True)
+    train(resume=first.folder, settings=["loop.max_steps=3", "loop.epochs=2"], quiet=True)
+    saved = yaml.safe_load((first.folder / "config.yaml").read_text())
+    assert (saved["loop"]["max_steps"], saved["loop"]["epochs"]) == (3, 2)
+    assert saved["method"]["mode"] == "mean1", "defaults of the method are written out"
+
+
+def test_another_table_is_refused(scored: Path, tmp_path: Path) -> None:
+    tables = shutil.copytree(scored / "tables", tmp_path / "tables")
+    config = settings(
+        scored, tmp_path / "runs", data__table=str(tables), loop={"max_steps": 2, "evaluate_every": 0, "device": "cpu"}
+    )
+    first = train(config, quiet=True)
+    before = (first.folder / "config.yaml").read_bytes()
+    file = next(tables.glob("*.parquet"))
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("osa_weight")
+    weight = pa.array([0.1] * len(table), table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), weight), file)
+    with pytest.raises(ConfigError, match=r"its rows, or the columns that the method reads, have changed since"):
+        train(resume=first.folder, settings=["loop.max_steps=4"], quiet=True)
+    assert (first.folder / "config.yaml").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
+        ({"settings": ["loop.device_=1"]}, "loop.device_=1: a run that goes on keeps this setting"),
         ({"settings": ["optimizer.lr=1"]}, "optimizer.lr=1: a run that goes on keeps this setting"),
         ({"config": {"seed": 1}}, "brings its own configuration"),
     ],
@@ -117,6 +147,9 @@ def test_what_cannot_be_changed_is_refused(scored: Path, tmp_path: Path, how: di
 
 def test_there_must_be_something_to_resume(scored: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no training run \(no config.yaml\)"):
+        train(resume=tmp_path)
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"config.yaml is no YAML"):
         train(resume=tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings(scored, tmp_path)))
     with pytest.raises(ConfigError, match="stopped before its first checkpoint; start anew"):

@@ -1,5 +1,6 @@
 """Numbered folders, logs that are cut after a stop, and states without pickle."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, NoisegateError, StoppedError
 from trainers.checkpoint import load_optimizer, load_state, optimizer_state, save_state
 from trainers.logs import Lines, Log, read_log
 from trainers.run_folder import TrainFolder, new_run
@@ -110,3 +111,23 @@ def test_an_optimiser_goes_on_as_if_nothing_had_been(kind: type[torch.optim.Opti
         step(one, first)
         step(other, second)
     assert torch.equal(one, other)
+
+
+def test_a_full_disk_and_a_second_ctrl_c_say_how_to_go_on(tmp_path: Path) -> None:
+    folder = TrainFolder(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        pytest.raises(NoisegateError, match="free some, and start anew: there is no checkpoint yet"),
+        folder.going_on(),
+    ):
+        raise full
+    folder.state_file.touch()
+    with (
+        pytest.raises(NoisegateError, match=f"free some, and go on .*: noisegate train --resume {tmp_path}"),
+        folder.going_on(),
+    ):
+        raise full
+    with pytest.raises(StoppedError, match="at once; go on from the last checkpoint with"), folder.going_on():
+        raise KeyboardInterrupt
+    with pytest.raises(PermissionError), folder.going_on():
+        raise PermissionError(errno.EACCES, "no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -34,6 +35,10 @@ class RowMask:
     def total(self) -> int:
         """All rows, true or not."""
         return int(self.offsets[-1])
+
+    def digest(self) -> bytes:
+        """Another for other numbers of rows, and for other true rows."""
+        return hashlib.blake2b(self.counts.tobytes() + self._bits.tobytes(), digest_size=16).digest()
 
     def shard(self, place: int) -> NDArray[np.bool_]:
         """The rows of one shard, (count,) bool."""
