@@ -77,7 +77,7 @@ class FinishedRun:
 
     def check_scorer(self, identity: Identity) -> None:
         """Raises ApiError 409 `other_scorer` where the run's embeddings are not comparable with `identity`'s."""
-        differences = self.identity.differences(identity)
+        differences = self.identity.differences(identity, versions=False)
         if differences:
             raise ApiError(
                 409,
@@ -202,15 +202,15 @@ def own_rows(rows: RunRows, digests: Sequence[bytes | None], keys: Sequence[str 
 
 
 def flag_duplicates(rows: RunRows, near: Index, cosines: Float32, own: Index, judged: Sequence[Judged]) -> None:
-    """Flag `duplicate_of:KEY` for samples with a near duplicate among their neighbours.
+    """Flag `duplicate_of:SHARD/KEY` for samples with a near duplicate among their neighbours.
 
-    KEY is that of the first such row, or of the row that the table names for it, so that all copies name the same one.
-    The run's own first copy is nobody's duplicate.
+    Named is the first such row, or the row that the table names for it, so that all copies name the same one; without
+    its shard where the sample itself is in that shard of the run. The run's own first copy is nobody's duplicate.
     """
     for i, result in enumerate(judged):
         close = near[i][(near[i] >= 0) & (np.nan_to_num(cosines[i], nan=-1) >= DUPLICATE_COSINE)]
         if len(close):
-            first = int(close.min())
-            key = rows.duplicate_of(first) or rows.key(first)
-            if own[i] < 0 or key != rows.key(int(own[i])):
-                result.flags.append(f"duplicate_of:{key}")
+            shard, key = rows.first_copy(int(close.min()))
+            mine = (rows.place(int(own[i]))[0], rows.key(int(own[i]))) if own[i] >= 0 else ("", "")
+            if (shard, key) != mine:
+                result.flags.append(f"duplicate_of:{key if shard == mine[0] else f'{shard}/{key}'}")

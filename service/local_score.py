@@ -93,8 +93,7 @@ def scorer_of_run(folder: Path, beta: str = "auto", spec: ModelSpec | None = Non
         spec = replace(spec, dtype=dtype_of(recorded, spec.model))
     model = spec()
     differences = Identity.from_dict(recorded["scorer"]).differences(model.identity)
-    other = [line for line in differences if not line.startswith("version of ")]
-    if other:
+    if other := Identity.from_dict(recorded["scorer"]).differences(model.identity, versions=False):
         raise MismatchError(
             f"{folder} was scored by another model than the one that is loaded:\n  " + "\n  ".join(other)
         )

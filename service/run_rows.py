@@ -47,10 +47,13 @@ class RunRows:
         shard = int(np.searchsorted(self._ends, row, side="right"))
         return self.stems[shard], row - int(self._ends[shard]) + self.sizes[shard]
 
-    def duplicate_of(self, row: int) -> str | None:
-        """The key of the row that the table says it is a near duplicate of."""
+    def first_copy(self, row: int) -> tuple[str, str]:
+        """(shard, key) of the row that the table says it is a near duplicate of, or its own."""
+        here, _ = self.place(row)
         flags = self._flags[row].as_py() or []
-        return next((flag.removeprefix(DUPLICATE) for flag in flags if flag.startswith(DUPLICATE)), None)
+        name = next((flag.removeprefix(DUPLICATE) for flag in flags if flag.startswith(DUPLICATE)), self.key(row))
+        shard, _, key = name.partition("/")
+        return (shard, key) if key and shard != here and shard in self.stems else (here, name)
 
     def with_image(self, digest: bytes | None) -> list[int]:
         """Scored rows whose image file has this SHA-256, in order."""

@@ -1,5 +1,6 @@
 """What a cosine means here: β and calibration of a finished run, or β as set or measured; and the scores that follow."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ from .items import Embedded
 from .settings import Settings
 
 __all__ = ["ServiceScorer", "plan_scorer"]
+
+log = logging.getLogger("noisegate.scoring")
 
 
 @dataclass
@@ -42,12 +45,18 @@ class ServiceScorer:
         return self.beta is None
 
     def complete(self, identity: Identity, measured: Beta | None) -> None:
-        """Take over what the loaded model says; raises MismatchError where it is not the one of the run."""
-        if self.expected is not None and (differences := self.expected.differences(identity)):
-            raise MismatchError(
-                f"run {self.run!r} was scored by another model than the one that is loaded:\n  "
-                + "\n  ".join(differences)
-            )
+        """Take over what the loaded model says; raises MismatchError where it is not the one of the run.
+
+        Other versions of libraries are a line in the log, as they are a note of `noisegate score`.
+        """
+        if self.expected is not None:
+            if differences := self.expected.differences(identity, versions=False):
+                raise MismatchError(
+                    f"run {self.run!r} was scored by another model than the one that is loaded:\n  "
+                    + "\n  ".join(differences)
+                )
+            if differences := self.expected.differences(identity):
+                log.warning("libraries are not the run's own", extra={"run": self.run, "differences": differences})
         self.identity, self.beta = identity, self.beta or measured
 
     def score(self, embedded: Sequence[Embedded]) -> PairScores:

@@ -47,11 +47,16 @@ class Identity:
         """The inverse of `to_dict`."""
         return cls(**{**values, "versions": tuple(sorted(values["versions"].items()))})
 
-    def differences(self, other: "Identity") -> list[str]:
-        """One line for each part in which `other` differs, for a message to the user."""
+    def differences(self, other: "Identity", versions: bool = True) -> list[str]:
+        """One line for each part in which `other` differs, for a message to the user.
+
+        Without `versions`, those of libraries may differ: the same model gives the same embeddings but for rounding.
+        """
         mine, theirs = self.to_dict(), other.to_dict()
         mine |= {f"version of {k}": v for k, v in mine.pop("versions").items()}
         theirs |= {f"version of {k}": v for k, v in theirs.pop("versions").items()}
+        if not versions:
+            mine, theirs = ({k: v for k, v in d.items() if not k.startswith("version of ")} for d in (mine, theirs))
         names = [*mine, *(name for name in theirs if name not in mine)]
         return [f"{n}: {mine.get(n)} there, {theirs.get(n)} now" for n in names if mine.get(n) != theirs.get(n)]
 

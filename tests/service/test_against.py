@@ -151,7 +151,7 @@ def test_the_pictures_own_row_is_known_by_its_bytes(run: FinishedRun, folder: Pa
     [stranger] = run.judge(vector)
     [known] = run.judge(vector, digests=[digest])
     assert stranger.neighbours[0].key == "00005"
-    assert stranger.flags == ["duplicate_of:00005"]
+    assert stranger.flags == ["duplicate_of:x-0/00005"]
     assert known.neighbours == stranger.neighbours[1:] + known.neighbours[-1:]
     assert known.flags == ["in_run:00005"]
 
@@ -164,7 +164,7 @@ def test_one_of_several_copies_is_left_out_and_the_others_vote(run: FinishedRun)
     assert labels["00004"] == labels["00017"] == 2
     first, second, third = run.judge(rows, None, [2, 2, 0], digests, [None, "00017", None])
     assert first.flags == ["in_run:00004"]  # the first of those with its label
-    assert second.flags == ["in_run:00017", "duplicate_of:00004"]
+    assert second.flags == ["in_run:00017", "duplicate_of:x-0/00004"]
     assert third.flags == ["in_run:00004"]  # none has its label: the first
     assert (first.neighbours[0].key, second.neighbours[0].key) == ("00017", "00004")
 
@@ -203,6 +203,7 @@ def test_another_scorer_is_refused_with_the_difference(run: FinishedRun) -> None
     with pytest.raises(ApiError, match="weights: colours-1 there, colours-2 now") as refused:
         run.check_scorer(replace(estimator().identity, weights="colours-2"))
     assert (refused.value.status, refused.value.code) == (409, "other_scorer")
+    run.check_scorer(replace(estimator().identity, versions=(("torch", "99"),)))  # the same model, but for rounding
 
 
 def test_a_run_of_pairs_alone_has_neighbours_and_no_votes(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where model, β and calibration come from."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,16 @@ def test_another_model_than_the_runs_is_refused_with_the_difference(run: Path) -
     found = plan_scorer(load_settings(runs={"r": run}))
     with pytest.raises(MismatchError, match="colours-1 there, colours-2 now"):
         found.complete(estimator(kind=OtherModel).identity, None)
+
+
+def test_other_libraries_than_the_runs_are_a_line_in_the_log(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = plan_scorer(load_settings(runs={"r": run}))
+    upgraded = replace(estimator().identity, versions=(("torch", "99"),))
+    found.complete(upgraded, None)
+    assert found.identity == upgraded
+    [record] = caplog.records
+    assert (record.levelname, record.run) == ("WARNING", "r")  # type: ignore[attr-defined]
+    assert "version of torch: None there, 99 now" in record.differences  # type: ignore[attr-defined]
 
 
 def test_settings_by_hand_win(run: Path) -> None:
