@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from pipeline.errors import ConfigError
 
 from .app import create_app
+from .connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
 from .state import Service
@@ -78,7 +79,8 @@ async def _serve(app: FastAPI, listening: socket.socket) -> None:
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
-        http="h11",  # it bounds the size of headers, which httptools does not
+        http=Connection,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

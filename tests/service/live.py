@@ -23,10 +23,10 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def serving(app: Any, **config: Any) -> Iterator[str]:
     """The URL of the running application; it is stopped, and its lifespan over, at the end."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+    server = _Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, **config))
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     try:
