@@ -62,6 +62,9 @@ def train(
     seed: Annotated[int | None, _option("--seed", "Of everything random.", TRAINING)] = None,
     settings: Settings = None,
     resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Optimiser, batch size and epochs of the method's paper (crcl, tango).")
+    ] = False,
     write_table: Annotated[
         Path | None, _option("--write-table", "New folder for weight tables of what the method learnt of each sample.")
     ] = None,
@@ -96,14 +99,20 @@ def train(
     given = {
         name: str(value) if isinstance(value, Path) else value for name, value in flags.items() if value is not None
     }
+    source: Path | dict[str, Any] | None = config
+    if paper and resume is None:
+        from .config import read_config
+        from .paper_settings import with_paper_settings
+
+        source, settings, given = with_paper_settings(read_config(config, settings or (), given)), None, {}
     if write_table is not None:
         from .config import read_config
         from .run_folder import TrainFolder
         from .write_table import check_write_table
 
-        values = TrainFolder(resume).read_config() if resume else read_config(config, settings or (), given)
+        values = TrainFolder(resume).read_config() if resume else read_config(source, settings or (), given)
         check_write_table(write_table, str(values.get("method", {}).get("name", "baseline")))
-    result = run(config, settings=settings or (), flags=given, resume=resume, quiet=quiet)
+    result = run(source, settings=settings or (), flags=given, resume=resume, quiet=quiet)
     if result.rank:
         return
     if result.stopped:
