@@ -2,7 +2,7 @@
 
 import typer
 
-from . import cli_train
+from . import cli_bench, cli_train
 
 __all__ = ["register"]
 
@@ -10,3 +10,4 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the trainers' commands."""
     cli_train.register(app)
+    cli_bench.register(app)

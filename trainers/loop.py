@@ -188,7 +188,8 @@ class Loop:
         if self.fabric.is_global_zero and self._evaluate is not None:
             with self._average.applied() if self._average is not None else nullcontext():
                 found = self._evaluate()
-        return self.fabric.broadcast(found)
+        everywhere: Metrics = self.fabric.broadcast(found)
+        return everywhere
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 

@@ -87,8 +87,9 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
 def read_result(cell: Cell) -> CellResult | None:
     """The result of an earlier bench, where it was made with the same settings and did not fail."""
     try:
-        values = json.loads(cell.file.read_text(encoding="utf-8"))
-        found = CellResult(**{k: math.nan if v is None and k != "error" else v for k, v in values.items()})
+        stored = json.loads(cell.file.read_text(encoding="utf-8"))
+        values: dict[str, Any] = {k: math.nan if v is None and k != "error" else v for k, v in stored.items()}
+        found = CellResult(**values)
     except (FileNotFoundError, ValueError, TypeError, AttributeError):  # none, or of another version
         return None
     return found if found.digest == cell.digest and found.error is None else None

@@ -1,0 +1,219 @@
+"""Results of a bench as one table: Markdown to read, JSON to compute with, HTML with curves to look at."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from pipeline.report.svg import drawing, element, label, ticks
+from pipeline.table import write_atomically
+
+from .cells import CellResult
+from .runner import BenchResult
+
+__all__ = ["Spread", "figure_of", "to_json", "to_markdown", "write_tables"]
+
+COLOURS = (
+    "#6b7280",
+    "#2563eb",
+    "#d97706",
+    "#059669",
+    "#dc2626",
+    "#7c3aed",
+    "#0891b2",
+    "#be185d",
+    "#4d7c0f",
+    "#92400e",
+    "#111827",
+)
+IDENTIFICATION = {
+    "noise_precision": "noise precision",
+    "noise_recall": "noise recall",
+    "noise_f1": "noise F1",
+    "clean_auroc": "AUROC",
+    "relabel_accuracy": "relabel accuracy",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (N - 1) of the cells that did not fail; nan without any, 0 deviation for one."""
+
+    mean: float
+    sd: float
+    count: int
+    failed: int
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "failed" if self.failed else "–"
+        text = f"{self.mean:.1f} ± {self.sd:.1f}" if self.count > 1 else f"{self.mean:.1f}"
+        return f"{text} ({self.failed} failed)" if self.failed else text
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """Of figures, None for a cell that failed.
+
+    >>> str(spread([1.0, 2.0, 3.0, None]))
+    '2.0 ± 1.0 (1 failed)'
+    """
+    every = list(values)
+    good = [value for value in every if value is not None and math.isfinite(value)]
+    sd = statistics.stdev(good) if len(good) > 1 else 0.0
+    return Spread(statistics.fmean(good) if good else math.nan, sd, len(good), len(every) - len(good))
+
+
+def figure_of(result: BenchResult, cell: CellResult) -> float | None:
+    """The deciding figure of a cell, None where it failed."""
+    value = cell.figures.get(result.preset.figure.name)
+    return None if value is None else value / result.preset.figure.divide
+
+
+def _cells(result: BenchResult, method: str, rate: float | None = None) -> list[CellResult]:
+    return [c for c in result.cells if c.method == method and (rate is None or c.rate == rate)]
+
+
+def _spread(result: BenchResult, method: str, rate: float) -> Spread:
+    return spread(figure_of(result, cell) for cell in _cells(result, method, rate))
+
+
+def _of_all(result: BenchResult, method: str, what: Callable[[CellResult], float]) -> float:
+    good = [what(cell) for cell in _cells(result, method) if cell.error is None]
+    return statistics.median(good) if good else math.nan
+
+
+def to_markdown(result: BenchResult) -> str:
+    """The table with a line on how it was made."""
+    preset = result.preset
+    rates = sorted(preset.rates)
+    lines = [
+        f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
+        f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method.",
+        "",
+        _row(["method", *(f"{100 * rate:g} %" for rate in rates), "seconds", "memory MB", "skipped batches"]),
+        _row(["---"] * (len(rates) + 4)),
+    ]
+    for method in preset.methods:
+        seconds = _of_all(result, method, lambda cell: cell.train_seconds)
+        memory = _of_all(result, method, lambda cell: cell.memory_mb)
+        skipped = sum(cell.skipped for cell in _cells(result, method))
+        figures = [str(_spread(result, method, rate)) for rate in rates]
+        lines.append(_row([method, *figures, _whole(seconds), _whole(memory), str(skipped)]))
+    lines += ["", "What the weight table said of the noise (percent):", ""]
+    names = [name for name in IDENTIFICATION if any(name in found for found in result.identification.values())]
+    lines += [_row(["noise rate", *(IDENTIFICATION[name] for name in names)]), _row(["---"] * (len(names) + 1))]
+    for rate in rates:
+        found = result.identification[rate]
+        shown = ["–" if math.isnan(found.get(name, math.nan)) else f"{found[name]:.1f}" for name in names]
+        lines.append(_row([f"{100 * rate:g} %", *shown]))
+    failed = [cell for cell in result.cells if cell.error is not None]
+    lines += ["", *(f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(words: Sequence[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def _whole(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def to_json(result: BenchResult) -> dict[str, Any]:
+    """Every cell, and the same means."""
+    means: dict[str, dict[str, Mapping[str, float | int | None]]] = {}
+    for method in result.preset.methods:
+        means[method] = {
+            f"{rate:g}": _plain(asdict(_spread(result, method, rate))) for rate in sorted(result.preset.rates)
+        }
+    return {
+        "preset": result.preset.model_dump(mode="json"),
+        "figure": result.preset.figure.label,
+        "means": means,
+        "identification": {f"{rate:g}": _plain(found) for rate, found in result.identification.items()},
+        "cells": [_plain(asdict(cell)) for cell in result.cells],
+    }
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no nan."""
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Markup:
+    """The deciding figure over the noise rate, a line per method with its deviation as a bar."""
+    rates = sorted(result.preset.rates)
+    points = {method: [_spread(result, method, rate) for rate in rates] for method in result.preset.methods}
+    values = [one.mean for line in points.values() for one in line if one.count]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    low, high = max(0.0, low - 0.05 * (high - low) - 1), high + 0.05 * (high - low) + 1
+    left, right, top, bottom = 44, width - 130, 14, height - 40
+
+    def x(rate: float) -> float:
+        return left + (right - left) * (rate - rates[0]) / max(rates[-1] - rates[0], 1e-9)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (value - low) / (high - low)
+
+    parts: list[Markup] = []
+    for tick in ticks(low, high, 6):
+        parts.append(element("line", class_="grid", x1=left, x2=right, y1=y(tick), y2=y(tick), stroke="#d1d5db"))
+        parts.append(label(f"{tick:g}", left - 6, y(tick) + 4, "end"))
+    parts += [label(f"{100 * rate:g} %", x(rate), bottom + 18) for rate in rates]
+    parts.append(label("noise rate", (left + right) / 2, height - 6))
+    for place, (method, line) in enumerate(points.items()):
+        colour = COLOURS[place % len(COLOURS)]
+        known = [(x(rate), one) for rate, one in zip(rates, line, strict=True) if one.count]
+        path = " ".join(f"{at:.1f},{y(one.mean):.1f}" for at, one in known)
+        parts.append(element("polyline", points=path, fill="none", stroke=colour, stroke_width=2))
+        for at, one in known:
+            parts.append(element("line", x1=at, x2=at, y1=y(one.mean - one.sd), y2=y(one.mean + one.sd), stroke=colour))
+            parts.append(element("circle", cx=at, cy=y(one.mean), r=3, fill=colour))
+        height_of_line = top + 10 + 18 * place
+        parts.append(element("rect", x=right + 16, y=height_of_line - 8, width=12, height=4, fill=colour))
+        parts.append(label(method, right + 34, height_of_line, "start"))
+    title = f"{result.preset.figure.label} over the noise rate"
+    return drawing(f"curves-{result.preset.name}", width, height, title, "One line per method.", parts)
+
+
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#111827}
+body{background:#fff}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #e5e7eb;text-align:right}
+td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
+.tick{font:12px system-ui,sans-serif;fill:#374151}"""
+
+
+def to_html(result: BenchResult) -> str:
+    """One page: curves, then the tables."""
+    body: list[Markup] = [element("h1", escape(f"noisegate bench: {result.preset.name}")), draw_curves(result)]
+    rows: list[Markup] = []
+    for line in [*to_markdown(result).splitlines(), ""]:
+        words = [word.strip() for word in line.strip("|").split(" | ")] if line.startswith("|") else []
+        if words and set(words) != {"---"}:
+            rows.append(element("tr", *(element("td" if rows else "th", escape(word.strip())) for word in words)))
+        elif not words and rows:
+            body.append(element("table", *rows))
+            rows = []
+        if not words and line:
+            body.append(element("p", escape(line.replace("**", ""))))
+    page = element("body", *body)
+    head = f'<head><meta charset="utf-8"><title>noisegate bench</title><style>{STYLE}</style></head>'
+    return f'<!doctype html><html lang="en">{head}{page}</html>\n'
+
+
+def write_tables(result: BenchResult, out: Path) -> list[Path]:
+    """`results.md`, `results.json` and `results.html` in the preset's folder."""
+    place = out / result.preset.name
+    texts = {
+        "results.md": to_markdown(result),
+        "results.json": json.dumps(to_json(result), indent=1) + "\n",
+        "results.html": to_html(result),
+    }
+    for name, text in texts.items():
+        write_atomically(place / name, text.encode())
+    return [place / name for name in texts]
