@@ -57,8 +57,8 @@ def test_the_table_by_hand(result: BenchResult) -> None:
     rows = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert rows[2][:3] == ["baseline", "91.0 ± 1.0", "55.0 ± 5.0"]
     assert rows[3][:3] == ["osa", "90.0 ± 1.0", "87.0 ± 1.4 (1 failed)"]
-    assert rows[0][:4] == ["method", "0 %", "40 %", "seconds"]
-    assert (rows[2][3], rows[3][3]) == ("10", "10")  # medians of 10 ×6, and of 10 ×3 with 30 ×2
+    assert rows[0][:4] == ["method", "0 %", "40 %", "CPU seconds"]
+    assert (rows[2][3], rows[3][3]) == ("13", "13")  # medians of 13 ×6, and of 13 ×3 with 33 ×2
     assert next(row for row in rows if row[0] == "0 %")[1:] == ["–"] * 4
     assert next(row for row in rows if row[0] == "40 %")[1:] == ["98.0", "99.5", "98.7", "100.0"]
     assert any("osa at 40 %, seed 2: ValueError" in line for line in lines)

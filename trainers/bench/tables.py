@@ -95,11 +95,11 @@ def to_markdown(result: BenchResult) -> str:
         f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
         f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method.",
         "",
-        _row(["method", *(f"{100 * rate:g} %" for rate in rates), "seconds", "memory MB", "skipped batches"]),
+        _row(["method", *(f"{100 * rate:g} %" for rate in rates), "CPU seconds", "memory MB", "skipped batches"]),
         _row(["---"] * (len(rates) + 4)),
     ]
     for method in preset.methods:
-        seconds = _of_all(result, method, lambda cell: cell.train_seconds)
+        seconds = _of_all(result, method, lambda cell: cell.seconds)
         memory = _of_all(result, method, lambda cell: cell.memory_mb)
         skipped = sum(cell.skipped for cell in _cells(result, method))
         figures = [str(_spread(result, method, rate)) for rate in rates]
@@ -181,11 +181,14 @@ def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Mar
     return drawing(f"curves-{result.preset.name}", width, height, title, "One line per method.", parts)
 
 
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#111827}
-body{background:#fff}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #e5e7eb;text-align:right}
-td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}
-.tick{font:12px system-ui,sans-serif;fill:#374151}"""
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111827 }
+table { border-collapse: collapse; margin: 1rem 0 }
+td, th { padding: .3rem .8rem; border-bottom: 1px solid #e5e7eb; text-align: right }
+td:first-child, th:first-child { text-align: left }
+svg { max-width: 100%; height: auto }
+.tick { font: 12px system-ui, sans-serif; fill: #374151 }
+"""
 
 
 def to_html(result: BenchResult) -> str:
