@@ -41,12 +41,13 @@ def bench(
     [cyan]noisegate bench --preset scenes --out bench[/]
 
     A cell that is done is kept: stop it whenever you like, and run the same command again. `oracle` is training on the
-    pairs that are right in truth, the best that any table could do.
+    samples that are right in truth, the best that any table could do. All methods make the same number of updates; with
+    @passes, as oracle@passes, as many passes over the samples they train on.
     """
     from pipeline.errors import ConfigError
 
     from .bench.cells import CellResult
-    from .bench.preset import known_methods, load_preset, preset_names
+    from .bench.preset import check_methods, load_preset, preset_names
     from .bench.runner import run_bench
     from .bench.tables import figure_of, to_json, to_markdown, write_tables
     from .methods import METHODS
@@ -63,10 +64,11 @@ def bench(
     for name in dict.fromkeys(names):
         found = load_preset(name)
         found = (found.quickly() if quick else found).changed(
-            methods=None if methods is None else known_methods([m.strip() for m in methods.split(",")], list(METHODS)),
+            methods=None if methods is None else [word.strip() for word in methods.split(",")],
             rates=numbers(rates, float, "--rates"),
             seeds=numbers(seeds, int, "--seeds"),
         )
+        check_methods(found, list(METHODS))
         place = out / "quick" if quick else out
 
         def say(result: CellResult, done: int, total: int) -> None:

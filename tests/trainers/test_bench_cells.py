@@ -12,7 +12,7 @@ from pipeline import read_table
 from pipeline.errors import ConfigError
 from tests.trainers.runs import TARGET
 from trainers.bench.cells import plan_cell
-from trainers.bench.preset import ScenePreset, load_preset, merged, preset_names
+from trainers.bench.preset import ScenePreset, check_methods, load_preset, merged, preset_names
 from trainers.bench.runner import BenchResult, run_bench
 from trainers.bench.scene_data import Prepared
 from trainers.methods import METHODS
@@ -98,6 +98,28 @@ def test_a_method_that_selects_passes_more_often_over_what_it_keeps() -> None:
     assert (plans["oracle"].config["data"]["table"], plans["select"].config["data"]["table"]) == ("truth", "t")
 
 
+def test_with_passes_the_oracle_sees_each_sample_as_often_as_plain_training_does() -> None:
+    plain, oracle = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "oracle@passes"))
+    assert oracle.config["loop"]["epochs"] == plain.config["loop"]["epochs"] == 2
+    assert "max_steps" not in oracle.config["loop"]
+    assert (oracle.config["method"], oracle.config["data"]["table"]) == ({"name": "select"}, "truth")
+    assert oracle.file != plan_cell(TINY, PREPARED, "oracle", 0.5, 0, Path("out")).file
+
+
+def test_a_variant_is_its_method_with_settings_on_top() -> None:
+    preset = TINY.changed(methods=["osa@sharp"], settings={"osa@sharp": {"method": {"mode": "max1"}}})
+    check_methods(preset, list(METHODS))
+    found = plan_cell(preset, PREPARED, "osa@sharp", 0.5, 0, Path("out"))
+    assert found.config["method"] == {"name": "osa", "mode": "max1"}
+    assert found.config["optimizer"] == {"lr": 3e-3}
+
+
+@pytest.mark.parametrize(("name", "answer"), [("osb", "use baseline, .*oracle"), ("osa@blunt", "use osa@passes")])
+def test_an_unknown_method_is_answered_with_those_there_are(name: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=f"method '{name}'.*{answer}"):
+        check_methods(TINY.changed(methods=[name]), list(METHODS))
+
+
 def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
     osa, baseline = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("osa", "baseline"))
     assert osa.config["optimizer"] == {"lr": 3e-3} and "optimizer" not in baseline.config
@@ -111,8 +133,8 @@ def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
 def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> None:
     preset = load_preset(name)
     assert preset.name == name
-    assert set(preset.methods) <= {*METHODS, "oracle"}
-    assert set(preset.settings) <= {*METHODS, "oracle"}
+    check_methods(preset, list(METHODS))
+    assert {name.partition("@")[0] for name in preset.settings} <= {*METHODS, "oracle"}
     quick = preset.quickly()
     assert len(quick.seeds) == 1 and len(quick.rates) == 2
     assert quick.updates < preset.updates

@@ -14,7 +14,7 @@ from pipeline.errors import StoppedError
 from pipeline.table import write_atomically
 
 from .peak_memory import forget_peak, peak_megabytes
-from .preset import ORACLE, ScenePreset, merged, rate_name
+from .preset import ORACLE, PASSES, ScenePreset, merged, rate_name
 from .scene_data import Prepared
 
 __all__ = ["Cell", "CellResult", "plan_cell", "read_result", "run_cell"]
@@ -59,12 +59,16 @@ class CellResult:
 
 
 def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float, seed: int, out: Path) -> Cell:
-    """The settings of a cell: so many epochs of what the method trains on that it makes `preset.updates` updates."""
-    name = "select" if method == ORACLE else method
+    """The settings of a cell: so many epochs of what the method trains on that it makes `preset.updates` updates.
+
+    With `@passes` behind its name it makes as many passes over its own samples as plain training does over all.
+    """
+    plain, _, variant = method.partition("@")
+    name = "select" if plain == ORACLE else plain
     base: dict[str, Any] = {
         "data": {
             "shards": [str(path) for path in sorted(prepared.shards.glob("*.tar"))],
-            "table": str(prepared.truth if method == ORACLE else prepared.table),
+            "table": str(prepared.truth if plain == ORACLE else prepared.table),
             "eval_shards": [str(path) for path in sorted(prepared.held_out.glob("*.tar"))],
         },
         "method": {"name": name},
@@ -74,12 +78,16 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
     }
     if preset.task == "classification":
         base["target"] = {"classes": str(prepared.classes)}
-    config = merged(merged(base, preset.config), preset.settings.get(method, {}))
+    config = merged(merged(base, preset.config), preset.settings.get(plain, {}))
+    config = merged(config, preset.settings.get(method, {}) if variant else {})
     if config["target"].get("vocabulary") == {"kind": "captions"}:
         config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
-    batches = max(1, prepared.selected(method) // int(config["data"]["batch_size"]))
-    loop = {"epochs": math.ceil(preset.updates / batches), "max_steps": preset.updates, "evaluate_every": 10_000}
-    config = merged({"loop": loop}, config)
+    own, every = (max(1, n // int(config["data"]["batch_size"])) for n in (prepared.selected(plain), prepared.rows))
+    if variant == PASSES:
+        budget: dict[str, Any] = {"epochs": math.ceil(preset.updates / every)}
+    else:
+        budget = {"epochs": math.ceil(preset.updates / own), "max_steps": preset.updates}
+    config = merged({"loop": {**budget, "evaluate_every": 10_000}}, config)
     file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
     return Cell(method, rate, seed, config, file)
 

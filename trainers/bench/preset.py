@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError
 
-__all__ = ["ORACLE", "Figure", "SceneData", "ScenePreset", "load_preset", "preset_names"]
+__all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "load_preset", "preset_names"]
 
 ORACLE = "oracle"
 """`select` on the truth in place of the table's own verdict: what a perfect table would give"""
+PASSES = "passes"
+"""NAME@passes: as many passes over its own samples as plain training makes over all, in place of as many updates"""
 
 
 class _Part(BaseModel):
@@ -40,7 +42,8 @@ class SceneData(_Part):
 class ScenePreset(_Part):
     """One table of results. `config` is a tree for `TrainConfig`; `settings` change it for single methods.
 
-    Every method makes about `updates` updates: those that train on fewer samples see them more often.
+    Every method makes about `updates` updates: those that train on fewer samples see them more often. NAME@passes is
+    the exception; any other NAME@WORD is the method with the `settings` of that whole name on top.
     """
 
     name: str
@@ -110,9 +113,12 @@ def rate_name(rate: float) -> str:
     return f"{100 * rate:g}"
 
 
-def known_methods(wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The methods asked for, or a ConfigError that lists the ones there are."""
-    for name in wanted:
-        if name not in (*known, ORACLE):
+def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
+    """Raises ConfigError where the preset names a method, or a variant of one, that does not exist."""
+    for name in preset.methods:
+        plain, _, variant = name.partition("@")
+        if plain not in (*known, ORACLE):
             raise ConfigError(f"method {name!r} is unknown; use {', '.join((*known, ORACLE))}")
-    return tuple(wanted)
+        if variant and variant != PASSES and name not in preset.settings:
+            variants = [f"{plain}@{PASSES}", *(one for one in preset.settings if one.startswith(f"{plain}@"))]
+            raise ConfigError(f"method {name!r}: preset {preset.name} has no such variant; use {', '.join(variants)}")
