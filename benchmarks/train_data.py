@@ -27,7 +27,8 @@ from benchmarks.memory import peak_mb
 from pipeline.decode import Limits
 from pipeline.preprocess import Preprocess
 from pipeline.table import VERSION, RunFolder, table_from, write_atomically
-from trainers.data import TrainImage, WeightedShards
+from trainers.data import WeightedShards
+from trainers.targets.pictures import Augment, PictureTransform
 
 JOIN_LIMIT, MEMORY_LIMIT = 1.02, 1.05
 PER_SHARD = 100
@@ -97,7 +98,7 @@ def data_of(folder: Path, joined: bool, size: int) -> WeightedShards:
         folder / "run" if joined else None,
         columns=COLUMNS if joined else (),
         batch_size=50,
-        image=TrainImage(Preprocess(size), scale=(0.5, 1)),
+        image=PictureTransform(Preprocess(size), Augment(crop=(0.5, 1), flip=0.5)),
         captions="read",
     )
 
