@@ -185,9 +185,14 @@ def _train(
 
 def _where(loop: Loop) -> str:
     """From where a run goes on, in words."""
-    place = loop.place
+    place, wanted = loop.place, loop.config.loop
     if place.over:
-        return f"this run is over after {place.over}; make it longer with, for example, --set loop.epochs={2 * loop.epochs}"
+        more = f"loop.epochs={2 * loop.epochs}"
+        if wanted.max_steps is not None and place.step >= wanted.max_steps:
+            more = f"loop.max_steps={2 * wanted.max_steps}"
+        elif place.epoch < loop.epochs and wanted.patience is not None:
+            more = f"loop.patience={2 * wanted.patience}"
+        return f"this run is over after {place.over}; make it longer with, for example, --set {more}"
     return f"going on in epoch {place.epoch + 1} after {place.batch} of its batches"
 
 

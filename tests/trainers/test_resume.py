@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError
 from tests.commands import command
 from tests.trainers.runs import curve, same_weights, settings
 from trainers import train
-from trainers.logs import read_log
+from trainers.logs import Silent, read_log
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,6 +98,11 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
     first = train(config, quiet=True)
     again = train(resume=first.folder, quiet=True)
     assert (again.steps, again.over, again.folder) == (5, "1 epochs", first.folder)
+    notes: list[str] = []
+    shown = Silent()
+    shown.note = notes.append  # type: ignore[method-assign]
+    train(resume=first.folder, display=shown)
+    assert notes[-1] == "this run is over after 1 epochs; make it longer with, for example, --set loop.epochs=2"
     longer = train(resume=first.folder, settings=["loop.epochs=2"], quiet=True)
     assert (longer.steps, longer.over) == (10, "2 epochs")
     assert curve(first.folder, "lr")[5] == pytest.approx((0.5e-3,)), "in the middle of a cosine over two epochs"
