@@ -184,14 +184,20 @@ def _hints(scorer: "LocalScorer", run: Path | None, beta: str) -> list[str]:
 
 def _ask(url: str, api_key: str | None, asked: Sequence[tuple[str, str]], output: Output) -> dict[str, Any]:
     try:
-        from .client import Client
+        from .client import Client, ServiceError
     except ModuleNotFoundError as error:
         raise ConfigError(f"--url needs the package {error.name}; install it with: pip install '.[service]'") from error
     from dataclasses import asdict
 
     stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in asked) else b""
-    with Client(url, api_key) as client, output.working(f"asking {url}"):
-        found = client.score([(stdin if image == "-" else image, text) for image, text in asked])
+    try:
+        with Client(url, api_key) as client, output.working(f"asking {url}"):
+            found = client.score([(stdin if image == "-" else image, text) for image, text in asked])
+    except ServiceError as error:
+        if error.status != 401:
+            raise
+        wrong = "is not the one" if api_key else "is missing"
+        raise ConfigError(f"the key of the service at {url} {wrong}; use --api-key KEY or NOISEGATE_API_KEY") from error
     return {"results": [asdict(one) for one in found], "beta": found.beta, "scorer": found.scorer}
 
 
