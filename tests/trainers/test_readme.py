@@ -37,7 +37,8 @@ def numbered(data: WeightedShards) -> list[tuple[torch.Tensor, Any, Any]]:
 def test_each_loop_is_changed_in_few_lines() -> None:
     assert len(BLOCKS) == 3
     for block in BLOCKS:
-        added = [line for line in block.splitlines() if re.search(r"trainers|weight|mean\b|data\.|info_nce|is (not )?None", line)]
+        ours = re.compile(r"trainers|weight|mean\b|data\.|info_nce|is (not )?None")
+        added = [line for line in block.splitlines() if ours.search(line)]
         assert 3 <= len(added) < 10
 
 
