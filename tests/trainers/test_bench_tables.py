@@ -1,5 +1,6 @@
 """Means, deviations and failures of hand-made cells, as Markdown, JSON and a page."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_the_table_by_hand(result: BenchResult) -> None:
     assert next(row for row in rows if row[0] == "40 %")[1:] == ["98.0", "99.5", "98.7", "100.0"]
     assert any("osa at 40 %, seed 2: ValueError" in line for line in lines)
     assert "1,200 training samples" in lines[0] and "50 updates" in lines[0]
+
+
+def test_what_methods_found_is_a_table_of_its_own(result: BenchResult) -> None:
+    assert "by themselves" not in to_markdown(result)
+    told = {"noise_precision": 90.0, "noise_recall": 80.0, "noise_f1": 84.7, "relabel_accuracy": 70.0}
+    more = [dataclasses.replace(cell, learnt=told if cell.rate else {}) for cell in result.cells]
+    lines = to_markdown(dataclasses.replace(result, cells=more)).splitlines()
+    start = next(place for place, line in enumerate(lines) if "by themselves" in line)
+    assert lines[start + 4] == "| baseline | – | 90.0 / 80.0 / 84.7, 70.0 |"
 
 
 def test_json_has_means_and_every_cell(result: BenchResult) -> None:

@@ -6,13 +6,15 @@ import math
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StoppedError
+from pipeline.noise.shards import TRUTH_FILE
 from pipeline.table import write_atomically
 
+from .learnt import judge_learnt
 from .peak_memory import forget_peak, peak_megabytes
 from .preset import ORACLE, PASSES, ScenePreset, merged, rate_name
 from .scene_data import Prepared
@@ -55,6 +57,8 @@ class CellResult:
     train_seconds: float = math.nan
     seconds: float = math.nan
     memory_mb: float = math.nan
+    learnt: dict[str, float] = field(default_factory=dict)
+    """what the method found of the noise by itself, in percent"""
     error: str | None = None
 
 
@@ -132,6 +136,7 @@ def run_cell(cell: Cell) -> CellResult:
             train_seconds=done.seconds,
             seconds=time.process_time() - began,
             memory_mb=peak_megabytes(),
+            learnt=judge_learnt(done.sample_columns, Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE),
         )
     except StoppedError:
         raise

@@ -111,9 +111,37 @@ def to_markdown(result: BenchResult) -> str:
         found = result.identification[rate]
         shown = ["–" if math.isnan(found.get(name, math.nan)) else f"{found[name]:.1f}" for name in names]
         lines.append(_row([f"{100 * rate:g} %", *shown]))
+    lines += _learnt(result, rates)
     failed = [cell for cell in result.cells if cell.error is not None]
     lines += ["", *(f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:
+    """A table of what methods found of the noise by themselves; nothing where none of them judges samples."""
+    rows = []
+    for method in result.preset.methods:
+        if any(cell.learnt for cell in _cells(result, method)):
+            rows.append(_row([method, *(_found(_cells(result, method, rate)) for rate in rates)]))
+    if not rows:
+        return []
+    head = [_row(["method", *(f"{100 * rate:g} %" for rate in rates)]), _row(["---"] * (len(rates) + 1))]
+    title = (
+        "What methods found of the noise by themselves (percent: precision / recall / F1, right labels after repair):"
+    )
+    return ["", title, "", *head, *rows]
+
+
+def _found(cells: Sequence[CellResult]) -> str:
+    """Means over the seeds."""
+    means = {
+        name: statistics.fmean(values)
+        for name in ("noise_precision", "noise_recall", "noise_f1", "relabel_accuracy")
+        if (values := [cell.learnt[name] for cell in cells if name in cell.learnt])
+    }
+    parts = [f"{means[name]:.1f}" if name in means else "–" for name in ("noise_precision", "noise_recall", "noise_f1")]
+    repaired = f", {means['relabel_accuracy']:.1f}" if "relabel_accuracy" in means else ""
+    return " / ".join(parts) + repaired if means else "–"
 
 
 def _row(words: Sequence[str]) -> str:
