@@ -120,6 +120,16 @@ def test_an_unknown_method_is_answered_with_those_there_are(name: str, answer: s
         check_methods(TINY.changed(methods=[name]), list(METHODS))
 
 
+def test_updates_are_counted_in_what_the_rule_leaves(done: BenchResult, out: Path) -> None:
+    folder = out / "data" / "shuffle-captions-120-32px-3"
+    prepared = dataclasses.replace(PREPARED, table=folder / "tables-50", rows=120)
+    left = int((read_table(folder / "tables-50", ["similarity"])["similarity"].to_numpy() > 0.2).sum())
+    preset = TINY.changed(settings={"select@near": {"method": {"rule": "similarity > 0.2"}}})
+    found = plan_cell(preset, prepared, "select@near", 0.5, 0, out)
+    assert 16 <= left < 120
+    assert found.config["loop"]["epochs"] == -(-7 // (left // 16))
+
+
 def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
     osa, baseline = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("osa", "baseline"))
     assert osa.config["optimizer"] == {"lr": 3e-3} and "optimizer" not in baseline.config

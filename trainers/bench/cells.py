@@ -86,7 +86,9 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
     config = merged(config, preset.settings.get(method, {}) if variant else {})
     if config["target"].get("vocabulary") == {"kind": "captions"}:
         config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
-    own, every = (max(1, n // int(config["data"]["batch_size"])) for n in (prepared.selected(plain), prepared.rows))
+    rule = config["method"].get("rule")
+    rows = prepared.selected(plain) if rule is None else prepared.selected_by(rule)
+    own, every = (max(1, n // int(config["data"]["batch_size"])) for n in (rows, prepared.rows))
     if variant == PASSES:
         budget: dict[str, Any] = {"epochs": math.ceil(preset.updates / every)}
     else:

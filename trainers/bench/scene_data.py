@@ -23,6 +23,7 @@ from pipeline.shards import Shard
 from pipeline.table import RunFolder, read_metadata, read_table, write_atomically
 from pipeline.truth import read_truth
 from pipeline.weigh import with_columns
+from pipeline.where import parse_where
 from pipeline.workers import DecodeOptions
 
 from .preset import SceneData, rate_name
@@ -54,6 +55,11 @@ class Prepared:
     def selected(self, method: str) -> int:
         """Rows that a method which keeps the clean ones trains on."""
         return {"select": self.kept, "oracle": self.clean}.get(method, self.rows)
+
+    def selected_by(self, rule: str) -> int:
+        """Rows of the table for which a rule such as clean_tango holds."""
+        run, parsed = RunFolder(self.table), parse_where(rule)
+        return sum(int(parsed.mask(run.read(stem)).sum()) for stem in run.stems())
 
 
 def prepare(data: SceneData, rate: float, out: Path, note: Callable[[str], None]) -> Prepared:
