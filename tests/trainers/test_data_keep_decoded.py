@@ -7,14 +7,15 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.preprocess import Preprocess
 from tests.trainers.data import flat, lengths, with_noise, write_scored
-from trainers.data import EvalImage, WeightedShards
+from trainers.data import WeightedShards
+from trainers.targets.pictures import PictureTransform
 
 
 def test_batches_are_those_that_reading_gives_and_the_next_epoch_reads_nothing(tmp_path: Path) -> None:
     data = write_scored(tmp_path)
     shards = sorted((data / "shards").glob("*.tar"))
     plain = WeightedShards(
-        shards, data / "run", batch_size=4, columns=("similarity",), image=EvalImage(Preprocess(size=6)), text=lengths,
+        shards, data / "run", batch_size=4, columns=("similarity",), image=PictureTransform(Preprocess(size=6)), text=lengths,
         label=True, seed=3, drop_last=False,
     )  # fmt: skip
     kept = plain.view(keep_decoded=True)
