@@ -4,7 +4,8 @@ The given labels alone cannot tell: classes that overlap in the embeddings and l
 So noise is taken for shown, and labels are repaired, only under one of two signs that overlap does not give.
 
 - Sure predictions. The pool, fitted as if all disagreement were noise, doubts far less than that noise: a sixth of it
-  or so. And its surest predictions, which are hardly ever wrong, disagree with their labels as often as all do.
+  or so. And its surest predictions, which are hardly ever wrong, disagree with their labels as often as all do. Where
+  that is in more than half of the rows, no other label may come near the predicted one among them.
 - Likelihood. Noise explains the given labels better than none does, and well beyond chance; the surest predictions
   disagree less than all do, as they must where noise and doubt come together; and most labels are right.
 
@@ -27,6 +28,7 @@ ALIKE = 0.01  # probabilities that differ by less are equally sure
 MEMBERS = 20  # labels per class below which two of them are no assured rows to speak of
 DOUBT = 0.18  # most doubt of the predictions, relative to the noise that they claim
 EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noise is the same everywhere
+APART = 0.5  # most of the commonest other label, relative to the predicted one, where most labels are wrong
 SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
 BEYOND, WHOLE, PLAIN, HINT = 6.0, 2.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
 MANY = 100  # labels per class below which more is asked for than BEYOND: a row of T is learned from so many
@@ -43,6 +45,7 @@ class NoiseEvidence(NamedTuple):
     whole: float  # gain in log-likelihood of the given labels by all of the claimed noise, in standard errors
     beyond: float  # the same for the belief with the largest ratio
     likeliest: float  # belief with the largest likelihood
+    rival: float  # share of the commonest other label among the assured rows of a class, the mean over classes
 
     @property
     def chance(self) -> float:
@@ -55,7 +58,7 @@ class NoiseEvidence(NamedTuple):
         slack = CHANCE * self.chance
         surely = self.least - 1.64 * float(np.sqrt(self.least * (1 - self.least) / max(self.assured, 1)))
         return (
-            self.least < 0.5
+            (self.least < 0.5 or self.rival <= APART * (1 - self.least))
             and self.members >= MEMBERS
             and self.doubt <= DOUBT * self.claimed
             and EVEN[0] * self.claimed - slack <= self.least <= EVEN[1] * self.claimed + slack
@@ -87,7 +90,7 @@ class NoiseEvidence(NamedTuple):
 def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], votes: Array, y: Index) -> NoiseEvidence:
     """`pools` by belief, among them 1; `blind` was fitted without any noise, on the same votes (V, n, C)."""
     prediction = pools[1.0].predict(votes)
-    least, assured = _assured_disagreement(prediction, y)
+    least, rival, assured = _assured_disagreement(prediction, y)
     without = blind.log_likelihood(votes, y)
     gains, ratios = {}, {}
     for belief, pool in pools.items():
@@ -103,16 +106,17 @@ def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], vo
         whole=ratios[1.0],
         beyond=max(ratios.values()),
         likeliest=max(gains, key=lambda belief: gains[belief]),
+        rival=rival,
     )
 
 
-def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, int]:
-    """Share of labels that differ from the class among the rows most surely of it, and how many rows that were.
+def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, float, int]:
+    """Of the rows most surely of a class: share of labels that differ, share of the commonest of these, and how many rows.
 
     Rows about as sure as the last one share its place: among copies the wrongly labelled are ahead by a hair, because
     their neighbours and probes miss one right label less.
     """
-    wrong, rows = 0.0, 0
+    wrong, rival, rows = 0.0, 0.0, 0
     sizes = np.bincount(y, minlength=prediction.shape[1])
     for label, size in enumerate(sizes):
         top = min(max(int(ASSURED * size), 1), len(y) - 1)
@@ -122,5 +126,7 @@ def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, int]:
         differs = y != label
         share = (top - ahead.sum()) / level.sum()
         wrong += (differs[ahead].sum() + share * differs[level].sum()) / top * size
+        others = np.bincount(y[(ahead | level) & differs], minlength=len(sizes))
+        rival += others.max() / (ahead | level).sum() * size
         rows += top
-    return float(wrong / len(y)), rows
+    return float(wrong / len(y)), float(rival / len(y)), rows

@@ -86,6 +86,16 @@ def test_forty_percent_of_noise_is_found_and_mended(kind: str, labelled_run: Pat
     assert low <= noise.rate <= high
 
 
+def test_most_labels_may_be_wrong_as_long_as_no_wrong_one_is_common(labelled_run: Path, tmp_path: Path) -> None:
+    _, true = pictures(labelled_run)
+    noise = symmetric(true, 36, 0.6, np.random.default_rng(1))
+    found, (low, high) = judged(labelled_run, tmp_path, true, noise)
+    assert low <= noise.rate <= high
+    assert found.fused.clean_f1 >= 0.9
+    assert found.refined_accuracy is not None
+    assert found.refined_accuracy >= 0.9
+
+
 def test_right_labels_are_left_alone(labelled_run: Path, tmp_path: Path) -> None:
     _, true = pictures(labelled_run)
     nothing = LabelNoise.between(true, true, 36)

@@ -7,7 +7,7 @@ from pipeline.label_pool import Pool, fit_pool
 from pipeline.noise_evidence import NoiseEvidence, gather_evidence
 
 NOTHING = NoiseEvidence(
-    claimed=0.3, least=0.2, assured=200, members=200, doubt=0.2, whole=-5, beyond=-1, likeliest=0.25
+    claimed=0.3, least=0.2, assured=200, members=200, doubt=0.2, whole=-5, beyond=-1, likeliest=0.25, rival=0.05
 )
 SURE = NOTHING._replace(doubt=0.03, least=0.29)
 LIKELY = NOTHING._replace(whole=3, beyond=9)
@@ -26,6 +26,8 @@ def test_nothing_is_shown_by_disagreement_alone() -> None:
         ({"least": 0.55}, False),
         ({"members": 10}, False),
         ({"assured": 4}, False),  # 29 % of four rows is nothing sure
+        ({"claimed": 0.6, "least": 0.6}, True),  # most labels are wrong, but each in another way
+        ({"claimed": 0.6, "least": 0.6, "rival": 0.3}, False),  # or is the commonest wrong one the right one?
     ],
 )
 def test_sure_predictions(change: dict[str, float], sure: bool) -> None:
@@ -68,6 +70,7 @@ def test_what_is_gathered() -> None:
     found = gather_evidence(0.1, blind, {1.0: fixed}, votes, y)
     assert (found.claimed, found.members, found.assured, found.likeliest) == (0.1, 10, 2, 1.0)
     assert found.doubt == pytest.approx(0.01)
+    assert found.rival == pytest.approx(0.1)  # of the ten rows that are equally sure, one has the other label
     right, wrong = np.log(0.9 * 0.99 + 0.1 * 0.01), np.log(0.9 * 0.01 + 0.1 * 0.99)
     gain = np.where(np.isin(np.arange(20), [0, 10]), wrong - np.log(0.01), right - np.log(0.99))
     assert found.whole == found.beyond == pytest.approx(gain.mean() / (gain.std() / np.sqrt(20)))
