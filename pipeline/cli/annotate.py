@@ -203,11 +203,14 @@ def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was learned about the labels."""
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
+    promise = _promise(expected["clean_precision"], expected["clean_recall"])
+    if not facts.get("repairs", True):
+        promise = f"not known: no noise is surely shown, up to {percent(facts['noise_interval'][1])} is possible"
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
         ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
         ("  sources", sources),
-        ("expected of clean", _promise(expected["clean_precision"], expected["clean_recall"])),
+        ("expected of clean", promise),
     ]
 
 
