@@ -93,7 +93,8 @@ def to_markdown(result: BenchResult) -> str:
     rates = sorted(preset.rates)
     lines = [
         f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
-        f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method.",
+        f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method"
+        + (" (@passes: as many passes over its own samples)." if any("@passes" in m for m in preset.methods) else "."),
         "",
         _row(["method", *(f"{100 * rate:g} %" for rate in rates), "CPU seconds", "memory MB", "skipped batches"]),
         _row(["---"] * (len(rates) + 4)),
