@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from pipeline.calibration import Expected
 from pipeline.errors import ConfigError
 from pipeline.label_pool import Pool, confident_joint, fit_pool, given_true, log_votes, readings, transition_matrix
-from pipeline.noise_evidence import gather_evidence
+from pipeline.noise_evidence import disputed_changes, gather_evidence
 
 __all__ = ["Fused", "confident_joint", "fuse"]
 
@@ -125,6 +125,7 @@ class _Learned(NamedTuple):
     taught: list[int]  # places of the sources that learned from given labels
     transition: Array  # T
     repairs: bool
+    disputed: NDArray[np.bool_]  # (C, C) changes [from, to] that are not made
     lowest: float
     highest: float
 
@@ -158,6 +159,10 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
         votes = readings(plain, taught, transition)
         believed = noisy = fit_pool(votes, y, transition, noisy)
         sharp = confident_joint(noisy.predict(votes), y)
+    untaught = [place for place in range(len(plain)) if place not in taught]
+    disputed = disputed_changes(
+        plain[untaught], y, given_true(believed.predict(votes), y, believed.transition).argmax(axis=1)
+    )
     most = max(claimed, float(1 - np.trace(sharp) / sharp.sum()))
     least, error = evidence.least, float(np.sqrt(evidence.least * (1 - evidence.least) / evidence.assured))
     return _Learned(
@@ -166,6 +171,7 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
         taught,
         transition,
         evidence.shown,
+        disputed,
         lowest=evidence.belief * ((1 - MODEL) * least - 1.96 * error),
         highest=(1 + MODEL) * most + 1.96 * float(np.sqrt(most * (1 - most) / rows)) + 3 / rows,
     )
@@ -205,7 +211,9 @@ def _score(
         clean[rows] = true[at]
         best = label
         if learned.repairs:
-            best = np.where(true[at] >= true.max(axis=1, initial=0), label, true.argmax(axis=1))
+            likeliest = true.argmax(axis=1)
+            stands = (true[at] >= true.max(axis=1, initial=0)) | learned.disputed[label, likeliest]
+            best = np.where(stands, label, likeliest)
         refined[rows], confidence[rows] = present[best], true[np.arange(len(rows)), best]
         reliability += _reliability(prediction @ learned.believed.transition, label)
     scored = clean[np.isfinite(clean)].astype(np.float64)

@@ -1,0 +1,240 @@
+"""Whether repaired labels are ever worse than the given ones: drawn features, many kinds of noise, with and without anchors.
+
+python -m benchmarks.repair                        # the unseen cases, by which the rule is judged
+python -m benchmarks.repair --split chosen         # those with which it was chosen
+python -m benchmarks.repair --cases 200 --json
+
+Every case draws its settings and its data from its own seed: Gaussian classes of one or three modes, even or uneven in
+size, noise of one kind and rate, and text anchors that are good, weak, those of another class, or absent. Its gain is
+the share of right labels after the repair minus that before. A repair that mends m labels and spoils s is worse beyond
+chance where m - s < -2 sqrt(m + s), two standard errors if mending and spoiling were equally likely.
+
+A case is identifiable where in every true class the right label is the commonest, or where the anchors are good: else
+neither the labels nor the anchors say which name is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline.anchors import Anchors
+from pipeline.label_scoring import score_labels
+from pipeline.neighbours import default_k, find_neighbours
+from pipeline.noise.labels import instance_dependent
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+FIRST_SEED = {"chosen": 0, "unseen": 1_000_000}
+LOST = 0.002  # of accuracy
+ROWS, ROWS_SHARE = (50, 200, 1000, 4000), (0.25, 0.3, 0.3, 0.15)
+WIDTHS = (2, 4, 16, 64)
+CLASSES = (2, 3, 10)
+APART = (0.7, 1.5, 2.5, 4.0, 7.0)  # distance of class centres, in deviations within a class
+KINDS = ("none", "symmetric", "pairwise", "confusion", "instance", "border")
+RATES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+ANCHORS = ("absent", "absent", "good", "weak", "another's")
+TEXTS = 8  # anchors per class
+
+
+class Case(NamedTuple):
+    """What is drawn."""
+
+    seed: int
+    rows: int
+    width: int
+    classes: int
+    apart: float
+    modes: int  # clusters of a class
+    even: bool  # classes of one size
+    kind: str
+    rate: float
+    anchors: str
+
+
+class Outcome(NamedTuple):
+    """What the repair did."""
+
+    case: Case
+    wrong: float  # share of wrong labels before
+    mended: int
+    spoilt: int
+    changed: int
+    identifiable: bool
+
+    @property
+    def gain(self) -> float:
+        return (self.mended - self.spoilt) / self.case.rows
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Worse by more than two standard errors."""
+        return self.mended - self.spoilt < -2 * np.sqrt(self.mended + self.spoilt)
+
+
+def draw_case(seed: int) -> Case:
+    rng = np.random.default_rng([seed, 0])
+    kind = str(rng.choice(KINDS, p=(0.1, 0.18, 0.18, 0.18, 0.18, 0.18)))
+    return Case(
+        seed,
+        rows=int(rng.choice(ROWS, p=ROWS_SHARE)),
+        width=int(rng.choice(WIDTHS)),
+        classes=int(rng.choice(CLASSES)),
+        apart=float(rng.choice(APART)),
+        modes=int(rng.choice((1, 3), p=(0.7, 0.3))),
+        even=bool(rng.random() < 0.7),
+        kind=kind,
+        rate=0.0 if kind == "none" else float(rng.choice(RATES)),
+        anchors=str(rng.choice(ANCHORS)),
+    )
+
+
+class Drawn(NamedTuple):
+    """The data of a case."""
+
+    features: Floats  # (N, d)
+    truth: Labels
+    labels: Labels
+    anchors: Anchors | None
+
+
+def draw(case: Case) -> Drawn:
+    rng = np.random.default_rng([case.seed, 1])
+    share = np.full(case.classes, 1 / case.classes) if case.even else rng.dirichlet(np.full(case.classes, 3.0))
+    truth = rng.choice(case.classes, case.rows, p=share).astype(np.int64)
+    centres = rng.standard_normal((case.classes, case.modes, case.width)) * case.apart / np.sqrt(2 * case.width)
+    mode = rng.integers(0, case.modes, case.rows)
+    features = (centres[truth, mode] + rng.standard_normal((case.rows, case.width))).astype(np.float32)
+    labels = mislabelled(case, truth, features, centres, rng)
+    return Drawn(features, truth, labels, _anchors(case, centres, rng))
+
+
+def mislabelled(case: Case, truth: Labels, features: Floats, centres: NDArray[Any], rng: np.random.Generator) -> Labels:
+    """The given labels (N,)."""
+    classes, rate = case.classes, case.rate
+    if case.kind == "none":
+        return truth
+    if case.kind == "symmetric":
+        wrong = (truth + rng.integers(1, classes, case.rows)) % classes
+    elif case.kind == "pairwise":
+        wrong = (truth + 1) % classes
+    elif case.kind == "confusion":  # to classes that are near, and more often in some classes than in others
+        middle = centres.mean(axis=1)
+        apart = np.linalg.norm(middle[:, None] - middle[None], axis=2)
+        target = np.exp(-apart / apart[apart > 0].mean() * 2) * (1 - np.eye(classes))
+        target /= target.sum(axis=1, keepdims=True)
+        wrong = (rng.random(case.rows)[:, None] > target.cumsum(axis=1)[truth]).sum(axis=1).clip(max=classes - 1)
+        by_class = rng.uniform(0.5, 1.5, classes)
+        return np.where(rng.random(case.rows) < np.minimum(rate * by_class, 0.95)[truth], wrong, truth)
+    elif case.kind == "instance":
+        return instance_dependent(truth, features, classes, rate, rng).labels
+    else:  # where another class is nearly as near as the true one, and to that class
+        distance = (np.linalg.norm(features[:, None, None] - centres[None], axis=3) ** 2).min(axis=2)
+        own = distance[np.arange(case.rows), truth]
+        distance[np.arange(case.rows), truth] = np.inf
+        wrong, margin = distance.argmin(axis=1), distance.min(axis=1) - own
+        unlikely = np.argsort(np.argsort(margin - 4 * rng.gumbel(size=case.rows)))
+        return np.where(unlikely < rate * case.rows, wrong, truth)
+    return np.where(rng.random(case.rows) < rate, wrong, truth)
+
+
+def _anchors(case: Case, centres: NDArray[Any], rng: np.random.Generator) -> Anchors | None:
+    """Texts in the directions of a class's clusters: near them, far off them, or near the next class's."""
+    if case.anchors == "absent":
+        return None
+    offset = {"good": 0.3, "weak": 2.0, "another's": 0.3}[case.anchors]
+    labels = np.repeat(np.arange(case.classes), TEXTS)
+    near = centres[labels, np.arange(len(labels)) % case.modes]
+    length = np.linalg.norm(near, axis=1, keepdims=True)
+    texts = near + offset * length * rng.standard_normal(near.shape) / np.sqrt(case.width)
+    texts /= np.linalg.norm(texts, axis=1, keepdims=True)
+    if case.anchors == "another's":
+        labels = (labels + 1) % case.classes
+    return Anchors(tuple(map(str, range(case.classes))), texts.astype(np.float32), labels)
+
+
+def identifiable(case: Case, truth: Labels, labels: Labels) -> bool:
+    """Whether something in the data says which name is right."""
+    counts = np.zeros((case.classes, case.classes))
+    np.add.at(counts, (truth, labels), 1)
+    own = np.diag(counts).copy()
+    np.fill_diagonal(counts, 0)
+    return bool(case.anchors == "good" or (own >= counts.max(axis=1)).all())
+
+
+def repair(case: Case) -> Outcome:
+    """Draw the case and repair it as `noisegate annotate` does."""
+    torch.set_num_threads(1)
+    data = draw(case)
+    neighbours = find_neighbours(data.features, default_k(case.rows, case.classes))
+    found = score_labels([data.features], data.labels, neighbours, data.anchors, device="cpu")
+    refined = found.columns["refined_label"]
+    before, after = data.labels == data.truth, refined == data.truth
+    return Outcome(
+        case,
+        wrong=float(1 - before.mean()),
+        mended=int((after & ~before).sum()),
+        spoilt=int((before & ~after).sum()),
+        changed=int((refined != data.labels).sum()),
+        identifiable=identifiable(case, data.truth, data.labels),
+    )
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts of losses, and the mean gain over all cases and over those in which labels are repaired."""
+    gains = np.array([outcome.gain for outcome in outcomes])
+    repaired = np.array([outcome.changed > 0 for outcome in outcomes], dtype=bool)
+    return {
+        "cases": len(outcomes),
+        "repaired": int(repaired.sum()),
+        "lost": int((gains < -LOST).sum()),
+        "lost_beyond_chance": sum(outcome.beyond_chance and outcome.gain < -LOST for outcome in outcomes),
+        "worst": round(float(gains.min(initial=0.0)), 4),
+        "mean_wrong": round(float(np.mean([outcome.wrong for outcome in outcomes])), 4),
+        "mean_gain": round(float(gains.mean()), 4),
+        "mean_gain_repaired": round(float(gains[repaired].mean()), 4) if repaired.any() else 0.0,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--split", choices=sorted(FIRST_SEED), default="unseen")
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    first = FIRST_SEED[options.split]
+    cases = [draw_case(seed) for seed in range(first, first + options.cases)]
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        outcomes = list(pool.map(repair, cases, chunksize=8))
+    result = {
+        "identifiable": summary([outcome for outcome in outcomes if outcome.identifiable]),
+        "not identifiable": summary([outcome for outcome in outcomes if not outcome.identifiable]),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    for name, figures in result.items():
+        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+    print("\nby kind (identifiable): cases, lost, beyond chance, mean gain")
+    for kind in KINDS:
+        of_kind = summary([outcome for outcome in outcomes if outcome.identifiable and outcome.case.kind == kind])
+        print(f"  {kind:12}" + "  ".join(str(of_kind[k]) for k in ("cases", "lost", "lost_beyond_chance", "mean_gain")))
+    print("\nlosses, the worst first")
+    for outcome in sorted((o for o in outcomes if o.gain < -LOST), key=lambda o: o.gain)[:40]:
+        chance = "beyond chance" if outcome.beyond_chance else "by chance"
+        known = "" if outcome.identifiable else ", not identifiable"
+        print(f"  {outcome.gain:+.4f} mended {outcome.mended} spoilt {outcome.spoilt}, {chance}{known}: {outcome.case}")
+
+
+if __name__ == "__main__":
+    main()
