@@ -2,33 +2,33 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .anchors import embed_anchors
-from .beta import Beta, beta_of_random_inputs
+from .beta import Beta
 from .beta_cache import cached_beta
 from .classes import ClassSet
-from .embeddings import embeddings_match, write_embeddings
-from .encode_shard import EncodedShard
-from .errors import MismatchError
-from .estimators import ModelSpec, as_estimator
-from .estimators.base import Estimator, Identity
-from .lock import folder_lock
+from .engines import Engine, EngineSettings
+from .engines.local import Local
+from .engines.tally import Tally
+from .errors import LockedError, MismatchError
+from .estimators import ModelSpec
+from .estimators.base import Estimator
+from .lock import SCORING, folder_lock
+from .nodes import Nodes, NodeShare
 from .out_folder import writing_to
 from .progress import Progress, Silent
-from .read import RawSample
-from .resume import Resume, check_settings, clear, failed_rows
+from .resume import Resume, check_settings, clear
+from .run_record import RunRecord
 from .scoring import RunScores, ScoreSettings, anchors_file, score_run
+from .shard_task import ShardTask
 from .shards import Shard, find_shards
-from .stream import Chunk, ShardEnd, ShardFailed, stream
 from .summary import Summary, summarise
-from .table import VERSION, RunFolder, read_metadata, table_from
+from .table import RunFolder
 from .weigh import recorded_pair_scoring
-from .workers import DecodeOptions, DecodePool, default_workers
+from .workers import DecodeOptions
 
 __all__ = ["annotate"]
 
@@ -49,6 +49,8 @@ def annotate(
     retry_failed: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
+    engine: EngineSettings | None = None,
+    nodes: Nodes | None = None,
 ) -> Summary:
     """Score every sample of `shards` into weight tables below `out`, and return what came out.
 
@@ -57,23 +59,33 @@ def annotate(
     finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
     `classes` give labels their text anchors, `k` and `neighbourhood` are as in `ScoreSettings`.
     More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
+    `engine` says who encodes (default: this process), and with `nodes` this process encodes one part of the shards and
+    scores all where it is the last; the tables depend on neither.
     Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
     """
-    options = options or DecodeOptions()
+    options, engine, run = options or DecodeOptions(), engine or Local(), RunFolder(Path(out))
+    given = estimator or ModelSpec()
+    model = given.to_dict() if isinstance(given, ModelSpec) else None
     job = _Job(
-        settings=ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
-        run=RunFolder(Path(out)),
-        shards=find_shards(shards),
-        options=options,
-        classes=classes,
-        workers=default_workers() if workers is None else workers,
-        keep_embeddings=keep_embeddings,
-        retry_failed=retry_failed,
-        progress=progress or Silent(),
+        ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
+        run,
+        find_shards(shards),
+        ShardTask(run.path, options, engine.workers(workers), retry_failed),
+        classes,
+        keep_embeddings,
+        overwrite,
+        progress or Silent(),
     )
+    job.record.model_spec = model
+
+    def started() -> AbstractContextManager[Engine]:
+        if model:
+            job.progress.note(f"loading {model['model']}")
+        return engine.start(given, len(job.shards), job.progress.note)
+
     try:
-        with writing_to(out), folder_lock(job.run.path):
-            return job.go(estimator or ModelSpec(), overwrite)
+        with writing_to(out):
+            return job.alone(started) if nodes is None else job.as_node(started, NodeShare(run.path, nodes))
     finally:
         job.progress.stop()
 
@@ -83,62 +95,82 @@ class _Job:
     settings: ScoreSettings
     run: RunFolder
     shards: list[Shard]
-    options: DecodeOptions
+    task: ShardTask
     classes: ClassSet | None
-    workers: int
     keep_embeddings: bool
-    retry_failed: bool
+    overwrite: bool
     progress: Progress
-    model_spec: Mapping[str, Any] | None = None
-    random_inputs: Beta | None = None
-    failed: dict[str, str] = field(default_factory=dict)
-    times: dict[str, float | None] = field(default_factory=dict)
-    sizes: dict[str, int | None] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+    encode_seconds: float = 0.0
     encoded: int = 0
 
-    def go(self, estimator: Estimator | Callable[[], Estimator], overwrite: bool) -> Summary:
-        began = time.monotonic()
-        if isinstance(estimator, ModelSpec):
-            self.model_spec = estimator.to_dict()
-            self.progress.note(f"loading {estimator.model}")
-        model = as_estimator(estimator)
-        if overwrite:
-            clear(
-                self.run, [shard.stem for shard in self.shards]
-            )  # not before the model is there: a slip in its name must not cost the tables
-        todo = self._plan(model.identity)
-        encoding = time.monotonic()
-        self._encode_shards(model, todo)
-        seconds = time.monotonic() - encoding
-        stems = sorted(self.run.stems())
-        scores = self._score(model, stems)
-        self._write_run(model.identity, scores.pairs.beta if scores.pairs else None, finished=True)
-        if not self.keep_embeddings and not self.failed:  # a shard that is still to come needs them all for β
-            for shard in self.shards:
-                self.run.embeddings(shard.stem).unlink(missing_ok=True)
-        return summarise(
-            self.run,
-            stems,
-            scores,
-            failed_shards=self.failed,
-            encoded=self.encoded,
-            encode_seconds=seconds,
-            seconds=time.monotonic() - began,
-        )
+    def __post_init__(self) -> None:
+        self.record = RunRecord(self.run, self.shards, self.settings, self.task.options, self.classes)
 
-    def _plan(self, identity: Identity) -> list[Shard]:
-        """The shards to encode, once it is sure that they may go into this folder; `_run.json` then says so."""
+    def alone(self, started: Callable[[], AbstractContextManager[Engine]]) -> Summary:
+        """All shards, then the scores."""
+        with folder_lock(self.run.path), started() as engine:
+            if self.overwrite:
+                self._clear()  # not before the model is there: a slip in its name must not cost the tables
+            self._encode(engine, self.shards, nullcontext)
+            return self._finish(engine)
+
+    def as_node(self, started: Callable[[], AbstractContextManager[Engine]], share: NodeShare) -> Summary:
+        """This node's part of the shards, and the scores where all others have theirs."""
+        with share.holding_rank(), started() as engine:
+            plan = self.record.settings(engine.identity) | {
+                "overwrite": self.overwrite,
+                "retry_failed": self.task.retry_failed,
+            }
+            fresh = self._clear if self.overwrite else lambda: None
+            with share.at_work(self.shards, plan, fresh, self.progress.note) as part:
+                self._encode(engine, part, share.planning)
+                share.report(self.record.failed)
+            try:
+                with folder_lock(self.run.path, doing=SCORING):
+                    left = self._left(engine, share.failed())
+                    if not left:
+                        summary = self._finish(engine)
+                        share.forget()
+                        return summary
+                    waits_for = f"{len(left):,} shards of other nodes, such as {left[0].url}"
+            except LockedError:
+                waits_for = "other nodes, which are at work"
+        stems = [shard.stem for shard in part if self.run.table(shard.stem).exists()]
+        return self._summary(sorted(stems), RunScores(None, None, None, None), waits_for)
+
+    def _clear(self) -> None:
+        clear(self.run, [shard.stem for shard in self.shards])
+
+    def _encode(
+        self, engine: Engine, shards: Sequence[Shard], recording: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        todo, sizes = self._plan(engine, shards, recording)
+        tally = Tally(self.progress, sizes)
+        began = time.monotonic()
+        if todo:
+            engine.encode(self.task, todo, tally)
+        self.encode_seconds, self.encoded = time.monotonic() - began, tally.encoded
+        self.record.failed |= {shard.url: tally.failed[shard.url] for shard in todo if shard.url in tally.failed}
+
+    def _plan(
+        self, engine: Engine, shards: Sequence[Shard], recording: Callable[[], AbstractContextManager[Any]]
+    ) -> tuple[list[Shard], dict[str, int | None]]:
+        """The shards to encode and their sizes, once it is sure that they may go into this folder; `_run.json` then says so.
+
+        Whoever else may write that file is kept out by `recording`.
+        """
+        identity = engine.identity
         before = self.run.read_run()
         if before is not None:
-            check_settings(before, self._settings(identity), self.run.path, self.retry_failed)
-        listed = {entry["table"]: entry for entry in before["shards"]} if before else {}
-        resume = Resume(
-            self.run, identity, self._reading(), listed, self.keep_embeddings, self.retry_failed, self.progress.note
-        )
-        todo = resume.todo(self.shards)
+            check_settings(before, self.record.settings(identity), self.run.path, self.task.retry_failed)
+        resume = self._resume(engine, self.task.retry_failed)
+        todo = resume.todo(shards)
         again = {shard.stem for shard in todo}
         gone = [
-            s for s in listed if s not in again and self.run.table(s).exists() and not self.run.embeddings(s).exists()
+            stem
+            for stem in resume.listed
+            if stem not in again and self.run.table(stem).exists() and not self.run.embeddings(stem).exists()
         ]
         if todo and gone:
             raise MismatchError(
@@ -147,75 +179,42 @@ class _Job:
             )
         for table in resume.stale:
             table.unlink(missing_ok=True)
-        self.failed, self.times, self.sizes = resume.unreachable, resume.times, resume.sizes
-        if todo or any(shard.stem not in listed for shard in self.shards):
-            self._write_run(identity, None, finished=False)
+        self.record.failed, self.record.times = dict(resume.unreachable), dict(resume.times)
+        if todo or any(shard.stem not in resume.listed for shard in self.shards):
+            with recording():
+                self.record.write(identity, None, finished=False)
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
-        self.progress.start(len(todo), size, len(self.shards) - len(todo) - len(self.failed))
-        for problem in self.failed.values():
+        self.progress.start(len(todo), size, len(shards) - len(todo) - len(resume.unreachable))
+        for problem in resume.unreachable.values():
             self.progress.note(problem)
-        return todo
+        return todo, resume.sizes
 
-    def _encode_shards(self, model: Estimator, todo: Sequence[Shard]) -> None:
-        if not todo:
-            return
-        retry = {shard.url: rows for shard in todo if self.retry_failed and (rows := self._retryable(shard))}
-        ahead = 2 * max(1, self.workers) + 2
-        with (
-            DecodePool(self.workers, model.preprocess, self.options) as pool,
-            closing(stream(todo, pool, ahead, _only(retry) if retry else None)) as items,
-        ):
-            part = EncodedShard(model)
-            for item in items:
-                if isinstance(item, Chunk):
-                    self.progress.advance(len(item.samples), item.position - part.position)
-                    part.add(item)
-                    continue
-                self.progress.advance(0, (self.sizes[item.shard.url] or 0) - part.position)
-                if isinstance(item, ShardFailed):
-                    self.failed[item.shard.url] = item.error
-                    self.progress.note(item.error)
-                else:
-                    part.finish()
-                    self.encoded += len(part.samples)
-                    if item.shard.url in retry:
-                        self._merge(part, item)
-                    self._write(part, item, model.identity)
-                part = EncodedShard(model)
+    def _resume(self, engine: Engine, retry_failed: bool) -> Resume:
+        before = self.run.read_run()
+        listed = {entry["table"]: entry for entry in before["shards"]} if before else {}
+        reading, keep = self.record.reading, self.keep_embeddings
+        return Resume(self.run, engine.identity, reading, listed, keep, retry_failed, self.progress.note)
 
-    def _retryable(self, shard: Shard) -> set[int]:
-        """Rows to read again; none where there is no whole table to put them into."""
-        table = self.run.table(shard.stem)
-        if not table.exists():
-            return set()
-        known = read_metadata(table)["shard"]
-        whole = embeddings_match(self.run.embeddings(shard.stem), known["rows"], known["sha256"])
-        return failed_rows(table) if whole else set()
+    def _left(self, engine: Engine, failed: Mapping[str, str]) -> list[Shard]:
+        """Shards of the whole run that are still to be encoded, apart from those that no node could read."""
+        resume = self._resume(engine, retry_failed=False)
+        todo = resume.todo(self.shards)
+        known = {**failed, **resume.unreachable}
+        self.record.failed = {shard.url: known[shard.url] for shard in self.shards if shard.url in known}
+        self.record.times |= resume.times
+        return [shard for shard in todo if shard.url not in failed]
 
-    def _merge(self, part: EncodedShard, end: ShardEnd) -> None:
-        """Put retried samples among the rows that the table already has."""
-        table = self.run.table(end.shard.stem)
-        if read_metadata(table)["shard"]["sha256"] != end.sha256:
-            raise MismatchError(f"{end.shard.url} was changed while it was read; run the same command again")
-        part.put_into(table, self.run.embeddings(end.shard.stem))
+    def _finish(self, engine: Engine) -> Summary:
+        """Learn the scores from all tables there are, and write them."""
+        stems = sorted(self.run.stems())
+        scores = self._score(engine, stems)
+        self.record.write(engine.identity, scores.pairs.beta if scores.pairs else None, finished=True)
+        if not self.keep_embeddings and not self.record.failed:  # a shard that is still to come needs them all for β
+            for shard in self.shards:
+                self.run.embeddings(shard.stem).unlink(missing_ok=True)
+        return self._summary(stems, scores)
 
-    def _write(self, part: EncodedShard, end: ShardEnd, identity: Identity) -> None:
-        """Embeddings first: the table's presence says that all of the shard is done."""
-        count = len(part.samples)
-        shard = {"name": Path(end.shard.url).name, "sha256": end.sha256, "size": end.size, "rows": count}
-        metadata = {
-            "table_version": VERSION,
-            "scorer": identity.to_dict(),
-            "shard": {**shard, "damage": end.damage},
-            "reading": self._reading(),
-        }
-        write_embeddings(self.run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
-        self.run.write_table(end.shard.stem, table_from(part.columns(), metadata))
-        if end.damage:
-            self.progress.note(f"{end.shard.url}: {end.damage}; its {count:,} samples are kept")
-        self.progress.shard(end.shard.stem, count, sum(sample.status != "ok" for sample in part.samples))
-
-    def _score(self, model: Estimator, stems: Sequence[str]) -> RunScores:
+    def _score(self, engine: Engine, stems: Sequence[str]) -> RunScores:
         if not all(self.run.embeddings(stem).exists() for stem in stems):  # dropped after scoring: the tables know
             pairs = (
                 recorded_pair_scoring(self.run, stems, self.settings.seed) if "pairs" in self.settings.tasks else None
@@ -224,63 +223,24 @@ class _Job:
 
         def of_model() -> Beta:
             seed = self.settings.seed
-            self.random_inputs = cached_beta(model.identity, seed, lambda: beta_of_random_inputs(model, seed=seed))
-            return self.random_inputs
+            self.record.random_inputs = cached_beta(engine.identity, seed, lambda: engine.random_inputs(seed))
+            return self.record.random_inputs
 
-        anchors = embed_anchors(model, self.classes) if self.classes else None
+        anchors = engine.anchors(self.classes) if self.classes else None
         if anchors:
             anchors.save(anchors_file(self.run))
         return score_run(
             self.run, stems, self.settings, random_inputs=of_model, anchors=anchors, note=self.progress.note
         )
 
-    def _reading(self) -> dict[str, Any]:
-        return asdict(self.options) | {"tasks": list(self.options.tasks)}
-
-    def _settings(self, identity: Identity) -> dict[str, Any]:
-        return {
-            "scorer": identity.to_dict(),
-            "scoring": self.settings.to_dict() | {"classes": self.classes.digest if self.classes else None},
-            "reading": self._reading(),
-        }
-
-    def _write_run(self, identity: Identity, beta: Beta | None, finished: bool) -> None:
-        """`_run.json`: what was asked for and which shards; `finished` with all that could be read, `complete` with all."""
-        before = self.run.read_run()
-        known = {entry["table"]: entry for entry in before["shards"]} if before else {}
-        here = {shard.stem for shard in self.shards}
-        entries = [entry for entry in known.values() if entry["table"] not in here]
-        for shard in self.shards:
-            new = {"url": shard.url, "table": shard.stem, "modified": self.times.get(shard.url)}
-            entries.append(new if shard.url in self.times else known.get(shard.stem, new))
-        shards = [{**entry, **_facts(self.run, entry["table"])} for entry in entries]
-        self.run.write_run(
-            {
-                **self._settings(identity),
-                "table_version": VERSION,
-                "noisegate": version("noisegate"),
-                "model": self.model_spec,
-                "beta": beta.to_dict() if beta else None,
-                "random_inputs": self.random_inputs.to_dict()
-                if self.random_inputs
-                else (before or {}).get("random_inputs"),
-                "shards": shards,
-                "unreadable": self.failed,
-                "finished": finished,
-                "complete": finished and not self.failed and all("rows" in shard for shard in shards),
-            }
+    def _summary(self, stems: Sequence[str], scores: RunScores, waits_for: str | None = None) -> Summary:
+        return summarise(
+            self.run,
+            stems,
+            scores,
+            failed_shards=self.record.failed,
+            encoded=self.encoded,
+            encode_seconds=self.encode_seconds,
+            seconds=time.monotonic() - self.began,
+            waits_for=waits_for,
         )
-
-
-def _only(rows: dict[str, set[int]]) -> Callable[[Shard, RawSample], bool]:
-    def select(shard: Shard, raw: RawSample) -> bool:
-        return shard.url not in rows or raw.index in rows[shard.url]
-
-    return select
-
-
-def _facts(run: RunFolder, stem: str) -> dict[str, Any]:
-    if not run.table(stem).exists():
-        return {}
-    shard = read_metadata(run.table(stem))["shard"]
-    return {"rows": shard["rows"], "sha256": shard["sha256"]}

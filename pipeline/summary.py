@@ -22,7 +22,8 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
-    `errors` has the first reason for each status but `ok`.
+    `errors` has the first reason for each status but `ok`. Where a node leaves the scoring to another, `waits_for` says
+    what is still to be done, and the counts are of its own part.
     """
 
     out: str
@@ -46,6 +47,7 @@ class Summary:
     encoded: int
     pairs_per_second: float | None
     seconds: float
+    waits_for: str | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -124,6 +126,7 @@ def summarise(
     failed_shards: Mapping[str, str] | None = None,
     encoded: int = 0,
     encode_seconds: float = 0.0,
+    waits_for: str | None = None,
 ) -> Summary:
     """Count over the tables, one shard at a time."""
     statuses: Counter[str] = Counter()
@@ -173,4 +176,5 @@ def summarise(
         encoded=encoded,
         pairs_per_second=encoded / encode_seconds if encoded and encode_seconds > 0 else None,
         seconds=seconds,
+        waits_for=waits_for,
     )

@@ -1,0 +1,52 @@
+"""Who encodes the shards: this process, one process per device, or workers on Ray.
+
+An engine's settings (`Local`, `Devices`, `Ray`) start it; all of them run the same shard task.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from ..anchors import Anchors
+    from ..beta import Beta
+    from ..classes import ClassSet
+    from ..estimators.base import Identity
+    from ..shard_task import ShardTask
+    from ..shards import Shard
+    from .tally import Tally
+
+__all__ = ["Engine", "EngineSettings"]
+
+
+class Engine(Protocol):
+    """A started engine: what a job needs of a model, wherever the model is."""
+
+    @property
+    def identity(self) -> "Identity":
+        """The scorer's; waits until a model is loaded."""
+        ...
+
+    def encode(self, task: "ShardTask", shards: "Sequence[Shard]", tally: "Tally") -> None:
+        """Encode all shards into the task's folder; each event goes to the tally."""
+        ...
+
+    def random_inputs(self, seed: int) -> "Beta":
+        """OSA's β of the model alone."""
+        ...
+
+    def anchors(self, classes: "ClassSet") -> "Anchors":
+        """The classes' prompts, embedded."""
+        ...
+
+
+class EngineSettings(Protocol):
+    """How to start an engine."""
+
+    def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> AbstractContextManager[Engine]:
+        """Load `estimator` (as `annotate` takes it) for this many shards; raises ConfigError for what cannot work."""
+        ...
+
+    def workers(self, asked: int | None) -> int:
+        """Decoding processes beside each model, of as many as were asked for in all (None: choose)."""
+        ...

@@ -1,0 +1,50 @@
+"""The plain engine: one model in this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..anchors import Anchors, embed_anchors
+from ..beta import Beta, beta_of_random_inputs
+from ..classes import ClassSet
+from ..estimators import as_estimator
+from ..estimators.base import Estimator, Identity
+from ..shard_task import ShardTask, encode_shards
+from ..shards import Shard
+from ..workers import default_workers
+from .tally import Tally
+
+__all__ = ["Local", "LocalEngine"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """Encode in this process."""
+
+    @contextmanager
+    def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator["LocalEngine"]:
+        yield LocalEngine(as_estimator(estimator))
+
+    def workers(self, asked: int | None) -> int:
+        return default_workers() if asked is None else asked
+
+
+class LocalEngine:
+    """A model, and what a job asks of it."""
+
+    def __init__(self, model: Estimator) -> None:
+        self._model = model
+
+    @property
+    def identity(self) -> Identity:
+        return self._model.identity
+
+    def encode(self, task: ShardTask, shards: Sequence[Shard], tally: Tally) -> None:
+        encode_shards(task, self._model, shards, tally.take)
+
+    def random_inputs(self, seed: int) -> Beta:
+        return beta_of_random_inputs(self._model, seed=seed)
+
+    def anchors(self, classes: ClassSet) -> Anchors:
+        return embed_anchors(self._model, classes)
