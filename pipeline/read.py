@@ -93,6 +93,7 @@ class ShardReader:
             while hashed.read(1 << 20):
                 pass
         self.sha256, self.size = hashed.sha256.hexdigest(), hashed.size
+        self._check_whole(members)
         self._finish(members)
 
     def index(self) -> Iterator[RawSample]:
@@ -112,6 +113,14 @@ class ShardReader:
             members = TarMembers(stream.read, lambda name, size: False, skip)
             yield from self._samples(members, places=True)
         self._finish(members)
+
+    def _check_whole(self, members: TarMembers) -> None:
+        """A connection that ended early without an error looks like a tar that breaks off; the store knows better."""
+        if self.shard.is_local and not members.damage:
+            return
+        stored, _ = self.shard.size_and_time()
+        if stored is not None and stored > self.size:
+            raise ShardError(f"shard {self.shard.url} ended after {self.size:,} of its {stored:,} bytes")
 
     def _finish(self, members: TarMembers) -> None:
         if members.damage and not members.found:

@@ -125,9 +125,11 @@ def learn_scores(
 ) -> RunScores:
     """The first half of `score_run`: no table is changed, whatever goes wrong. The neighbour graph is kept for later."""
     pairs = None
+    if not stems:  # no shard could be read, which is what the summary will say
+        return RunScores(None, None, None, None)
     if "pairs" in settings.tasks and settings.joint:
         pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
-    if stems and ("labels" in settings.tasks or settings.neighbourhood):
+    if "labels" in settings.tasks or settings.neighbourhood:
         return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, note)
     return RunScores(pairs, None, None, None)
 

@@ -372,3 +372,40 @@ class TestIndex:
             return
         assert [(s.key, s.broken, set(s.places)) for s in headers.index()] == expected
         assert headers.damage == whole.damage
+
+
+class TestEndedEarly:
+    """A connection may end before the shard does, without an error; the store's own size tells the two apart."""
+
+    @pytest.mark.parametrize("kept", [700, 1024, 3000, -1500, -1])
+    def test_a_shard_that_came_in_part_is_not_read(self, kept: int) -> None:
+        whole = tar_bytes(pairs(3))
+        with pytest.raises(ShardError, match=rf"ended after {len(whole[:kept]):,} of its {len(whole):,} bytes"):
+            list(ShardReader(Served("memory://x.tar", whole[:kept], len(whole))))
+
+    @pytest.mark.parametrize("told", [None, 0])
+    def test_a_store_that_does_not_know_is_believed(self, told: int | None) -> None:
+        whole = tar_bytes(pairs(3))
+        reader = ShardReader(Served("memory://x.tar", whole[:3000], told))
+        assert [sample.key for sample in reader] == ["0000", "0001"]
+        assert "without its end marker" in str(reader.damage)
+
+    def test_a_damaged_file_that_came_whole_is_read_as_far_as_it_goes(self) -> None:
+        whole = tar_bytes(pairs(3))
+        reader = ShardReader(Served("memory://x.tar", whole[:3000], 3000))
+        assert [sample.key for sample in reader] == ["0000", "0001"]
+        assert "without its end marker" in str(reader.damage)
+
+
+class Served(Shard):
+    """A shard of which some bytes come, from a store that tells a size of its own."""
+
+    def __init__(self, url: str, data: bytes, told: int | None) -> None:
+        super().__init__(url)
+        object.__setattr__(self, "served", (data, told))
+
+    def open(self) -> Any:
+        return io.BytesIO(self.served[0])  # type: ignore[attr-defined]
+
+    def size_and_time(self) -> tuple[int | None, float | None]:
+        return self.served[1], None  # type: ignore[attr-defined]
