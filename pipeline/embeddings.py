@@ -14,6 +14,8 @@ from .table import write_atomically
 
 __all__ = ["embeddings_match", "read_embeddings", "write_embeddings"]
 
+FEW = 20  # rows named are few when there are more than so many times as many: then each is read by itself
+
 
 def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], metadata: dict[str, Any]) -> None:
     """Store unit rows (N, d) as float16; a row of zeros has no embedding."""
@@ -23,13 +25,16 @@ def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], meta
 
 
 def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-    """Rows (all, or those named) of `image` or `text` as float32, read through a memory map."""
+    """Rows (all, or those named) of `image` or `text` as float32; a few rows do not cost the whole file."""
     try:
         with safe_open(path, framework="numpy") as file:
-            matrix = file.get_tensor(part)
+            stored = file.get_slice(part)
+            if rows is not None and 0 < FEW * len(rows) < stored.get_shape()[0]:
+                chosen: NDArray[Any] = np.concatenate([stored[row : row + 1] for row in rows.tolist()])
+            else:
+                chosen = file.get_tensor(part) if rows is None else file.get_tensor(part)[rows]
     except (OSError, SafetensorError) as error:
         raise TableError(f"embeddings {path} cannot be read: {error}; run the same annotate command again") from error
-    chosen: NDArray[Any] = matrix if rows is None else matrix[rows]
     return chosen.astype(np.float32)
 
 

@@ -25,6 +25,16 @@ def test_rows_come_back_in_half_precision(stored: Path) -> None:
     assert read_embeddings(stored, "image").dtype == np.float32
 
 
+@pytest.mark.parametrize("width", [0, 3])
+@pytest.mark.parametrize("rows", [[], [7], [199, 0, 7], list(range(0, 200, 2))])
+def test_named_rows_are_the_same_read_alone_or_with_all(tmp_path: Path, rows: list[int], width: int) -> None:
+    kept = np.random.default_rng(0).standard_normal((200, width)).astype(np.float16)
+    write_embeddings(tmp_path / "x.safetensors", kept, kept, {})
+    found = read_embeddings(tmp_path / "x.safetensors", "text", np.array(rows, np.int64))
+    assert (found.shape, found.dtype) == ((len(rows), width), np.float32)
+    np.testing.assert_array_equal(found, kept[rows])
+
+
 def test_the_same_rows_give_the_same_bytes(stored: Path, tmp_path: Path) -> None:
     other = tmp_path / "y.safetensors"
     write_embeddings(other, IMAGES, TEXTS, {"shard": {"rows": 3, "sha256": "abc"}})

@@ -1,0 +1,164 @@
+"""How the cost of `annotate` grows: 1 x, 10 x and 100 x samples with a model that costs next to nothing.
+
+    python -m benchmarks.growth [--samples 10000] [--rounds 3] [--json]
+
+Every figure comes from a process of its own, sizes in turn. Processor time (the job's and its decode workers') stands
+beside wall time, because the machine may be busy with other things. A job of 100 samples shows what starting costs;
+`per sample` is what comes on top of that. Shards are links to ten tars, so that 100 x needs no room of its own.
+The second part looks at what grows with the number of shards alone: listing them and writing `_run.json`.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import peak_mb
+from benchmarks.tiny_shards import MODEL, tiny_shard
+
+SIZES = (1, 10, 100)
+SHARD = 1000
+START = 100  # samples of the job that shows what starting costs
+LISTS = (1_000, 10_000, 100_000)
+GOALS = {"cpu_100x_over_1x": 1.10, "memory_100x_over_1x": 1.05}
+
+
+def annotate_and_print(shards: str, out: str, workers: int) -> None:
+    """One job; what it took goes to standard output as JSON."""
+    from pipeline.estimators import ModelSpec
+    from pipeline.job import annotate
+
+    began, cpu = time.perf_counter(), time.process_time()
+    summary = annotate(shards, out, estimator=ModelSpec(MODEL), beta="intersection", workers=workers)
+    wall, own = time.perf_counter() - began, time.process_time() - cpu
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        json.dumps(
+            {
+                "samples": summary.samples,
+                "wall": wall,
+                "cpu": own + children.ru_utime + children.ru_stime,
+                "peak_mb": peak_mb(),
+                "worker_peak_mb": children.ru_maxrss / 1024,
+                "noise": summary.calibration.noise_rate if summary.calibration else None,
+            }
+        )
+    )
+
+
+def list_and_print(count: int, folder: Path) -> None:
+    """What the bookkeeping of `count` shards alone takes: names, and `_run.json` written and read."""
+    from pipeline.shards import find_shards
+    from pipeline.table import VERSION, RunFolder
+
+    run, before = RunFolder(folder), peak_mb()
+    began = time.process_time()
+    shards = find_shards(f"https://host/data/x-{{000000..{count - 1:06d}}}.tar")
+    listed = time.process_time() - began
+    entries = [{"url": s.url, "table": s.stem, "modified": None, "rows": 10_000, "sha256": 64 * "0"} for s in shards]
+    run.write_run({"table_version": VERSION, "shards": entries})
+    size = run.run_file.stat().st_size
+    read = run.read_run()
+    assert read is not None
+    assert len(read["shards"]) == count
+    took = {"list_seconds": listed, "seconds": time.process_time() - began, "file_mb": size / 1e6}
+    print(json.dumps({"shards": count, **took, "mb": peak_mb() - before}))
+
+
+def in_a_process(*arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.growth", *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def growth(samples: int, rounds: int, workers: int, folder: Path) -> dict[str, Any]:
+    tars = [folder / "tars" / f"t{i}.tar" for i in range(10)]
+    for i, tar in enumerate(tars):
+        tiny_shard(tar, SHARD, i)
+    tiny_shard(folder / "start" / "s-000000.tar", START, 99)
+    for times in SIZES:
+        (folder / f"x{times}").mkdir()
+        for i in range(samples * times // SHARD):
+            (folder / f"x{times}" / f"s-{i:06d}.tar").symlink_to(tars[i % len(tars)])
+    taken: dict[str, list[dict[str, Any]]] = {}
+    for turn in range(rounds):
+        for name in ("start", *(f"x{times}" for times in SIZES)):
+            out = folder / f"out-{name}-{turn}"
+            if name == f"x{SIZES[-1]}" and turn and rounds - turn <= rounds // 2:
+                continue  # the largest is half as often measured
+            taken.setdefault(name, []).append(in_a_process("--annotate", folder / name, out, "--workers", workers))
+            print(f"{name}: {taken[name][-1]}", file=sys.stderr, flush=True)
+    middle = {
+        name: {key: float(np.median([one[key] for one in jobs])) for key in ("samples", "wall", "cpu", "peak_mb")}
+        for name, jobs in taken.items()
+    }
+    start, rows = middle["start"], []
+    for times in SIZES:
+        found = middle[f"x{times}"]
+        more = found["samples"] - start["samples"]
+        spread = [(one["cpu"] - start["cpu"]) / more * 1e6 for one in taken[f"x{times}"]]
+        rows.append(
+            {
+                "samples": int(found["samples"]),
+                "runs": len(spread),
+                "cpu_us_per_sample": (found["cpu"] - start["cpu"]) / more * 1e6,
+                "cpu_us_least_most": [min(spread), max(spread)],
+                "wall_us_per_sample": (found["wall"] - start["wall"]) / more * 1e6,
+                "peak_mb": found["peak_mb"],
+                "worker_peak_mb": max(one["worker_peak_mb"] for one in taken[f"x{times}"]),
+            }
+        )
+    first, last = rows[0], rows[-1]
+    return {
+        "start_cpu_seconds": start["cpu"],
+        "start_peak_mb": start["peak_mb"],
+        "sizes": rows,
+        "cpu_10x_over_1x": rows[1]["cpu_us_per_sample"] / first["cpu_us_per_sample"],
+        "cpu_100x_over_1x": last["cpu_us_per_sample"] / first["cpu_us_per_sample"],
+        "wall_100x_over_1x": last["wall_us_per_sample"] / first["wall_us_per_sample"],
+        "memory_10x_over_1x": rows[1]["peak_mb"] / first["peak_mb"],
+        "memory_100x_over_1x": last["peak_mb"] / first["peak_mb"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=10_000, help="of 1 x; below 10,000 β's own sample is not full")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--annotate", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--list", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.annotate:
+        return annotate_and_print(given.annotate[0], given.annotate[1], given.workers)
+    if given.list:
+        return list_and_print(int(given.list[0]), Path(given.list[1]))
+    with tempfile.TemporaryDirectory() as name:
+        lists = [in_a_process("--list", count, Path(name) / f"list{count}") for count in LISTS]
+        figures = {"lists": lists} | growth(given.samples, given.rounds, given.workers, Path(name))
+    if given.json:
+        print(json.dumps(figures, indent=1))
+        return None
+    for name, value in figures.items():
+        for line in value if isinstance(value, list) else [value]:
+            shown = (
+                {k: round(v, 1) if isinstance(v, float) else v for k, v in line.items()}
+                if isinstance(line, dict)
+                else line
+            )
+            goal = f"goal ≤ {GOALS[name]}" if name in GOALS else ""
+            print(f"{name:20} {shown if isinstance(shown, dict) else f'{shown:8.3f}'}  {goal}")
+    return None
+
+
+if __name__ == "__main__":
+    main()
