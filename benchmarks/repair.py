@@ -36,10 +36,10 @@ Labels = NDArray[np.int64]
 
 FIRST_SEED = {"chosen": 0, "unseen": 1_000_000}
 LOST = 0.002  # of accuracy
-ROWS, ROWS_SHARE = (50, 200, 1000, 4000), (0.25, 0.3, 0.3, 0.15)
+ROWS, ROWS_SHARE = (50, 200, 1000, 4000), (0.1, 0.45, 0.4, 0.05)
 WIDTHS = (2, 4, 16, 64)
 CLASSES = (2, 3, 10)
-APART = (0.7, 1.5, 2.5, 4.0, 7.0)  # distance of class centres, in deviations within a class
+APART = (1.0, 2.5, 4.0, 5.5, 7.0)  # distance of class centres, in deviations within a class
 KINDS = ("none", "symmetric", "pairwise", "confusion", "instance", "border")
 RATES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ANCHORS = ("absent", "absent", "good", "weak", "another's")
@@ -199,16 +199,37 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "lost": int((gains < -LOST).sum()),
         "lost_beyond_chance": sum(outcome.beyond_chance and outcome.gain < -LOST for outcome in outcomes),
         "worst": round(float(gains.min(initial=0.0)), 4),
-        "mean_wrong": round(float(np.mean([outcome.wrong for outcome in outcomes])), 4),
-        "mean_gain": round(float(gains.mean()), 4),
+        "mean_wrong": round(float(np.mean([outcome.wrong for outcome in outcomes])), 4) if outcomes else 0.0,
+        "mean_gain": round(float(gains.mean()), 4) if outcomes else 0.0,
         "mean_gain_repaired": round(float(gains[repaired].mean()), 4) if repaired.any() else 0.0,
     }
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """The summary of the cases that can be told, of each kind of noise among them, and of those that cannot."""
+    known = [outcome for outcome in outcomes if outcome.identifiable]
+    by_kind = {kind: summary([outcome for outcome in known if outcome.case.kind == kind]) for kind in KINDS}
+    unknown = [outcome for outcome in outcomes if not outcome.identifiable]
+    return {"identifiable": summary(known), **by_kind, "not identifiable": summary(unknown)}
+
+
+def report(outcomes: Sequence[Outcome], result: dict[str, dict[str, Any]]) -> None:
+    """A table, and the losses with the worst first."""
+    columns = list(result["identifiable"])
+    print(f"{'':18}" + "".join(f"{name:>20}" for name in columns))
+    for name, row in result.items():
+        print(f"{name:18}" + "".join(f"{row[column]:>20}" for column in columns))
+    print("\nlosses, the worst first")
+    for outcome in sorted((o for o in outcomes if o.gain < -LOST), key=lambda o: o.gain):
+        chance = "beyond chance" if outcome.beyond_chance else "within chance"
+        known = "" if outcome.identifiable else ", not identifiable"
+        print(f"  {outcome.gain:+.4f} mended {outcome.mended} spoilt {outcome.spoilt}, {chance}{known}: {outcome.case}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", choices=sorted(FIRST_SEED), default="unseen")
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -216,24 +237,11 @@ def main() -> None:
     cases = [draw_case(seed) for seed in range(first, first + options.cases)]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         outcomes = list(pool.map(repair, cases, chunksize=8))
-    result = {
-        "identifiable": summary([outcome for outcome in outcomes if outcome.identifiable]),
-        "not identifiable": summary([outcome for outcome in outcomes if not outcome.identifiable]),
-    }
+    result = figures(outcomes)
     if options.json:
         print(json.dumps(result))
-        return
-    for name, figures in result.items():
-        print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
-    print("\nby kind (identifiable): cases, lost, beyond chance, mean gain")
-    for kind in KINDS:
-        of_kind = summary([outcome for outcome in outcomes if outcome.identifiable and outcome.case.kind == kind])
-        print(f"  {kind:12}" + "  ".join(str(of_kind[k]) for k in ("cases", "lost", "lost_beyond_chance", "mean_gain")))
-    print("\nlosses, the worst first")
-    for outcome in sorted((o for o in outcomes if o.gain < -LOST), key=lambda o: o.gain)[:40]:
-        chance = "beyond chance" if outcome.beyond_chance else "by chance"
-        known = "" if outcome.identifiable else ", not identifiable"
-        print(f"  {outcome.gain:+.4f} mended {outcome.mended} spoilt {outcome.spoilt}, {chance}{known}: {outcome.case}")
+    else:
+        report(outcomes, result)
 
 
 if __name__ == "__main__":

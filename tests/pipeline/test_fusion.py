@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
 
+from benchmarks.repair import KINDS, Case, repair
 from pipeline.consistency import visual_consistency
 from pipeline.errors import ConfigError
 from pipeline.fusion import Fused, confident_joint, fuse
@@ -134,6 +135,44 @@ def test_repair_never_does_worse_than_leaving_labels_alone(rows: int, classes: i
         gain = (fused.refined_label == truth).mean() - (labels == truth).mean()
         assert gain >= -0.002, (d, apart, gain)
         assert fused.repairs or (fused.refined_label == labels).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_of_noise_makes_the_repair_do_harm(kind: str) -> None:
+    """A slice of the grid of benchmarks/repair.py: never worse beyond chance, and better where classes are apart."""
+    gains = []
+    for seed, (rows, width, classes, apart, anchors) in enumerate(
+        [
+            (600, 64, 3, 7.0, "absent"),
+            (600, 16, 10, 7.0, "weak"),
+            (200, 4, 3, 4.0, "absent"),
+            (600, 16, 10, 2.5, "good"),
+        ]
+    ):
+        for rate in (0.1, 0.4):
+            done = repair(Case(seed, rows, width, classes, apart, 1, seed != 2, kind, rate, anchors))
+            assert done.gain >= -0.002 or not done.beyond_chance, done
+            gains.append(done.gain)
+    if kind == "none":
+        assert gains == [0] * 8
+    elif kind != "border":
+        assert np.mean(gains) > 0.05
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.7])
+def test_texts_stop_a_repair_that_would_spread_the_wrong_name(rate: float) -> None:
+    """Most of each class is called the next one: the labels alone say that this name is right."""
+    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", rate, "absent")
+    assert repair(case).gain < -0.2  # the limit that the documentation states
+    for anchors in ("good", "weak"):
+        assert repair(case._replace(anchors=anchors)).gain >= -0.002
+
+
+def test_texts_do_not_stop_a_right_repair() -> None:
+    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", 0.4, "absent")
+    alone = repair(case).gain
+    for anchors in ("good", "weak"):
+        assert repair(case._replace(anchors=anchors)).gain >= alone - 0.005 > 0.3
 
 
 def test_noise_from_one_class_to_one_other_is_read_through_the_noise() -> None:
