@@ -70,7 +70,7 @@ def annotate(
         ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
         run,
         find_shards(shards),
-        ShardTask(run.path, options, engine.workers(workers), retry_failed),
+        ShardTask(run.path, options, workers, retry_failed),
         classes,
         keep_embeddings,
         overwrite,

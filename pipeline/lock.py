@@ -84,6 +84,7 @@ def _mark(file: IO[str], text: str) -> None:
     file.truncate()
     file.write(text)
     file.flush()
+    os.fsync(file.fileno())  # other hosts look whether they see the same folder
 
 
 if os.name == "nt":

@@ -20,6 +20,7 @@ def writing_to(out: str | Path) -> Iterator[Path]:
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
         raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results")
     folder = Path(out)
+    whole = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
@@ -29,7 +30,7 @@ def writing_to(out: str | Path) -> Iterator[Path]:
                 f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)"
             ) from error
         place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
-        if place is None or not (place.is_relative_to(folder) or folder.is_relative_to(place)):
+        if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):
             raise
         raise ConfigError(
             f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"

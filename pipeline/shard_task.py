@@ -18,18 +18,20 @@ from .resume import failed_rows
 from .shards import Shard
 from .stream import Chunk, ShardEnd, ShardFailed, stream
 from .table import VERSION, RunFolder, read_metadata, table_from
-from .workers import DecodeOptions, DecodePool
+from .workers import DecodeOptions, DecodePool, default_workers
 
 __all__ = ["Advanced", "Event", "Said", "ShardTask", "Unreadable", "Written", "encode_shards", "reading_of"]
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """All that is to be known besides the model and the shards. `workers` decode, 0 for none beside the encoder."""
+    """All that is to be known besides the model and the shards. So many `workers` decode: 0 none beside the encoder, and
+    None as many as the engine thinks right.
+    """
 
     out: Path
     options: DecodeOptions
-    workers: int
+    workers: int | None
     retry_failed: bool = False
 
 
@@ -71,9 +73,19 @@ Event = Advanced | Written | Unreadable | Said
 Report = Callable[[Event], None]
 
 
-def encode_shards(task: ShardTask, model: Estimator, shards: Iterable[Shard], report: Report) -> None:
-    """Encode each shard into the run's folder. The next is taken while the last one is still being encoded."""
+def encode_shards(
+    task: ShardTask,
+    model: Estimator,
+    shards: Iterable[Shard],
+    report: Report,
+    no_more: Callable[[], None] = lambda: None,
+) -> None:
+    """Encode each shard into the run's folder. The next is taken while the last one is still being encoded.
+
+    `shards` are asked for in a thread, which may wait for the next; `no_more` must end its waiting.
+    """
     run = RunFolder(task.out)
+    workers = default_workers() if task.workers is None else task.workers
     retry: dict[str, set[int]] = {}
 
     def taken() -> Iterator[Shard]:  # runs in the reading thread
@@ -86,28 +98,31 @@ def encode_shards(task: ShardTask, model: Estimator, shards: Iterable[Shard], re
         return shard.url not in retry or raw.index in retry[shard.url]
 
     with (
-        DecodePool(task.workers, model.preprocess, task.options) as pool,
-        closing(stream(taken(), pool, 2 * max(1, task.workers) + 2, select if task.retry_failed else None)) as items,
+        DecodePool(workers, model.preprocess, task.options) as pool,
+        closing(stream(taken(), pool, 2 * max(1, workers) + 2, select if task.retry_failed else None)) as items,
     ):
         part = EncodedShard(model)
-        for item in items:
-            if isinstance(item, Chunk):
-                report(Advanced(item.shard, len(item.samples), item.position))
-                part.add(item)
-                continue
-            if isinstance(item, ShardFailed):
-                report(Unreadable(item.shard, item.error))
-            else:
-                part.finish()
-                encoded = len(part.samples)
-                if retry.pop(item.shard.url, None):
-                    _merge(run, part, item)
-                _write(run, part, item, model.identity, task.options)
-                if item.damage:
-                    report(Said(f"{item.shard.url}: {item.damage}; its {len(part.samples):,} samples are kept"))
-                failed = sum(sample.status != "ok" for sample in part.samples)
-                report(Written(item.shard, len(part.samples), failed, encoded))
-            part = EncodedShard(model)
+        try:
+            for item in items:
+                if isinstance(item, Chunk):
+                    report(Advanced(item.shard, len(item.samples), item.position))
+                    part.add(item)
+                    continue
+                if isinstance(item, ShardFailed):
+                    report(Unreadable(item.shard, item.error))
+                else:
+                    part.finish()
+                    encoded = len(part.samples)
+                    if retry.pop(item.shard.url, None):
+                        _merge(run, part, item)
+                    _write(run, part, item, model.identity, task.options)
+                    if item.damage:
+                        report(Said(f"{item.shard.url}: {item.damage}; its {len(part.samples):,} samples are kept"))
+                    failed = sum(sample.status != "ok" for sample in part.samples)
+                    report(Written(item.shard, len(part.samples), failed, encoded))
+                part = EncodedShard(model)
+        finally:
+            no_more()
 
 
 def reading_of(options: DecodeOptions) -> dict[str, Any]:

@@ -46,7 +46,3 @@ class EngineSettings(Protocol):
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> AbstractContextManager[Engine]:
         """Load `estimator` (as `annotate` takes it) for this many shards; raises ConfigError for what cannot work."""
         ...
-
-    def workers(self, asked: int | None) -> int:
-        """Decoding processes beside each model, of as many as were asked for in all (None: choose)."""
-        ...

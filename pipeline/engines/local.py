@@ -12,7 +12,6 @@ from ..estimators import as_estimator
 from ..estimators.base import Estimator, Identity
 from ..shard_task import ShardTask, encode_shards
 from ..shards import Shard
-from ..workers import default_workers
 from .tally import Tally
 
 __all__ = ["Local", "LocalEngine"]
@@ -25,9 +24,6 @@ class Local:
     @contextmanager
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator["LocalEngine"]:
         yield LocalEngine(as_estimator(estimator))
-
-    def workers(self, asked: int | None) -> int:
-        return default_workers() if asked is None else asked
 
 
 class LocalEngine:

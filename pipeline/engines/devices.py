@@ -1,0 +1,215 @@
+"""One encoder process per GPU, or per group of processors, on this host."""
+
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ..errors import ConfigError
+from ..estimators import ModelSpec
+from .far_end import Message, Reply, serve
+from .fleet import Fleet, Link, Lost
+
+__all__ = ["Devices"]
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_UNGUARDED = "; in a script of your own, call annotate under `if __name__ == '__main__':`"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """One process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors. Names may repeat."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for name in self.names or ("",):
+            kind, _, number = name.partition(":")
+            if name != "cpu" and not (kind == "cuda" and number.isascii() and number.isdigit()):
+                raise ConfigError(
+                    f"device {name!r} is unknown; use all, cuda:0,cuda:1, or 2 for two processes on the CPU"
+                )
+
+    @classmethod
+    def read(cls, text: str) -> "Devices":
+        """`all` GPUs of this host, names joined by commas, or a number of processes on its CPU.
+
+        >>> Devices.read("2")
+        Devices(names=('cpu', 'cpu'))
+        """
+        if text.isascii() and text.isdigit() and int(text):
+            return cls(("cpu",) * int(text))
+        if text != "all":
+            return cls(tuple(name.strip() for name in text.split(",")))
+        count = _gpus()
+        if not count:
+            raise ConfigError("devices 'all': torch sees no GPU here; use --devices 2 for two processes on the CPU")
+        return cls(tuple(f"cuda:{i}" for i in range(count)))
+
+    def workers(self, asked: int | None) -> int:
+        """Those asked for, or the processors, are split among the encoders; each has one at least, unless 0 were asked for."""
+        count = len(self.names)
+        if asked is None:
+            return max(1, min(16, _processors() // count))
+        return asked if asked <= 0 else max(1, asked // count)
+
+    @contextmanager
+    def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator[Fleet]:
+        seen = _gpus() if any(name != "cpu" for name in self.names) else 0
+        for name in self.names:
+            if name != "cpu" and int(name.partition(":")[2]) >= seen:
+                raise ConfigError(f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU")
+        names = self.names[: max(1, shards)]
+        threads = max(1, _processors() // len(names)) if set(names) == {"cpu"} else None
+        with Fleet(_Processes(estimator, threads), names, self.workers, note) as fleet:
+            yield fleet
+
+
+def portable(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
+    """A function that makes the estimator, as it goes to another process; raises ConfigError for what cannot go there."""
+    what = "give a function of a module that makes one, or ModelSpec('ViT-B-32', …)"
+    if not callable(estimator) or (hasattr(estimator, "encode_images") and not isinstance(estimator, type)):
+        raise ConfigError(f"estimator {type(estimator).__name__} lives in this process, and several encode; {what}")
+    try:
+        return dumps(estimator)
+    except Exception as error:  # pickle raises whatever the object's own code does
+        raise ConfigError(f"estimator {estimator!r} cannot be sent to other processes ({error}); {what}") from error
+
+
+def placed(estimator: Any, device: str) -> Any:
+    """The estimator on a device; other processes' GPUs are hidden, so that one of a user's own finds the right one too."""
+    if not isinstance(estimator, ModelSpec) or estimator.model.startswith("python:"):
+        return estimator
+    if estimator.device != "auto":
+        raise ConfigError(f"--device {estimator.device} and --devices exclude one another; leave out --device")
+    return replace(estimator, device=device.partition(":")[0])
+
+
+class _Process:
+    def __init__(self, process: BaseProcess, connection: "Connection[Message, Reply]") -> None:
+        self.process, self.connection = process, connection
+
+    def send(self, message: Message) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            return  # it is gone, which `hear` says
+
+    def end(self, at_once: bool) -> None:
+        self.process.join(0 if at_once else 10)
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class _Processes:
+    """The transport: spawned processes and pipes."""
+
+    def __init__(self, estimator: Any, threads: int | None) -> None:
+        self._estimator, self._threads = estimator, threads
+        self._context = multiprocessing.get_context("spawn")
+
+    def start(self, place: str) -> _Process:
+        make = portable(placed(self._estimator, place))
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_main, args=(there, make, _surroundings(place, self._threads)))
+        with _no_interrupt():
+            process.start()
+        there.close()
+        return _Process(process, here)
+
+    def hear(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
+        by_connection = {link.connection: link for link in links if isinstance(link, _Process)}
+        heard: list[tuple[Link, list[Reply | Lost]]] = []
+        for connection in wait(list(by_connection)):
+            link = by_connection[connection]  # type: ignore[index]
+            replies: list[Reply | Lost] = []
+            try:
+                while link.connection.poll():
+                    replies.append(link.connection.recv())
+            except (EOFError, OSError):
+                link.process.join(10)
+                replies.append(Lost(_reason(link.process.exitcode)))
+            heard.append((link, replies))
+        return heard
+
+
+def _main(connection: "Connection[Reply, Message]", make: bytes, surroundings: dict[str, str]) -> None:
+    """The process: Ctrl-C is the job's to handle, and when the job is gone, so is this."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(surroundings)  # before anything that reads them is imported
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def receive() -> None:
+        try:
+            while True:
+                inbox.put(connection.recv())
+        except (EOFError, OSError):
+            os._exit(1)  # nothing is half-written that a new start would not see
+
+    def send(reply: Reply) -> None:
+        try:
+            connection.send(reply)
+        except OSError:
+            os._exit(1)
+
+    def load() -> Any:
+        made = pickle.loads(make)()
+        if "torch" in sys.modules and "OMP_NUM_THREADS" in surroundings:
+            sys.modules["torch"].set_num_threads(int(surroundings["OMP_NUM_THREADS"]))
+        return made
+
+    threading.Thread(target=receive, daemon=True).start()
+    serve(load, inbox, send)
+
+
+def _surroundings(place: str, threads: int | None) -> dict[str, str]:
+    """Variables of a process that sees its own GPU only, and of one on the CPU that takes its share of threads."""
+    found: dict[str, str] = {}
+    if place == "cpu":
+        found["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+        number = int(place.partition(":")[2])
+        found["CUDA_VISIBLE_DEVICES"] = visible[number].strip() if visible else str(number)
+    if threads is not None and "OMP_NUM_THREADS" not in os.environ:
+        found |= dict.fromkeys(_THREADS, str(threads))
+    return found
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """A process started here does not hear Ctrl-C, not even before it can say so."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _reason(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}{_UNGUARDED}"
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
