@@ -86,7 +86,7 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
     config = merged(config, preset.settings.get(method, {}) if variant else {})
     if config["target"].get("vocabulary") == {"kind": "captions"}:
         config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
-    rule = config["method"].get("rule")
+    rule = config["method"].get("rule") or config["data"].get("where")
     rows = prepared.selected(plain) if rule is None else prepared.selected_by(rule)
     own, every = (max(1, n // int(config["data"]["batch_size"])) for n in (rows, prepared.rows))
     if variant == PASSES:

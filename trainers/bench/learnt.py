@@ -17,12 +17,12 @@ FIGURES = ("noise_precision", "noise_recall", "noise_f1")
 
 
 def kept_by(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
-    """(N,) what a method takes for right: its `clean`, a weight above 0, or a probability above one half; else None."""
+    """(N,) what a method takes for right: `clean`, a weight above 0, a probability or confidence above one half; else None."""
     if "clean" in columns:
         return np.asarray(columns["clean"]) > 0
     if "osa_weight" in columns:
         return np.asarray(columns["osa_weight"]) > 0
-    name = next((name for name in columns if name.endswith("_probability")), None)
+    name = next((name for name in columns if name.endswith(("_probability", "lnc_confidence", "ncr_confidence"))), None)
     return None if name is None else np.nan_to_num(np.asarray(columns[name]), nan=1.0) > 0.5
 
 

@@ -1,7 +1,6 @@
 """All cells of a preset, several at a time, each finished one kept: a bench that was stopped goes on."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.installation import processors
 
 from .cells import Cell, CellResult, plan_cell, read_result, run_cell
 from .preset import ScenePreset
@@ -43,11 +43,11 @@ def run_bench(
     place = out / preset.name
     cells = [
         plan_cell(preset, prepared[rate], method, rate, seed, place)
-        for rate in sorted(preset.rates, reverse=True)  # the hardest first: a slip shows early
+        for seed in preset.seeds  # one seed of everything comes before the second of anything: a slip shows early
+        for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
-        for seed in preset.seeds
     ]
-    results = run_cells(cells, jobs or len(os.sched_getaffinity(0)), progress=progress)
+    results = run_cells(cells, jobs or processors(), progress=progress)
     return BenchResult(preset, results, {rate: prepared[rate].identification for rate in preset.rates})
 
 

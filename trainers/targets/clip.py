@@ -105,7 +105,8 @@ class Clip(Target):
     def pixels(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:
             return images
-        return (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+        scaled = (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+        return scaled.contiguous(memory_format=torch.channels_last)  # convolutions are up to twice as fast so
 
     def encode_images(self, images: Tensor) -> Encoded:
         return {"vectors": unit(self.model.encode_image(self.pixels(images)))}

@@ -108,7 +108,8 @@ class Dual(Target):
     def pixels(self, images: Tensor) -> Tensor:
         if self.backbone is None or images.dtype != torch.uint8:
             return images
-        return (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+        scaled = (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
+        return scaled.contiguous(memory_format=torch.channels_last)  # convolutions are up to twice as fast so
 
     def encode_images(self, images: Tensor) -> Encoded:
         images = self.pixels(images)
