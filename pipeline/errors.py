@@ -11,7 +11,19 @@ NoisegateError
 A bad sample is never an exception: it is a row with a status.
 """
 
-__all__ = ["ConfigError", "LockedError", "MismatchError", "NoisegateError", "ShardError", "StoppedError", "TableError"]
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ConfigError",
+    "LockedError",
+    "MismatchError",
+    "NoisegateError",
+    "ShardError",
+    "StoppedError",
+    "TableError",
+    "did_you_mean",
+]
 
 
 class NoisegateError(Exception):
@@ -40,3 +52,15 @@ class LockedError(NoisegateError):
 
 class StoppedError(NoisegateError):
     """Somebody asked to stop; the text says how to go on."""
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the nearest of those there are, or nothing where none is near.
+
+    >>> did_you_mean("ossa", ["baseline", "osa"])
+    '; did you mean osa?'
+    >>> did_you_mean("magic", ["baseline", "osa"])
+    ''
+    """
+    near = difflib.get_close_matches(str(given).lower(), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""

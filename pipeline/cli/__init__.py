@@ -15,6 +15,7 @@ from . import (
     compare,
     convert,
     demo,
+    doctor,
     evaluate,
     export,
     noise,
@@ -87,6 +88,7 @@ for module in (
     scenes,
     convert,
     demo,
+    doctor,
 ):
     module.register(app)
 for package in entry_points(group="noisegate.commands"):  # service and trainers, which this package must not know
@@ -118,6 +120,12 @@ def main() -> None:
         app()
     except NoisegateError as error:
         _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
+    except ModuleNotFoundError as error:
+        from ..extras import missing_package
+
+        if (message := missing_package(error)) is None:
+            raise
+        _fail(message, 2)
     except KeyboardInterrupt:
         _fail(STOPPED, 130)
     except SystemExit as end:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 
 __all__ = ["KINDS", "LAYOUTS", "Kind", "find_kind"]
 
@@ -202,5 +202,5 @@ def find_kind(name: str) -> Kind:
     """The kind of that name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
     plain = name.lower().replace("-", "").replace("_", "")
     if plain not in KINDS:
-        raise ConfigError(f"kind {name!r} is unknown; use one of {', '.join(KINDS)}")
+        raise ConfigError(f"kind {name!r} is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}")
     return KINDS[plain]

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-__all__ = ["allow_torchvision"]
+__all__ = ["allow_torchvision", "declared"]
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -41,3 +41,8 @@ def allow_torchvision() -> None:
         library.define(schema)  # type: ignore[no-untyped-call]
     _declared.append(library)
     importlib.import_module("torchvision")
+
+
+def declared() -> bool:
+    """Whether torchvision's operators had to be declared here, because they could not be loaded."""
+    return bool(_declared)

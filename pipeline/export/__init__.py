@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from ..where import Where, parse_where
 from .place import RECORD, check_place, whole_file, whole_folder
 from .source import Source
@@ -73,7 +73,7 @@ def export(
     shard's table, never the data. `out` is there whole or not at all. Raises ConfigError when nothing would be in it.
     """
     if kind not in KINDS:
-        raise ConfigError(f"export as {kind!r} is unknown; use {', '.join(KINDS)}")
+        raise ConfigError(f"export as {kind!r} is unknown; use {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
     given = {"columns": columns is not None, "with_shard": with_shard, "add_columns": bool(add_columns)}
     for name, takers in _TAKES.items():
         if given[name] and kind not in takers:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from .rates import check_rate
 
 __all__ = ["PROTOCOLS", "Protocol", "check_options", "find_protocol", "protocol_id"]
@@ -124,7 +124,9 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol fo
 def find_protocol(name: str) -> Protocol:
     """The protocol of this name, or a ConfigError that lists all."""
     if name not in PROTOCOLS:
-        raise ConfigError(f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}")
+        raise ConfigError(
+            f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
+        )
     return PROTOCOLS[name]
 
 

@@ -53,17 +53,17 @@ class JobProcess:
 
     async def stop(self) -> None:
         """Ask it to end, then make it; whatever it was writing is there whole or not at all."""
-        self._signal(signal.SIGTERM)
+        self._signal(hard=False)
         try:
             await asyncio.wait_for(self._process.wait(), GRACE)
         except TimeoutError:
-            self._signal(signal.SIGKILL)
+            self._signal(hard=True)
             await self._process.wait()
 
     async def outcome(self) -> str | None:
         """How it ended, None for an orderly end; also ends what it may have left running."""
         code = await self._process.wait()
-        self._signal(signal.SIGKILL)
+        self._signal(hard=True)
         await self._listening
         if code == 0:
             return None
@@ -71,9 +71,13 @@ class JobProcess:
         last = next((line for line in reversed(self._last) if line.strip()), "")
         return f"the job's process {how}{': ' + last if last else ''}"
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, hard: bool) -> None:
+        """To the whole group; on Windows, which has neither groups nor the two signals, to the process alone."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already
-            os.killpg(self._process.pid, number)
+            if os.name == "nt":
+                self._process.terminate()
+            else:
+                os.killpg(self._process.pid, signal.SIGKILL if hard else signal.SIGTERM)
 
     async def _listen(self) -> None:
         """Keep the last lines of standard error, and its pipe empty."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 
 __all__ = ["Noise", "PaperFigure", "PaperPreset", "Setup", "load_paper_preset", "paper_figures", "paper_presets"]
 
@@ -103,7 +103,8 @@ def paper_presets() -> tuple[str, ...]:
 def load_paper_preset(name: str) -> PaperPreset:
     """The preset of that name; raises ConfigError with the names there are."""
     if name not in paper_presets():
-        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(paper_presets())}")
+        known = paper_presets()
+        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
     return _checked(PaperPreset, _read(f"{name}.yaml"), f"{name}.yaml")
 
 

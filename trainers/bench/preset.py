@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 
 __all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "load_preset", "preset_names"]
 
@@ -91,7 +91,8 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> ScenePreset:
     """A preset by name; raises ConfigError that lists the known ones."""
     if name not in preset_names():
-        raise ConfigError(f"preset {name!r} is unknown; use {', '.join(preset_names())}")
+        known = preset_names()
+        raise ConfigError(f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}")
     text = files("trainers").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     return _checked(yaml.safe_load(text), name)
 
@@ -118,7 +119,8 @@ def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
     for name in preset.methods:
         plain, _, variant = name.partition("@")
         if plain not in (*known, ORACLE):
-            raise ConfigError(f"method {name!r} is unknown; use {', '.join((*known, ORACLE))}")
+            there = (*known, ORACLE)
+            raise ConfigError(f"method {name!r} is unknown; use {', '.join(there)}{did_you_mean(plain, there)}")
         if variant and variant != PASSES and name not in preset.settings:
             variants = [f"{plain}@{PASSES}", *(one for one in preset.settings if one.startswith(f"{plain}@"))]
             raise ConfigError(f"method {name!r}: preset {preset.name} has no such variant; use {', '.join(variants)}")

@@ -61,7 +61,7 @@ class TarSamples:
             for part in PARTS
             if f"{part} offset" in table.column_names
         }
-        self._file: int | None = os.open(tar, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._file: int | None = os.open(tar, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -87,8 +87,8 @@ class TarSamples:
             if offsets is None or sizes is None or offsets[sample] < 0:
                 continue
             offset, size = int(offsets[sample]), int(sizes[sample])
-            data = os.pread(self._file, size, offset)
-            while len(data) < size and (more := os.pread(self._file, size - len(data), offset + len(data))):
+            data = _read_at(self._file, size, offset)
+            while len(data) < size and (more := _read_at(self._file, size - len(data), offset + len(data))):
                 data += more  # one call gives 2 GB at most, and less on some networks
             if len(data) < size:
                 raise ShardError(
@@ -102,3 +102,12 @@ class TarSamples:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _seek_and_read(file: int, size: int, offset: int) -> bytes:
+    """pread for Windows, which has none; a file here belongs to one thread, so the two calls cannot be torn apart."""
+    os.lseek(file, offset, os.SEEK_SET)
+    return os.read(file, size)
+
+
+_read_at = getattr(os, "pread", _seek_and_read)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline
@@ -38,5 +38,7 @@ def method_class(config: Mapping[str, Any]) -> type[Method]:
     """The class that `config["name"]` names; raises ConfigError with the names there are."""
     name = config.get("name")
     if name not in METHODS:
-        raise ConfigError(f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}")
+        raise ConfigError(
+            f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+        )
     return METHODS[str(name)]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.table import write_atomically
 
 from .base import Target, TargetConfig
@@ -35,7 +35,9 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
         return config
     name = config.get("name")
     if name not in TARGETS:
-        raise ConfigError(f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}")
+        raise ConfigError(
+            f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
+        )
     kind: type[TargetConfig] = _class(str(name), "Config")
     try:
         return kind.model_validate(dict(config))
