@@ -11,8 +11,9 @@ from safetensors.numpy import save
 
 from .errors import TableError
 from .table import write_atomically
+from .tensor_files import map_tensors
 
-__all__ = ["embeddings_match", "read_embeddings", "write_embeddings"]
+__all__ = ["embeddings_match", "map_embeddings", "read_embeddings", "write_embeddings"]
 
 FEW = 20  # rows named are few when there are more than so many times as many: then each is read by itself
 
@@ -36,6 +37,14 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
     except (OSError, SafetensorError) as error:
         raise TableError(f"embeddings {path} cannot be read: {error}; run the same annotate command again") from error
     return chosen.astype(np.float32)
+
+
+def map_embeddings(path: Path, part: str) -> NDArray[Any]:
+    """The float16 matrix `image` or `text` as a memory map: only rows that are used are read."""
+    try:
+        return map_tensors(path)[0][part]
+    except TableError as error:
+        raise TableError(f"embeddings {path} cannot be read: {error}; run the same annotate command again") from error
 
 
 def embeddings_match(path: Path, rows: int, sha256: str) -> bool:

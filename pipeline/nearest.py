@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
+from pipeline.neighbour_lists import Found
 from pipeline.rows import RowBlocks, unit_rows
 
-__all__ = ["Found", "NearestIndex"]
+__all__ = ["NearestIndex", "gpu_numbers", "to_gpus"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
-Found: TypeAlias = tuple[Index, Float32]
-"""(Q, k) row numbers (-1: none) and cosines, nearest first."""
-
 RECALL = 0.95
 RECALL_SAMPLE = 1000
 GPU_LIMIT = 2048  # the longest list, and the most probes, that faiss can handle on a GPU
@@ -30,7 +28,7 @@ class NearestIndex:
     def __init__(self, rows: RowBlocks, exact: bool, device: str, seed: int) -> None:
         import faiss
 
-        self.gpus = _gpus(device)
+        self.gpus = gpu_numbers(device)
         self.seed = seed
         self.index: Any = faiss.IndexFlatIP(rows.width)
         self.kind = "flat"
@@ -64,7 +62,9 @@ class NearestIndex:
         """
         if self.gpus and k + 1 > GPU_LIMIT:
             raise ConfigError(f"k={k} is more than faiss finds on a GPU; give k <= {GPU_LIMIT - 2} or device='cpu'")
-        self.searcher = _to_gpus(self.index, self.gpus) if self.gpus else self.index
+        import faiss
+
+        self.searcher = to_gpus(faiss, self.index, self.gpus) if self.gpus else self.index
         if self.kind == "flat" or not len(stored) or not k:
             return None if self.kind == "flat" else 1.0
         size = min(RECALL_SAMPLE, len(stored))
@@ -111,7 +111,7 @@ class NearestIndex:
         return rows
 
 
-def _gpus(device: str) -> list[int]:
+def gpu_numbers(device: str) -> list[int]:
     """GPU numbers to search on; none for the CPU."""
     import faiss
 
@@ -127,10 +127,14 @@ def _gpus(device: str) -> list[int]:
     return wanted
 
 
-def _to_gpus(index: Any, gpus: list[int]) -> Any:
-    """A copy of the index, its rows spread over the GPUs, searched in full precision."""
-    import faiss
-
+def to_gpus(faiss: Any, index: Any, gpus: list[int]) -> Any:
+    """A copy of the index on a GPU, or with its rows spread over several, searched in full precision."""
+    if len(gpus) == 1:
+        resources, alone = faiss.StandardGpuResources(), faiss.GpuClonerOptions()
+        alone.useFloat16 = False
+        copy = faiss.index_cpu_to_gpu(resources, gpus[0], index, alone)
+        copy.resources = resources  # faiss keeps a bare pointer to it
+        return copy
     options = faiss.GpuMultipleClonerOptions()
     options.shard = True
     options.useFloat16 = False

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError, TableError
-from pipeline.nearest import Found, NearestIndex
+from pipeline.nearest import NearestIndex
+from pipeline.neighbour_lists import Bank, Found, expand, order_ties, without_self
 from pipeline.rows import RowBlocks, identical_rows, top_by_value, unit_rows
+from pipeline.tensor_files import create_tensors, map_tensors
 
-__all__ = ["Neighbours", "default_k", "find_neighbours", "near_duplicates"]
+__all__ = ["Neighbours", "create_graph", "default_k", "find_neighbours", "near_duplicates"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 QUERIES = 4096  # rows searched at a time; faiss works in the same blocks, so smaller would cost and larger not help
+LINKED = 65_536  # rows whose lists are looked through at a time for near duplicates
 FORMAT = "noisegate-neighbours-1"
 
 
@@ -35,47 +38,42 @@ class Neighbours:
     indices: NDArray[np.integer[Any]]
     similarities: Float32
     recall: float | None
-    kind: Literal["flat", "ivf"]
+    kind: Literal["flat", "ivf", "ivf-pq"]
 
     def save(self, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """One safetensors file, complete or absent, the same bytes for the same graph.
 
         `metadata` (e.g. which model made the rows) is kept with it.
         """
-        from safetensors.numpy import save_file
-
-        header = {**(metadata or {}), "format": FORMAT, "kind": self.kind, "recall": json.dumps(self.recall)}
         target = Path(path)
         part = target.with_name(target.name + f".{os.getpid()}.part")
-        tensors = {"indices": np.ascontiguousarray(self.indices), "similarities": self.similarities}
-        save_file(tensors, part, metadata=header)
-        _sort_header(part)
+        tensors = create_graph(part, self.indices.shape, self.indices.dtype, self.kind, self.recall, metadata or {})
+        tensors["indices"][...], tensors["similarities"][...] = self.indices, self.similarities
         part.replace(target)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Neighbours:
-        """What `save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
+        """What `save` wrote, as read-only memory maps: a graph may be larger than the memory."""
         try:
-            with safe_open(path, framework="numpy") as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise TableError(f"{path} has format {header.get('format')!r}; a neighbour graph has {FORMAT!r}")
-                indices, similarities = file.get_tensor("indices"), file.get_tensor("similarities")
-        except (SafetensorError, OSError) as error:
+            tensors, header = map_tensors(path)
+        except TableError as error:
             raise TableError(f"{path} is not a readable neighbour graph: {error}") from error
-        return cls(indices, similarities, json.loads(header["recall"]), header["kind"])
+        if header.get("format") != FORMAT:
+            raise TableError(f"{path} has format {header.get('format')!r}; a neighbour graph has {FORMAT!r}")
+        return cls(tensors["indices"], tensors["similarities"], json.loads(header["recall"]), header["kind"])  # type: ignore[arg-type]
 
 
-def _sort_header(path: Path) -> None:
-    """Put the entries of a safetensors header in order; the library writes its metadata in any."""
-    with path.open("r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        ordered = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-        file.seek(8)
-        file.write(ordered.ljust(size))
+def create_graph(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: Any,
+    kind: str,
+    recall: float | None,
+    metadata: Mapping[str, str],
+) -> dict[str, NDArray[Any]]:
+    """The file of a graph of this shape, to be filled through the maps `indices` and `similarities`."""
+    header = {**metadata, "format": FORMAT, "kind": kind, "recall": json.dumps(recall)}
+    return create_tensors(path, {"indices": (shape, dtype), "similarities": (shape, np.float32)}, header)
 
 
 def default_k(n: int, classes: int) -> int:
@@ -141,7 +139,7 @@ def find_neighbours(
         for begin in range(0, len(mine), QUERIES):
             row = mine[begin : begin + QUERIES]
             which = bank.group[row] - start
-            near, cosine = _without(row, listed[which], similarity[which])
+            near, cosine = without_self(row, listed[which], similarity[which])
             width = min(others, near.shape[1])
             indices[row, columns - others : columns - others + width] = near[:, :width]
             similarities[row, columns - others : columns - others + width] = cosine[:, :width]
@@ -154,17 +152,7 @@ def find_neighbours(
     return Neighbours(indices, similarities, recall, index.kind)
 
 
-@dataclass(frozen=True)
-class _Bank:
-    """Which of the distinct rows in the index each row is (-1: none), and which rows each distinct row stands for."""
-
-    group: Index  # (N,)
-    first: Index  # (U,) lowest row of each group; groups are numbered in this order
-    members: Index  # (V,) valid rows, by group and then by row
-    starts: Index  # (U + 1,) where each group starts in members
-
-
-def _fill(index: NearestIndex, rows: RowBlocks) -> _Bank:
+def _fill(index: NearestIndex, rows: RowBlocks) -> Bank:
     """Add every distinct valid row to the index, once."""
     group = np.full(len(rows), -1, dtype=np.int64)
     known: dict[bytes, int] = {}
@@ -184,15 +172,15 @@ def _fill(index: NearestIndex, rows: RowBlocks) -> _Bank:
             index.add(unit if len(fresh) == len(unit) else unit[fresh])
     members = np.argsort(group, kind="stable")[np.count_nonzero(group < 0) :]
     starts = np.searchsorted(group[members], np.arange(len(first) + 1))
-    return _Bank(group, np.array(first, dtype=np.int64), members, starts)
+    return Bank(group, np.array(first, dtype=np.int64), members, starts)
 
 
-def _candidates(index: NearestIndex, bank: _Bank, queries: Float32, others: int) -> Found:
+def _candidates(index: NearestIndex, bank: Bank, queries: Float32, others: int) -> Found:
     """(Q, w) rows nearest to each query and their cosines, w = others + 2: itself, the others and one to see ties."""
     distinct, valid = len(bank.first), len(bank.members)
     width = min(others + 2, valid)
     group, cosine = index.search(queries, min(others + 2, distinct))
-    listed, similarity = _expand(bank, group, cosine, width)
+    listed, similarity = expand(bank, group, cosine, width)
     if index.kind == "flat" and width < valid:
         # The cut falls inside a tie that the search broke in its own way, unless the tie is one group of equal rows.
         edge = similarity[:, -2, None]
@@ -206,35 +194,7 @@ def _candidates(index: NearestIndex, bank: _Bank, queries: Float32, others: int)
             every = index.cosines(queries[at])[:, bank.group[everyone]]
             top = top_by_value(every, width)
             listed[at], similarity[at] = everyone[top], np.take_along_axis(every, top, axis=1)
-    tied = ((similarity[:, 1:] == similarity[:, :-1]) & (listed[:, 1:] < listed[:, :-1])).any(axis=1)
-    if tied.any():
-        order = np.lexsort((listed[tied], -similarity[tied]), axis=1)
-        listed[tied] = np.take_along_axis(listed[tied], order, axis=1)
-    return listed, similarity
-
-
-def _expand(bank: _Bank, group: Index, cosine: Float32, width: int) -> Found:
-    """Groups of identical rows written out as their rows, the first `width` of them."""
-    if len(bank.first) == len(bank.members):
-        return np.where(group >= 0, bank.first[group], -1), cosine
-    sizes = np.where(group >= 0, np.diff(bank.starts)[group], 0)
-    taken = np.clip(width - (np.cumsum(sizes, axis=1) - sizes), 0, sizes)
-    flat = taken.ravel()
-    within = np.arange(flat.sum()) - np.repeat(np.cumsum(flat) - flat, flat)
-    filled = np.arange(width) < taken.sum(axis=1)[:, None]
-    listed = np.full((len(group), width), -1, dtype=np.int64)
-    similarity = np.full((len(group), width), -np.inf, dtype=np.float32)
-    listed[filled] = bank.members[np.repeat(bank.starts[group].ravel(), flat) + within]
-    similarity[filled] = np.repeat(cosine.ravel(), flat)
-    return listed, similarity
-
-
-def _without(row: Index, listed: Index, similarity: Float32) -> Found:
-    """Each list less its own row; less its last entry where the row itself is not among them."""
-    own = listed == row[:, None]
-    own[~own.any(axis=1), -1] = True
-    shape = len(row), listed.shape[1] - 1
-    return listed[~own].reshape(shape), similarity[~own].reshape(shape)
+    return order_ties(listed, similarity), similarity
 
 
 def near_duplicates(neighbours: Neighbours, threshold: float = 0.98) -> Index:
@@ -251,9 +211,14 @@ def near_duplicates(neighbours: Neighbours, threshold: float = 0.98) -> Index:
     from scipy.sparse.csgraph import connected_components
 
     total = len(neighbours.indices)
-    close = (neighbours.indices >= 0) & (neighbours.similarities >= threshold)
-    row, column = np.nonzero(close)
-    links = coo_matrix((np.ones(len(row), dtype=np.int8), (row, neighbours.indices[row, column])), shape=(total, total))
+    rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for start in range(0, total, LINKED):  # a graph may be larger than the memory
+        listed, cosine = neighbours.indices[start : start + LINKED], neighbours.similarities[start : start + LINKED]
+        close = (listed >= 0) & (cosine >= threshold)
+        rows.append(np.nonzero(close)[0] + start)
+        columns.append(np.asarray(listed[close], np.int64))
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    links = coo_matrix((np.ones(len(row), dtype=np.int8), (row, column)), shape=(total, total))
     _, part = connected_components(links, directed=False)
     _, lowest, part = np.unique(part, return_index=True, return_inverse=True)
     representative: Index = lowest[part].astype(np.int64)

@@ -23,7 +23,7 @@ from .devices import portable
 from .far_end import Message, Reply, serve
 from .fleet import Fleet, Link, Lost
 
-__all__ = ["Crew", "Ray"]
+__all__ = ["Crew", "Ray", "import_ray"]
 
 HEAR = 0.5  # seconds for which an actor gathers news of samples; all else is told at once
 STORE_BYTES = 80_000_000  # of a Ray started here: nothing large is kept there
@@ -82,10 +82,10 @@ class Ray:
 
     @contextmanager
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator[Fleet]:
-        ray = _import()
+        ray = import_ray()
         on_cpu = isinstance(estimator, ModelSpec) and estimator.device == "cpu"
         make = portable(estimator, ray.cloudpickle.dumps)
-        with self._connected(ray):
+        with self.connected(ray):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             crew = self.crew(nodes, on_cpu)
             if crew.gpus and not any(node.get("GPU", 0) >= min(crew.gpus, 1) for node in nodes):
@@ -101,7 +101,8 @@ class Ray:
                 yield fleet
 
     @contextmanager
-    def _connected(self, ray: Any) -> Iterator[None]:
+    def connected(self, ray: Any) -> Iterator[None]:
+        """While it lasts, `ray` is connected to the cluster."""
         if ray.is_initialized():
             yield
             return
@@ -126,7 +127,8 @@ class Ray:
             ray.shutdown()
 
 
-def _import() -> Any:
+def import_ray() -> Any:
+    """The package, which says nothing to anybody; raises ConfigError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

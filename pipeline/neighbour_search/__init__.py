@@ -1,0 +1,17 @@
+"""Neighbours of rows that need not fit into memory: parts of the base, spans of queries, tasks anywhere, exact merges."""
+
+from .engines import on_processes, on_ray
+from .mapped import MappedRows
+from .memory import read_size
+from .search import NeighbourSearch, RunTasks, neighbour_graph, one_by_one
+
+__all__ = [
+    "MappedRows",
+    "NeighbourSearch",
+    "RunTasks",
+    "neighbour_graph",
+    "on_processes",
+    "on_ray",
+    "one_by_one",
+    "read_size",
+]

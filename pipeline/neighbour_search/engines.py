@@ -1,0 +1,88 @@
+"""Who carries out the tasks of a search besides this process: a pool of processes, or Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.errors import ConfigError, NoisegateError
+
+from .part import threads
+from .plan import Task
+from .search import RunTasks
+from .task import run_task
+
+__all__ = ["on_processes", "on_ray"]
+
+
+@contextmanager
+def on_processes(count: int) -> Iterator[RunTasks]:
+    """`count` processes of this machine, which share its threads."""
+    if count < 1:
+        raise ConfigError(f"neighbour-workers {count} is no number of processes; use 2, or leave it out")
+    each = max(1, threads() // count)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=_limit, initargs=(each,)) as pool:
+
+        def run(tasks: Iterable[Task]) -> Iterator[Task]:
+            waiting: set[Future[Task]] = set()
+            try:
+                for task in tasks:
+                    waiting.add(pool.submit(run_task, task))
+                    if len(waiting) > 2 * count:
+                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in done)
+                while waiting:
+                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            except BrokenProcessPool as error:
+                raise NoisegateError(
+                    "a process of the neighbour search was lost, perhaps for want of memory; run the same command again, "
+                    "it goes on, or give it less with --neighbour-memory"
+                ) from error
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+        yield run
+
+
+def _limit(count: int) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(count)  # read by `threads`
+
+
+@contextmanager
+def on_ray(address: str | None = None, cpus: int | None = None) -> Iterator[RunTasks]:
+    """Tasks on a Ray cluster (None: RAY_ADDRESS, or a Ray of this machine that ends with the search).
+
+    All machines must see the run's folder under the same name: tasks read the embeddings and write their files there,
+    and nothing large goes through Ray's store.  A task takes `cpus`, by default all of the smallest machine, so that
+    each machine has one at a time and its memory is the task's.  Ray repeats the tasks of a machine that is lost.
+    """
+    from pipeline.engines.on_ray import Ray, import_ray  # brings torch
+
+    ray = import_ray()
+    with Ray(address, cpus_per_worker=cpus).connected(ray):
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        each = cpus or max(1, int(min((node["CPU"] for node in nodes if node.get("CPU", 0) >= 1), default=1)))
+        gpus = 1 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0
+        room = max(1, int(sum(node.get("GPU" if gpus else "CPU", 0) // (gpus or each) for node in nodes)))
+        remote = ray.remote(run_task).options(num_cpus=each, num_gpus=gpus, max_retries=5, scheduling_strategy="SPREAD")
+
+        def run(tasks: Iterable[Task]) -> Iterator[Task]:
+            waiting: list[Any] = []
+            for task in tasks:
+                waiting.append(remote.remote(task))
+                if len(waiting) > 2 * room:
+                    done, waiting = ray.wait(waiting)
+                    yield ray.get(done[0])
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                yield ray.get(done[0])
+
+        yield run

@@ -1,0 +1,132 @@
+"""The nearest of some queries within one part of the base: by comparing with every row, or through an inverted file.
+
+Each call to faiss runs on one thread, and several threads take queries in turn: the bits of a cosine then depend neither
+on the number of threads nor on the machine's load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.nearest import GPU_LIMIT, to_gpus
+from pipeline.neighbour_lists import Found, order_ties
+
+__all__ = ["ExactPart", "InvertedPart", "exact_top", "one_thread_each", "threads"]
+
+Float32 = NDArray[np.float32]
+Index = NDArray[np.int64]
+Search = Callable[[Float32, int], Found]
+SLACK = 8  # entries beyond a list, which tell whether its end falls into a tie
+WIDEST = 16_000_000  # entries of the longer lists that a wide tie asks for
+REFINED = 4  # candidates of a compressed search for each entry of a list
+GATHERED = 1 << 24  # numbers of candidates held at a time
+In, Out = TypeVar("In"), TypeVar("Out")
+
+
+def threads() -> int:
+    """As many as OMP_NUM_THREADS says, else one for each processor."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if given.isdigit() and int(given):
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread_each(faiss: Any, count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads in each of which faiss uses no further ones."""
+    with ThreadPoolExecutor(count, initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
+        yield pool
+
+
+def exact_top(search: Search, queries: Float32, k: int, count: int) -> Found:
+    """(Q, k) the nearest of `count` rows by (cosine, lower number), of a search that breaks ties in its own way.
+
+    Where the k-th entry ties with the last of a slightly longer list, longer ones are asked for, until the tie is whole.
+    """
+    width = min(k + SLACK, count)
+    number, cosine = _ordered(*search(queries, width))
+    unclear = np.flatnonzero(cosine[:, k - 1] == cosine[:, -1]) if width < count else np.empty(0, np.int64)
+    number, cosine = number[:, :k].copy(), cosine[:, :k].copy()
+    while len(unclear):
+        width = min(4 * width, count)
+        step = max(1, WIDEST // width)
+        still = []
+        for at in (unclear[i : i + step] for i in range(0, len(unclear), step)):
+            near, value = _ordered(*search(queries[at], width))
+            number[at], cosine[at] = near[:, :k], value[:, :k]
+            still.append(at[value[:, k - 1] == value[:, -1]] if width < count else at[:0])
+        unclear = np.concatenate(still)
+    return number, cosine
+
+
+def _ordered(number: Index, cosine: Float32) -> Found:
+    np.clip(cosine, -1, 1, out=cosine)
+    cosine[number < 0] = -np.inf
+    return order_ties(number, cosine), cosine
+
+
+class ExactPart:
+    """Rows (M, d) in memory, compared with all queries; on GPUs where numbers of some are given."""
+
+    def __init__(self, faiss: Any, base: Float32, gpus: Sequence[int] = ()) -> None:
+        self._faiss, self._base = faiss, base
+        self._on_gpu: Any = None
+        if gpus:
+            index = faiss.IndexFlatIP(base.shape[1])
+            index.add(base)
+            self._on_gpu = to_gpus(faiss, index, list(gpus))
+
+    def nearest(self, queries: Float32, k: int) -> Found:
+        return exact_top(self._search, queries, min(k, len(self._base)), len(self._base))
+
+    def _search(self, queries: Float32, k: int) -> Found:
+        if self._on_gpu is not None and k <= GPU_LIMIT:
+            cosine, number = self._on_gpu.search(queries, k)
+        else:
+            cosine, number = self._faiss.knn(queries, self._base, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        return number, cosine
+
+
+class InvertedPart:
+    """An inverted file of a part; `refine(queries, numbers)` gives exact cosines where the stored rows are compressed."""
+
+    def __init__(
+        self,
+        faiss: Any,
+        index: Any,
+        probes: int,
+        refine: Callable[[Float32, Index], Float32] | None = None,
+        gpus: Sequence[int] = (),
+    ) -> None:
+        self._index, self._refine = index, refine
+        index.nprobe = min(probes, index.nlist)
+        self._on_gpu: Any = None
+        if gpus:
+            self._on_gpu = to_gpus(faiss, index, list(gpus))
+            faiss.GpuParameterSpace().set_index_parameter(self._on_gpu, "nprobe", min(probes, GPU_LIMIT))
+
+    def nearest(self, queries: Float32, k: int) -> Found:
+        count = int(self._index.ntotal)
+        if self._refine is None:
+            number, cosine = _ordered(*self._search(queries, min(k + SLACK, count)))
+            return number[:, :k], cosine[:, :k]
+        number, _ = self._search(queries, min(REFINED * k, count))
+        cosine = self._refine(queries, number)
+        cosine[number < 0] = -np.inf
+        order = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
+        return _ordered(np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1))
+
+    def _search(self, queries: Float32, k: int) -> Found:
+        if self._on_gpu is not None:
+            cosine, number = self._on_gpu.search(queries, min(k, GPU_LIMIT))
+            return number, cosine
+        near, cells = self._index.quantizer.search(queries, self._index.nprobe)
+        cosine, number = self._index.search_preassigned(queries, k, cells, near)
+        return number, cosine
