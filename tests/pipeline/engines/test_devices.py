@@ -1,0 +1,140 @@
+"""Real encoder processes: the plain job's bytes, also when one of them is killed."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import Summary, annotate
+from pipeline.decode import Limits
+from pipeline.engines.devices import Devices, _surroundings, placed, portable
+from pipeline.errors import ConfigError
+from pipeline.estimators import ModelSpec
+from pipeline.workers import DecodeOptions
+from tests.fakes import ColourModel, estimator, pairs, picture, write_tar
+from tests.jobs import Notes, files_of, said, score
+
+from .deadly import FOLDER, SPEC, sample
+
+TWO = Devices(("cpu", "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+    monkeypatch.setenv(FOLDER, str(folder))
+    return folder
+
+
+def without_times(summary: Summary) -> dict[str, Any]:
+    return {k: v for k, v in summary.to_dict().items() if k not in ("out", "seconds", "pairs_per_second")}
+
+
+# --- two processes ------------------------------------------------------------------------------------------------------
+def test_two_processes_of_which_one_is_killed_leave_the_plain_jobs_bytes(tmp_path: Path, deaths: Path) -> None:
+    for i in range(5):
+        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *(sample("d", "deadly once") if i == 1 else [])])
+    (tmp_path / "s" / "junk.tar").write_bytes(b"this is no tar\n" * 100)
+    (deaths / "once").touch()
+    plain = score(tmp_path / "s", tmp_path / "plain", estimator=SPEC, beta="auto")
+    (deaths / "once").unlink()
+    progress = Notes()
+    summary = score(tmp_path / "s", tmp_path / "out", estimator=SPEC, beta="auto", engine=TWO, progress=progress)
+    assert (deaths / "once").exists()
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+    assert without_times(summary) == without_times(plain)
+    assert "lost the encoder on cpu (killed by SIGKILL); once more: x-1" in said(progress)
+    assert progress.size == sum(path.stat().st_size for path in (tmp_path / "s").glob("*.tar"))
+
+
+def test_failed_samples_and_old_tables_are_done_again(tmp_path: Path) -> None:
+    members = [*pairs(3), ("l.png", picture("red", (90, 90))), ("l.txt", b"red")]
+    for name in ("x", "y"):
+        write_tar(tmp_path / "s" / f"{name}.tar", members)
+    small = DecodeOptions(limits=Limits(max_pixels=1000))
+    for name in ("plain", "out"):
+        score(tmp_path / "s", tmp_path / name, estimator=SPEC, options=small)
+    score(tmp_path / "s", tmp_path / "plain", estimator=SPEC, retry_failed=True)
+    again = score(tmp_path / "s", tmp_path / "out", estimator=SPEC, retry_failed=True, engine=TWO, workers=2)
+    assert (again.encoded, again.statuses) == (2, {"ok": 8})
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("spec", "caption"),
+    [
+        (SPEC, "refused"),
+        (ModelSpec("python:tests.fakes:Nobody"), "red"),
+        (ModelSpec("python:tests.fakes:TwoSpaces"), "red"),
+    ],
+)
+def test_what_an_encoder_raises_is_what_the_plain_job_raises(tmp_path: Path, spec: ModelSpec, caption: str) -> None:
+    write_tar(tmp_path / "s" / "x.tar", [*pairs(2), *sample("s", caption)])
+    with pytest.raises(Exception, match=r"refused|Nobody|one space") as expected:
+        score(tmp_path / "s", tmp_path / "plain", estimator=spec)
+    with pytest.raises(type(expected.value)) as raised:
+        score(tmp_path / "s", tmp_path / "out", estimator=spec, engine=TWO)
+    assert str(raised.value) == str(expected.value)
+
+
+# --- estimators that cannot go elsewhere --------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [estimator, ColourModel], ids=["wrapped", "own"])
+def test_an_object_of_this_process_is_refused(shards: Path, tmp_path: Path, given: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError, match=r"lives in this process.*ModelSpec\('ViT-B-32'"):
+        annotate(sorted(shards.glob("*.tar")), tmp_path / "out", estimator=given(), engine=TWO)
+
+
+def test_a_function_that_cannot_be_pickled_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be sent to other processes"):
+        portable(lambda: ColourModel())
+    assert portable(ColourModel)
+
+
+# --- names --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("text", ["", "0", "gpu", "cuda", "cuda:x", "cpu:1", "cuda:0,", "mps"])
+def test_unknown_devices_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="use all, cuda:0,cuda:1, or 2 for two processes on the CPU"):
+        Devices.read(text)
+
+
+def test_names_are_read_in_order_and_may_repeat() -> None:
+    assert Devices.read("cuda:1, cuda:0,cuda:1,cpu").names == ("cuda:1", "cuda:0", "cuda:1", "cpu")
+
+
+def test_gpus_that_are_not_there_are_said_before_anything_starts(tmp_path: Path) -> None:
+    import torch
+
+    count = torch.cuda.device_count()
+    with (
+        pytest.raises(ConfigError, match=f"torch sees {count} GPUs here"),
+        Devices((f"cuda:{count}",)).start(SPEC, 1, print),
+    ):
+        pass
+
+
+def test_decoding_processes_are_split() -> None:
+    processors = len(os.sched_getaffinity(0))
+    assert [Devices(("cpu",) * 4).workers(asked) for asked in (0, 1, 8, 10)] == [0, 1, 2, 2]
+    assert TWO.workers(None) == max(1, min(16, processors // 2))
+
+
+def test_a_model_goes_where_its_process_is() -> None:
+    assert placed(ModelSpec("ViT-B-32"), "cuda:3").device == "cuda"  # the only one it sees
+    assert placed(ModelSpec("embedded"), "cpu").device == "cpu"
+    assert placed(SPEC, "cuda:3") is SPEC
+    with pytest.raises(ConfigError, match="--device cuda and --devices exclude one another"):
+        placed(ModelSpec("embedded", device="cuda"), "cuda:1")
+
+
+def test_each_process_sees_its_own_gpu_and_its_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _surroundings("cuda:1", None) == {"CUDA_VISIBLE_DEVICES": "1"}
+    threads = {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+    assert _surroundings("cpu", 4) == {"CUDA_VISIBLE_DEVICES": "", **threads}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert _surroundings("cuda:1", 4) == {"CUDA_VISIBLE_DEVICES": "7"}
