@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import Summary, annotate
+from pipeline import annotate
 from pipeline.decode import Limits
 from pipeline.engines.devices import Devices, _surroundings, placed, portable
 from pipeline.errors import ConfigError
@@ -16,7 +16,7 @@ from pipeline.workers import DecodeOptions
 from tests.fakes import ColourModel, estimator, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score
 
-from .deadly import FOLDER, SPEC, sample
+from .deadly import FOLDER, SPEC, sample, without_times
 
 TWO = Devices(("cpu", "cpu"))
 
@@ -27,10 +27,6 @@ def deaths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
     return folder
-
-
-def without_times(summary: Summary) -> dict[str, Any]:
-    return {k: v for k, v in summary.to_dict().items() if k not in ("out", "seconds", "pairs_per_second")}
 
 
 # --- two processes ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""The job on a real Ray of this machine, started once: the plain job's bytes, also when a worker is killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from pipeline.engines.on_ray import Ray
+from pipeline.errors import ConfigError
+from tests.commands import ROOT, called
+from tests.fakes import ColourModel, pairs, write_tar
+from tests.jobs import Notes, files_of, said, score
+from tests.pipeline.engines.deadly import FOLDER, SPEC, sample, without_times
+
+TWO = Ray(actors=2, cpus_per_worker=1)
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Ray of two processors whose workers find the folder in their environment."""
+    folder = tmp_path_factory.mktemp("deaths")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FOLDER, str(folder))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else workers wait for everything else that runs here
+        patch.syspath_prepend(str(ROOT))
+        ray.init(
+            address="local", num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False
+        )
+        yield folder
+        ray.shutdown()
+
+
+def test_two_workers_of_which_one_is_killed_leave_the_plain_jobs_bytes(deaths: Path, tmp_path: Path) -> None:
+    for i in range(5):
+        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *(sample("d", "deadly once") if i == 1 else [])])
+    (tmp_path / "s" / "junk.tar").write_bytes(b"this is no tar\n" * 100)
+    (deaths / "once").touch()
+    plain = score(tmp_path / "s", tmp_path / "plain", estimator=SPEC, beta="auto")
+    quiet, loud = Notes(), Notes()
+    for name, progress in (("whole", quiet), ("killed", loud)):
+        summary = score(tmp_path / "s", tmp_path / name, estimator=SPEC, beta="auto", engine=TWO, progress=progress)
+        assert files_of(tmp_path / name) == files_of(tmp_path / "plain")
+        assert without_times(summary) == without_times(plain)
+        assert progress.size == sum(path.stat().st_size for path in (tmp_path / "s").glob("*.tar"))
+        (deaths / "once").unlink(missing_ok=True)
+    assert "lost" not in said(quiet)
+    assert "lost the encoder on Ray worker " in said(loud)
+    assert "once more: x-1" in said(loud)
+
+
+def test_the_command_says_what_a_worker_raises(deaths: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "s" / "x.tar", pairs(2))
+    words = ("annotate", "s", "--out", "out", "--engine", "ray", "--ray-workers", 1, "--workers", 0, "--quiet")
+    done = called(*words, "--model", "python:tests.fakes:Nobody", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model 'python:tests.fakes:Nobody': module 'tests.fakes' has no 'Nobody'")
+
+
+def test_a_function_goes_to_the_workers_and_an_object_does_not(deaths: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "s" / "x.tar", pairs(2))
+    score(tmp_path / "s", tmp_path / "plain", estimator=lambda: ColourModel())
+    score(tmp_path / "s", tmp_path / "out", estimator=lambda: ColourModel(), engine=TWO)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="lives in this process"):
+        score(tmp_path / "s", tmp_path / "no", estimator=ColourModel(), engine=TWO)
+
+
+def test_without_ray_the_command_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(ConfigError, match=r"^engine ray needs .*pip install 'noisegate\[ray\]'$"),
+        TWO.start(SPEC, 1, print),
+    ):
+        pass
+
+
+def test_ray_is_not_imported_by_those_who_do_not_ask_for_it() -> None:
+    code = "import sys, pipeline.job, pipeline.engines.on_ray; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"actors": 0}, "ray-workers 0"),
+        ({"gpus_per_worker": 1.5}, "gpus-per-worker 1.5"),
+        ({"gpus_per_worker": -1}, "gpus-per-worker -1"),
+        ({"cpus_per_worker": -1}, "cpus-per-worker -1"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Ray(**settings)  # type: ignore[arg-type]
+
+
+def test_parts_of_gpus() -> None:
+    nodes = [{"CPU": 32.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}, {"CPU": 64.0}]
+    assert Ray().crew(nodes, on_cpu=False).count == 5
+    half = Ray(gpus_per_worker=0.5).crew(nodes, on_cpu=False)
+    assert (half.count, half.gpus, half.cpus) == (10, 0.5, 4)
+    assert Ray(gpus_per_worker=2).crew(nodes, on_cpu=False).count == 2
+    assert Ray().crew(nodes, on_cpu=True).gpus == 0
+    assert Ray(actors=3, cpus_per_worker=0.5).crew(nodes, on_cpu=True).cpus == 0.5
