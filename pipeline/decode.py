@@ -14,11 +14,12 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from .errors import ConfigError
 
-__all__ = ["DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
+__all__ = ["DECODER", "DRAFT_DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
 
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Each is a pass over all pixels, and costs ten bytes
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 DECODER = "pillow: first frame, exif-transposed, rgb"
+DRAFT_DECODER = f"{DECODER}, large JPEGs at 1/2, 1/4 or 1/8"  # as small as still covers what the model takes
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
 _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -57,11 +58,12 @@ class BadSample(Exception):
         self.status = status
 
 
-def decode_image(data: bytes, limits: Limits) -> Image.Image:
+def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> Image.Image:
     """The first frame as an upright RGB picture.
 
-    16-bit grey is scaled to 8 bits (Pillow's own conversion clips it to white). Raises BadSample `bad_image` or
-    `too_large`.
+    With `least_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as neither side falls below that many pixels
+    (libjpeg's scaled DCT: faster, and slightly other pixels). 16-bit grey is scaled to 8 bits (Pillow's own conversion
+    clips it to white). Raises BadSample `bad_image` or `too_large`.
     """
     if len(data) > limits.max_image_bytes:
         raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
@@ -72,6 +74,8 @@ def decode_image(data: bytes, limits: Limits) -> Image.Image:
         _check_size(*image.size, limits)
         if image.format in ("JPEG", "MPO") and _scans(data) > MAX_SCANS:
             raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
+        if least_side is not None:
+            image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
         return _rgb(image if turn is None else image.transpose(turn))

@@ -4,7 +4,7 @@ Runs in the decode workers, so nothing here imports torch. The result is uint8 (
 normalising happen on the device. Equal to open_clip's inference transform (a test compares them).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -35,6 +35,12 @@ class Preprocess:
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     fill: int = 0
+    draft: bool = field(default=False, repr=False)  # the decoder's part of the identity tells
+
+    @property
+    def least_side(self) -> int | None:
+        """The short side to which a JPEG may shrink while it is decoded; None: decode all of it."""
+        return self.size if self.draft else None
 
     def __post_init__(self) -> None:
         if self.size < 1:

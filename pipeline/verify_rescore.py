@@ -53,7 +53,12 @@ def recorded_model(run: Mapping[str, Any], device: str = "auto", batch_size: int
         )
     own = model["model"].startswith("python:")
     return ModelSpec(
-        model["model"], model["pretrained"], "auto" if own else device, dtype_of(run, model["model"]), batch_size
+        model["model"],
+        model["pretrained"],
+        "auto" if own else device,
+        dtype_of(run, model["model"]),
+        batch_size,
+        model.get("draft", False),
     )
 
 

@@ -110,7 +110,7 @@ def _lost(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
 
 
 def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
-    image = decode_image(data, limits)
+    image = decode_image(data, limits, getattr(preprocess, "least_side", None))
     try:
         return preprocess(image)
     except (MemoryError, ArithmeticError, ValueError, OSError) as error:

@@ -121,7 +121,13 @@ def _of_run(settings: Settings, name: str, spec: ModelSpec) -> ServiceScorer:
                 f"run {name}={path} does not say which model scored it; name one, such as --model ViT-B-32"
             )
         made = run["model"]
-        spec = replace(spec, model=made["model"], pretrained=made["pretrained"], dtype=made["dtype"])
+        spec = replace(
+            spec,
+            model=made["model"],
+            pretrained=made["pretrained"],
+            dtype=made["dtype"],
+            draft=made.get("draft", False),
+        )
     stem = next(folder.stems(), None)
     scored = stem is not None and bool(read_metadata(folder.table(stem)).get("beta"))
     beta, calibration = recorded_scoring(folder, stem) if stem is not None and scored else (None, None)

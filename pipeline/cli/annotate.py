@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
+from .engine_options import (
+    Address,
+    CpusPerWorker,
+    Devices,
+    Engine,
+    GpusPerWorker,
+    NodeRank,
+    Nodes,
+    RayWorkers,
+    chosen,
+)
+from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
 from .output import JsonOption, Output, escape, percent, program, why
 
 if TYPE_CHECKING:
@@ -83,6 +94,7 @@ def annotate(
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
+    draft: Draft = False,
     drop_embeddings: Annotated[
         bool,
         typer.Option("--drop-embeddings", help="Do not keep embeddings; scores cannot be redone without the model."),
@@ -93,6 +105,14 @@ def annotate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove what an earlier run left in the folder, and start again.")
     ] = False,
+    devices: Devices = None,
+    engine: Engine = "local",
+    address: Address = None,
+    ray_workers: RayWorkers = None,
+    gpus_per_worker: GpusPerWorker = None,
+    cpus_per_worker: CpusPerWorker = None,
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
     seed: Seed = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
@@ -108,6 +128,7 @@ def annotate(
     from ..decode import Limits
     from ..estimators import ModelSpec
     from ..job import annotate as run
+    from ..nodes import Nodes as NodeSettings
     from ..progress import progress_for
     from ..workers import DecodeOptions
 
@@ -120,7 +141,7 @@ def annotate(
     summary = run(
         shards,
         out,
-        estimator=ModelSpec(model, pretrained, device, dtype, batch_size),
+        estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
         beta=beta,
         options=options,
         classes=load_classes(classes) if classes else None,
@@ -132,10 +153,12 @@ def annotate(
         retry_failed=retry_failed,
         seed=seed,
         progress=progress_for(quiet),
+        engine=chosen(engine, devices, address, ray_workers, gpus_per_worker, cpus_per_worker, nodes),
+        nodes=NodeSettings.read(nodes, node_rank),
     )
     output = Output(as_json)
     print_summary(summary, output)
-    if summary.samples:
+    if summary.samples and not summary.waits_for:
         output.say(f"Next: [cyan]{escape(program('show', str(out)))}[/]")
     output.result(summary.to_dict())
     if summary.failed_shards:
@@ -181,6 +204,10 @@ def print_summary(summary: "Summary", output: Output) -> None:
         output.tell(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
     for problem in summary.failed_shards.values():
         output.tell(f"[red]not read[/]: {escape(problem)}")
+    if summary.waits_for:
+        output.tell(
+            f"[yellow]not scored yet[/]: waits for {escape(summary.waits_for)}; the last node to finish scores all"
+        )
     if summary.shards:
         output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["BatchSize", "Device", "Dtype", "Model", "Pretrained", "Seed", "Shards", "TextField", "Workers"]
+__all__ = ["BatchSize", "Device", "Draft", "Dtype", "Model", "Pretrained", "Seed", "Shards", "TextField", "Workers"]
 
 Shards = Annotated[
     list[str],
@@ -35,6 +35,14 @@ BatchSize = Annotated[
         "--batch-size",
         help="Samples per encoder call (default: by device).",
         show_default=False,
+        rich_help_panel="Model",
+    ),
+]
+Draft = Annotated[
+    bool,
+    typer.Option(
+        "--draft",
+        help="Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, slightly other scores (docs/speed.md).",
         rich_help_panel="Model",
     ),
 ]

@@ -75,7 +75,8 @@ def verify(
     estimator = None
     if run is not None and rescore and samples:
         if model is not None:
-            estimator = ModelSpec(model, pretrained, device, dtype_of(run, model), batch_size)
+            draft = bool((run.get("model") or {}).get("draft"))
+            estimator = ModelSpec(model, pretrained, device, dtype_of(run, model), batch_size, draft)
         elif run["scorer"]["model"] != "arrays":
             estimator = recorded_model(run, device, batch_size)
     found = check(

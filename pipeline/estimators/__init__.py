@@ -17,15 +17,22 @@ class ModelSpec:
     device: str = "auto"
     dtype: str = "auto"
     batch_size: int | None = None
+    draft: bool = False
 
     def __call__(self) -> Estimator:
         return load_estimator(
-            self.model, self.pretrained, device=self.device, dtype=self.dtype, batch_size=self.batch_size
+            self.model,
+            self.pretrained,
+            device=self.device,
+            dtype=self.dtype,
+            batch_size=self.batch_size,
+            draft=self.draft,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the device, which scores do not depend on."""
-        return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype}
+        drafted = {"draft": True} if self.draft else {}
+        return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype, **drafted}
 
 
 def load_estimator(
@@ -35,12 +42,14 @@ def load_estimator(
     device: str = "auto",
     dtype: str = "auto",
     batch_size: int | None = None,
+    draft: bool = False,
 ) -> Estimator:
     """Load an image-text model.
 
     `model` is `embedded` (drawn scenes only, for trials), an open_clip name such as `ViT-B-32` with `pretrained` a tag or
     a checkpoint file, `hf-hub:ORG/NAME`, `local-dir:FOLDER`, `hf:NAME` (transformers: CLIP, ALIGN, SigLIP) or
-    `python:MODULE:FACTORY`. Raises ConfigError, which says what would work.
+    `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, slightly
+    other scores, and so another identity. Raises ConfigError, which says what would work.
     """
     from ..errors import ConfigError
 
@@ -51,6 +60,8 @@ def load_estimator(
     if model.startswith("python:"):
         if (device, dtype) != ("auto", "auto"):
             raise ConfigError(f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})")
+        if draft:
+            raise ConfigError(f"model {model!r} resizes by itself, so JPEGs cannot shrink before it; leave out draft")
         from .custom import CustomEstimator
 
         return CustomEstimator.load(model, batch_size)
@@ -60,10 +71,10 @@ def load_estimator(
     if model.startswith("hf:"):
         from .transformers_model import TransformersEstimator
 
-        return TransformersEstimator.load(model, place, batch_size)
+        return TransformersEstimator.load(model, place, batch_size, draft)
     from .openclip import OpenClipEstimator
 
-    return OpenClipEstimator.load(model, pretrained, place, batch_size)
+    return OpenClipEstimator.load(model, pretrained, place, batch_size, draft)
 
 
 def as_estimator(given: Any) -> Estimator:

@@ -16,14 +16,16 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..decode import DECODER
+from ..decode import DECODER, DRAFT_DECODER
 from ..errors import ConfigError
 from ..preprocess import Preprocess
 from .base import Identity, Pixels, array_digest
 from .device import Device
 from .hub import hub_or_cache
+from .openclip_image import encode_image, reads_class_token_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 from .openclip_text import PROBE_TEXTS, encode_tokens, trimmed, trimming_is_exact
+from .text_batches import length_batches
 from .torchvision_import import allow_torchvision
 
 __all__ = ["OpenClipEstimator", "open_clip_source", "preprocess_of", "quietly"]
@@ -42,31 +44,33 @@ class OpenClipEstimator:
         device: Device,
         batch_size: int | None = None,
         config: dict[str, Any] | None = None,
+        draft: bool = False,
     ) -> None:
         self._device = device
         self._model = device.place(model)
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
         self.batch_size = batch_size or device.batch_size
-        self.preprocess = preprocess_of(model)
+        self.preprocess = preprocess_of(model, draft)
         self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
         self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
         self._padding = int(tokenizer([""])[0, -1])
         self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
+        self.class_token_only = reads_class_token_only(self._model, self.preprocess.size, device.name)
         weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
         architecture = np.frombuffer(json.dumps(config, sort_keys=True).encode(), np.uint8)
         self.identity = Identity(
             model=name,
             weights=array_digest(weights | {"config": architecture}),
             preprocess=f"{self.preprocess}; {_tokenizer_name(tokenizer)}",
-            decoder=DECODER,
+            decoder=DRAFT_DECODER if draft else DECODER,
             dtype=device.dtype_name,
             versions=tuple((p, version(p)) for p in ("open_clip_torch", "pillow", "torch")),
         )
 
     @classmethod
     def load(
-        cls, name: str, pretrained: str | None, device: Device, batch_size: int | None = None
+        cls, name: str, pretrained: str | None, device: Device, batch_size: int | None = None, draft: bool = False
     ) -> "OpenClipEstimator":
         """Load by name. `pretrained` is a tag or a checkpoint file; `random:SEED` gives untrained weights for trials."""
         allow_torchvision()
@@ -103,7 +107,7 @@ class OpenClipEstimator:
                 "(open_clip_config.json and weights) or --pretrained at a checkpoint file."
             ) from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
-        return cls(model.eval(), tokenizer, label, device, batch_size, config)
+        return cls(model.eval(), tokenizer, label, device, batch_size, config, draft)
 
     @property
     def module(self) -> Any:
@@ -129,7 +133,14 @@ class OpenClipEstimator:
     @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # a repeated text is encoded once
-        found = self._in_batches(list(rows), lambda batch: self._encode_tokens(self.tokenize(batch)))
+        if not rows:
+            return np.zeros((0, self._width()), np.float32)
+        tokens = self._tokenizer(list(rows))
+        lengths = (tokens != self._padding).sum(dim=1).tolist() if self.trims_texts else [0] * len(tokens)
+        batches = length_batches(lengths, self.batch_size)
+        parts = [self._encode_tokens(self._cut(tokens[batch])).float().cpu().numpy() for batch in batches]
+        found = np.empty((len(rows), parts[0].shape[1]), np.float32)
+        found[np.concatenate(batches)] = np.concatenate(parts)
         return found[[rows[text] for text in texts]] if len(rows) < len(texts) else found
 
     @torch.inference_mode()
@@ -146,7 +157,9 @@ class OpenClipEstimator:
 
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
         """Token ids (N, L): cut to the longest text where that changes nothing, else the model's whole context."""
-        tokens = self._tokenizer(list(texts))
+        return self._cut(self._tokenizer(list(texts)))
+
+    def _cut(self, tokens: torch.Tensor) -> torch.Tensor:
         return trimmed(tokens, self._padding) if self.trims_texts else tokens
 
     def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
@@ -167,15 +180,14 @@ class OpenClipEstimator:
     def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
         batch = batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
         with self._device.autocast():
-            features: torch.Tensor = self._model.encode_image(batch)
-        return features
+            return encode_image(self._model, batch, self.class_token_only)
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
             return encode_tokens(self._model, tokens.to(self._device.name))
 
 
-def preprocess_of(model: Any) -> Preprocess:
+def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
     """The preprocessing that an open_clip model was made for."""
     config = model.visual.preprocess_cfg
     size = config.get("size", 224)
@@ -191,6 +203,7 @@ def preprocess_of(model: Any) -> Preprocess:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         fill=config.get("fill_color") or 0,
+        draft=draft,
     )
 
 

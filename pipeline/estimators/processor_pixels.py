@@ -1,6 +1,6 @@
 """The picture half of a transformers processor, in Pillow alone: it runs in the decode workers, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +31,12 @@ class ProcessorPixels:
     interpolation: Literal["bicubic", "bilinear"]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    draft: bool = field(default=False, repr=False)
+
+    @property
+    def least_side(self) -> int | None:
+        """As in `Preprocess`."""
+        return self.size if self.draft else None
 
     def __call__(self, image: Image.Image) -> Pixels:
         width, height = image.size
@@ -43,7 +49,7 @@ class ProcessorPixels:
         return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)).convert("RGB"), dtype=np.uint8)
 
     @classmethod
-    def of(cls, processor: Any, name: str) -> "ProcessorPixels":
+    def of(cls, processor: Any, name: str, draft: bool = False) -> "ProcessorPixels":
         """Read the steps off a transformers image processor; `name` is the model's, for messages."""
 
         def setting(key: str, default: Any = None) -> Any:
@@ -82,4 +88,5 @@ class ProcessorPixels:
             interpolation="bilinear" if resample == 2 else "bicubic",
             mean=tuple((m + offset) / factor for m in mean),
             std=tuple(s / factor for s in std),
+            draft=draft,
         )

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors import SafetensorError
 
-from ..decode import DECODER
+from ..decode import DECODER, DRAFT_DECODER
 from ..errors import ConfigError
 from .base import Identity, Pixels, array_digest, normalise
 from .device import Device
 from .hub import hub_or_cache
 from .processor_pixels import ProcessorPixels
+from .text_batches import length_batches
 from .torchvision_import import allow_torchvision
 
 __all__ = ["TransformersEstimator"]
@@ -35,13 +36,21 @@ _PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that th
 class TransformersEstimator:
     """A transformers dual encoder behind the estimator protocol."""
 
-    def __init__(self, model: Any, processor: Any, name: str, device: Device, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        name: str,
+        device: Device,
+        batch_size: int | None = None,
+        draft: bool = False,
+    ) -> None:
         self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
         self._context = _context_length(model, processor)
         self._device = device
         self._model = device.place(model.float())  # version 5 loads in the checkpoint's own type, version 4 in float32
         self.batch_size = batch_size or device.batch_size
-        self.preprocess = ProcessorPixels.of(processor.image_processor, name)
+        self.preprocess = ProcessorPixels.of(processor.image_processor, name, draft)
         self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
         self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
         self._check_pixels(processor.image_processor, name)
@@ -51,13 +60,15 @@ class TransformersEstimator:
             model=name,
             weights=array_digest({k: v.detach().cpu().numpy() for k, v in model.state_dict().items()}),
             preprocess=f"{self.preprocess}; {self._context} tokens of tokenizer {tokenizer_digest}",
-            decoder=DECODER,
+            decoder=DRAFT_DECODER if draft else DECODER,
             dtype=device.dtype_name,
             versions=tuple((p, version(p)) for p in ("pillow", "tokenizers", "torch", "transformers")),
         )
 
     @classmethod
-    def load(cls, spec: str, device: Device, batch_size: int | None = None) -> "TransformersEstimator":
+    def load(
+        cls, spec: str, device: Device, batch_size: int | None = None, draft: bool = False
+    ) -> "TransformersEstimator":
         """Load `hf:NAME` from the hub or its cache, or `hf:FOLDER` as written by `save_pretrained`."""
         allow_torchvision()  # transformers' image processors import it
         try:
@@ -83,7 +94,7 @@ class TransformersEstimator:
                     f"model {spec!r} comes with a {type(processor).__name__} only; it needs a processor for both "
                     "pictures and texts: save one beside it with AutoProcessor.save_pretrained"
                 )
-            return cls(model, processor, name, device, batch_size)
+            return cls(model, processor, name, device, batch_size, draft)
 
     @torch.inference_mode()
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
@@ -94,7 +105,16 @@ class TransformersEstimator:
 
     @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return self._in_batches(texts, lambda batch: self._encode_tokens(self.tokenize(batch)))
+        if not self.trims_texts or not texts:
+            return self._in_batches(texts, lambda batch: self._encode_tokens(self.tokenize(batch)))
+        whole = self._tokenizer(list(texts), truncation=True, max_length=self._context)["input_ids"]
+        batches = length_batches([len(tokens) for tokens in whole], self.batch_size)
+        parts = [
+            self._encode_tokens(self.tokenize([texts[i] for i in batch])).float().cpu().numpy() for batch in batches
+        ]
+        found = np.empty((len(texts), parts[0].shape[1]), np.float32)
+        found[np.concatenate(batches)] = np.concatenate(parts)
+        return found
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -120,7 +120,9 @@ def test_wrong_number_of_rows_is_noticed_later_too() -> None:
         estimator.encode_images([Image.new("RGB", (2, 2))] * 2)
 
 
-@pytest.mark.parametrize("setting", [{"device": "cpu"}, {"dtype": "float16"}, {"pretrained": "openai"}])
+@pytest.mark.parametrize(
+    "setting", [{"device": "cpu"}, {"dtype": "float16"}, {"pretrained": "openai"}, {"draft": True}]
+)
 def test_settings_that_would_do_nothing_are_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="leave out"):
         load_estimator("python:toy_models:make", **setting)

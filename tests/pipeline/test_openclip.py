@@ -249,13 +249,14 @@ class TestIdentity:
             ]
             + [load_estimator(f"local-dir:{folder(tiny(tokenizer_kwargs={'clean': 'canonicalize'}))}")],
             "dtype": [load_estimator(f"local-dir:{folder()}", dtype="bfloat16")],
+            "decoder": [load_estimator(f"local-dir:{folder()}", draft=True)],
         }
         digests = {estimator.identity.digest}
         for part, estimators in others.items():
             for other in estimators:
                 assert getattr(other.identity, part) != getattr(estimator.identity, part), part
                 digests.add(other.identity.digest)
-        assert len(digests) == 9
+        assert len(digests) == 10
 
 
 class TestCheckpoints:
@@ -405,3 +406,59 @@ def test_loading_leaves_the_log_as_it_was(folder: Maker, caplog: pytest.LogCaptu
     load_estimator(f"local-dir:{folder()}")
     assert (list(root.handlers), list(root.filters), root.manager.disable) == before
     assert caplog.records == []
+
+
+class TestClassToken:
+    """The last vision block computes the pooled token alone."""
+
+    def test_same_cosines_as_the_whole_model(self, estimator: OpenClipEstimator) -> None:
+        assert estimator.class_token_only
+        pixels = [estimator.preprocess(picture) for picture in pictures(9)]
+        texts = normalise(estimator.encode_texts(CAPTIONS))
+        short = normalise(estimator.encode_pixels(pixels)) @ texts.T
+        whole_way = copy.copy(estimator)
+        whole_way.class_token_only = False
+        whole = normalise(whole_way.encode_pixels(pixels)) @ texts.T
+        assert np.abs(short - whole).max() <= 1e-6 and np.ptp(whole) > 0.01
+
+    def test_gradients_are_those_of_the_whole_model(self, folder: Maker) -> None:
+        slopes = []
+        for way in (True, False):
+            found = load_estimator(f"local-dir:{folder()}", device="cpu")
+            assert isinstance(found, OpenClipEstimator)
+            found.class_token_only = way
+            found.embed_batch([found.preprocess(p) for p in pictures(2)], CAPTIONS[:2])[0].square().sum().backward()
+            slopes.append({k: p.grad for k, p in found.module.visual.named_parameters()})
+        for name, slope in slopes[1].items():
+            assert torch.allclose(slopes[0][name], slope, rtol=1e-4, atol=1e-5), name
+
+    @pytest.mark.parametrize("vision", [{"pool_type": "avg"}, {"attentional_pool": True, "attn_pooler_heads": 2}])
+    def test_not_where_other_tokens_are_read(self, folder: Maker, vision: dict[str, Any]) -> None:
+        config = tiny()
+        config["vision_cfg"] |= vision
+        found = load_estimator(f"local-dir:{folder(config)}", device="cpu")
+        assert isinstance(found, OpenClipEstimator) and not found.class_token_only
+        picture = pictures(1)[0]
+        with torch.inference_mode():
+            pixels = torch.tensor(found.preprocess(picture)).permute(2, 0, 1)[None] / 255
+            mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in (found.preprocess.mean, found.preprocess.std))
+            expected = found.module.encode_image((pixels - mean) / std).numpy()
+        assert np.allclose(found.encode_images([picture]), expected, atol=1e-5)
+
+
+class TestLengthBatches:
+    def test_texts_of_all_lengths_keep_their_places(self, estimator: OpenClipEstimator) -> None:
+        texts = ["word " * (1 + 7 * i % 30) + str(i) for i in range(40)]
+        with torch.inference_mode():
+            whole = normalise(estimator.module.encode_text(estimator.tokenizer(texts)).numpy())
+        small = copy.copy(estimator)
+        small.batch_size = 6
+        for found in (estimator, small):
+            assert np.abs(normalise(found.encode_texts(texts)) - whole).max() <= 1e-6
+
+    def test_a_long_text_does_not_lengthen_the_others(self, estimator: OpenClipEstimator) -> None:
+        seen = []
+        watched = copy.copy(estimator)
+        watched._encode_tokens = lambda t: seen.append(tuple(t.shape)) or OpenClipEstimator._encode_tokens(watched, t)  # type: ignore[method-assign, func-returns-value]
+        watched.encode_texts(["a red bird", "word " * 60, "two cats", "word " * 9])
+        assert seen == [(2, 5), (1, 11), (1, 40)]
