@@ -1,13 +1,24 @@
 """`noisegate bench`: methods side by side on the same data, noise and seeds."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from pipeline.cli.output import JsonOption, Output, escape
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .bench.cells import CellResult
+
 __all__ = ["register"]
+
+PAPERS = "Data sets of the papers"
+Number = TypeVar("Number", int, float)
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +31,9 @@ def bench(
         typer.Option(
             "--preset",
             "-p",
-            help="scenes-retrieval, scenes-classification, scenes-image-retrieval, or scenes for all; repeatable.",
+            help="scenes-retrieval, scenes-classification, scenes-image-retrieval, scenes for all of them, or a data set of "
+            "the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, animal10n, cars98n, "
+            "msrvtt; repeatable.",
             show_default=False,
         ),
     ],
@@ -31,7 +44,27 @@ def bench(
     ] = None,
     rates: Annotated[str | None, typer.Option("--rates", help="Noise rates, such as 0,0.4.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Cells at once; 0: one per processor.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Cells at once (default: one per processor; 1 for the papers').")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Shards of the data set, as noisegate convert makes them.", rich_help_panel=PAPERS),
+    ] = None,
+    setup: Annotated[
+        str | None,
+        typer.Option("--setup", help="Such as clip or regions (default: the first).", rich_help_panel=PAPERS),
+    ] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            "--estimator", help="Model for the weight tables, in place of the preset's.", rich_help_panel=PAPERS
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of every run, such as loop.epochs=1.", rich_help_panel=PAPERS),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train every method at every noise rate with every seed, and put the results into one table.
@@ -40,49 +73,146 @@ def bench(
 
     [cyan]noisegate bench --preset scenes --out bench[/]
 
+    [cyan]noisegate bench --preset flickr30k --data flickr-shards --setup clip --seeds 0,1,2[/]
+
     A cell that is done is kept: stop it whenever you like, and run the same command again. `oracle` is training on the
     samples that are right in truth, the best that any table could do. All methods make the same number of updates; with
-    @passes, as oracle@passes, as many passes over the samples they train on.
+    @passes, as oracle@passes, as many passes over the samples they train on. On a data set of the papers, each method has
+    the settings of its paper, and the paper's figures stand beside ours.
     """
     from pipeline.errors import ConfigError
+    from pipeline.extras import require_extra
 
-    from .bench.cells import CellResult
-    from .bench.preset import check_methods, load_preset, preset_names
+    require_extra("trainers", "noisegate bench")
+    from .bench.paper_figures import paper_presets
+    from .bench.preset import preset_names
+
+    output = Output(as_json)
+    names = list(dict.fromkeys(name for one in preset for name in (preset_names() if one == "scenes" else [one])))
+    wanted = Wanted(
+        None if methods is None else [word.strip() for word in methods.split(",")],
+        numbers(rates, float, "--rates"),
+        numbers(seeds, int, "--seeds"),
+        jobs,
+    )
+    papers = [name for name in names if name in paper_presets()]
+    for name, value in (("--data", data), ("--setup", setup), ("--estimator", estimator), ("--set", settings)):
+        if value and not papers:
+            raise ConfigError(f"{name} is for data sets of the papers, such as --preset flickr30k; leave it out")
+    if papers and data is None:
+        raise ConfigError(f"--preset {papers[0]} needs its shards; give their folder, for example --data {papers[0]}")
+    if papers and quick:
+        raise ConfigError(
+            "--quick is for drawn scenes; use for example --set loop.max_steps=100 --methods baseline,osa"
+        )
+    results = {}
+    for name in names:
+        if name in papers:
+            assert data is not None
+            results[name] = bench_paper(name, wanted, data, out, setup, estimator, settings or [], output)
+        else:
+            results[name] = bench_scenes(name, wanted, out, quick, output)
+    output.result(results)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for in place of the preset's; None leaves it."""
+
+    methods: list[str] | None
+    rates: list[float] | None
+    seeds: list[int] | None
+    jobs: int | None
+
+
+def bench_scenes(name: str, wanted: Wanted, out: Path, quick: bool, output: Output) -> dict[str, Any]:
+    """Run a preset of drawn scenes, write its tables and show them."""
+    from pipeline.errors import ConfigError
+
+    from .bench.preset import check_methods, load_preset
     from .bench.runner import run_bench
     from .bench.tables import figure_of, to_json, to_markdown, write_tables
     from .methods import METHODS
 
-    def numbers(text: str | None, kind: type[float] | type[int], setting: str) -> list[float] | list[int] | None:
-        try:
-            return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
-        except ValueError as error:
-            raise ConfigError(f"{setting} {text!r} is no list of numbers; use for example 0,1") from error
+    found = load_preset(name)
+    found = (found.quickly() if quick else found).changed(
+        methods=wanted.methods, rates=wanted.rates, seeds=wanted.seeds
+    )
+    check_methods(found, list(METHODS))
+    place = out / "quick" if quick else out
+    result = run_bench(
+        found,
+        place,
+        jobs=wanted.jobs or 0,
+        note=lambda text: output.tell(escape(text)),
+        progress=teller(output, found.figure.name, found.figure.divide),
+    )
+    files = write_tables(result, place)
+    output.say(escape(to_markdown(result)))
+    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
+    if all(figure_of(result, cell) is None for cell in result.cells):
+        raise ConfigError(f"preset {name}: every cell failed, the first with: {result.cells[0].error}")
+    return to_json(result)
 
-    output = Output(as_json)
-    names = [name for one in preset for name in (preset_names() if one == "scenes" else [one])]
-    results = {}
-    for name in dict.fromkeys(names):
-        found = load_preset(name)
-        found = (found.quickly() if quick else found).changed(
-            methods=None if methods is None else [word.strip() for word in methods.split(",")],
-            rates=numbers(rates, float, "--rates"),
-            seeds=numbers(seeds, int, "--seeds"),
-        )
-        check_methods(found, list(METHODS))
-        place = out / "quick" if quick else out
 
-        def say(result: CellResult, done: int, total: int) -> None:
-            value = result.figures.get(found.figure.name)  # noqa: B023  the loop waits for all of its cells
-            shown = result.error if value is None else f"{value / found.figure.divide:.1f}"  # noqa: B023
-            output.tell(
-                f"{done}/{total} {result.method} at {100 * result.rate:g} % noise, seed {result.seed}: {escape(str(shown))}"
-            )
+def bench_paper(
+    name: str,
+    wanted: Wanted,
+    data: Path,
+    out: Path,
+    setup: str | None,
+    estimator: str | None,
+    settings: list[str],
+    output: Output,
+) -> dict[str, Any]:
+    """Run a data set of the papers, write its tables and show them."""
+    from pipeline.errors import ConfigError
 
-        result = run_bench(found, place, jobs=jobs, note=lambda text: output.tell(escape(text)), progress=say)
-        files = write_tables(result, place)
-        output.say(escape(to_markdown(result)))
-        output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
-        results[name] = to_json(result)
-        if all(figure_of(result, cell) is None for cell in result.cells):
-            raise ConfigError(f"preset {name}: every cell failed, the first with: {result.cells[0].error}")
-    output.result(results)
+    from .bench.paper_bench import paper_json, paper_markdown, run_paper_bench, write_paper_tables
+    from .bench.paper_figures import load_paper_preset
+    from .config import read_config
+
+    found = load_paper_preset(name)
+    result = run_paper_bench(
+        found,
+        setup or next(iter(found.setups)),
+        data,
+        out,
+        methods=wanted.methods,
+        rates=wanted.rates,
+        seeds=wanted.seeds or (0,),
+        settings=read_config(settings=settings),
+        estimator=estimator,
+        jobs=wanted.jobs or 1,
+        note=lambda text: output.tell(escape(text)),
+        progress=teller(output, {"retrieval": "rsum", "classification": "accuracy"}.get(found.task, "map_at_r"), 1.0),
+    )
+    files = write_paper_tables(result, out)
+    output.say(escape(paper_markdown(result)))
+    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
+    every = [cell for cells in result.cells.values() for cell in cells]
+    if all(cell.error is not None for cell in every):
+        raise ConfigError(f"preset {name}: every cell failed, the first with: {every[0].error}")
+    return paper_json(result)
+
+
+def teller(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
+    """A line for every cell that is done."""
+
+    def tell(result: CellResult, done: int, total: int) -> None:
+        value = result.figures.get(figure)
+        shown = result.error if value is None else f"{value / divide:.1f}"
+        what = f"{result.method} at {100 * result.rate:g} % noise, seed {result.seed}"
+        output.tell(f"{done}/{total} {what}: {escape(str(shown))}")
+
+    return tell
+
+
+def numbers(text: str | None, kind: type[Number], setting: str) -> list[Number] | None:
+    """A list such as 0,0.4; raises ConfigError where it is none."""
+    from pipeline.errors import ConfigError
+
+    try:
+        return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{setting} {text!r} is no list of numbers; use for example 0,1") from error

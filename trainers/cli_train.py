@@ -87,7 +87,9 @@ def train(
     --resume needs. Stop it with Ctrl-C whenever you like.
     """
     from pipeline.errors import StoppedError
+    from pipeline.extras import require_extra
 
+    require_extra("trainers", "noisegate train")
     from .start import train as run
 
     flags = {
@@ -175,7 +177,9 @@ def evaluate_model(
     captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.
     """
     from pipeline.errors import ConfigError
+    from pipeline.extras import require_extra
 
+    require_extra("trainers", "noisegate evaluate-model")
     from .evaluate import evaluate_model as run
 
     if which not in ("best", "last"):

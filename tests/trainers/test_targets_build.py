@@ -5,10 +5,13 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pipeline.anchors import Anchors
 from pipeline.errors import ConfigError
+from tests.trainers.runs import TARGET
 from tests.trainers.small_targets import CAPTIONS, CONFIGS, KINDS, inputs, small
 from trainers.targets import (
     TARGETS,
@@ -224,3 +227,39 @@ def test_a_checked_configuration_passes_through() -> None:
     config = target_config(CONFIGS["sgraf"])
     assert target_config(config) is config
     assert target_config(copy.deepcopy(CONFIGS["sgraf"])) == config
+
+
+# --- classes that stand for themselves -----------------------------------------------------------------------------------
+
+
+def fixed_classes(folder: Path, width: int = 16) -> tuple[Path, Anchors]:
+    vectors = np.random.default_rng(0).standard_normal((4, width)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    anchors = Anchors(("cat", "dog", "bird"), vectors, np.array([0, 1, 1, 2]))
+    anchors.save(folder / "anchors.safetensors")
+    return folder / "anchors.safetensors", anchors
+
+
+def test_vectors_of_a_table_stand_for_the_classes_and_are_saved_with_the_weights(tmp_path: Path) -> None:
+    file, anchors = fixed_classes(tmp_path)
+    words = {"kind": "captions", "ids": [49406, 49407, 320]}
+    config = {**TARGET, "vocabulary": words, "classes": ("cat", "dog", "bird"), "anchors": str(file)}
+    target = build_target(config)
+    images = {"vectors": torch.nn.functional.normalize(torch.randn(5, 16), dim=1)}
+    cosines = images["vectors"].numpy() @ anchors.embeddings.T
+    wanted = np.stack([cosines[:, 0], cosines[:, 1:3].mean(axis=1), cosines[:, 3]], axis=1)
+    np.testing.assert_allclose(target.class_similarity(images).detach().numpy(), wanted, atol=1e-6)
+    save_target(target, tmp_path / "saved.safetensors")
+    file.unlink()
+    again = load_target(tmp_path / "saved.safetensors")
+    torch.testing.assert_close(again.class_logits(images), target.class_logits(images), rtol=0, atol=0)
+
+
+def test_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    file, _ = fixed_classes(tmp_path, width=8)
+    words = {"kind": "captions", "ids": [49406, 49407, 320]}
+    config = {**TARGET, "vocabulary": words, "classes": ("cat", "dog", "bird")}
+    with pytest.raises(ConfigError, match="3 classes in 8 numbers, and the target has 3 in 16"):
+        build_target({**config, "anchors": str(file)})
+    with pytest.raises(ConfigError, match="no such file"):
+        build_target({**config, "anchors": str(tmp_path / "none")})

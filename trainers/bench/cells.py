@@ -12,7 +12,8 @@ from typing import Any
 
 from pipeline.errors import StoppedError
 from pipeline.noise.shards import TRUTH_FILE
-from pipeline.table import write_atomically
+from pipeline.scoring import anchors_file
+from pipeline.table import RunFolder, write_atomically
 
 from .learnt import judge_learnt
 from .peak_memory import forget_peak, peak_megabytes
@@ -31,6 +32,8 @@ class Cell:
     seed: int
     config: dict[str, Any]
     file: Path
+    threads: int | None = 1
+    """of torch, one so that several cells do not get in each other's way; None leaves them as they are"""
 
     @property
     def digest(self) -> str:
@@ -84,6 +87,8 @@ def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float,
         base["target"] = {"classes": str(prepared.classes)}
     config = merged(merged(base, preset.config), preset.settings.get(plain, {}))
     config = merged(config, preset.settings.get(method, {}) if variant else {})
+    if config["target"].get("anchors") == "table":
+        config = merged(config, {"target": {"anchors": str(anchors_file(RunFolder(prepared.table)))}})
     if config["target"].get("vocabulary") == {"kind": "captions"}:
         config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
     rule = config["method"].get("rule") or config["data"].get("where")
@@ -121,10 +126,12 @@ def run_cell(cell: Cell) -> CellResult:
 
     from trainers.start import train
 
-    torch.set_num_threads(1)
+    if cell.threads is not None:
+        torch.set_num_threads(cell.threads)
     forget_peak()
     began = time.process_time()
     what: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
+    truth = Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
     folder = tempfile.mkdtemp(prefix="noisegate-bench-")  # a run's checkpoints are worth nothing once it is measured
     try:
         done = train({**cell.config, "out": folder}, quiet=True)
@@ -138,7 +145,7 @@ def run_cell(cell: Cell) -> CellResult:
             train_seconds=done.seconds,
             seconds=time.process_time() - began,
             memory_mb=peak_megabytes(),
-            learnt=judge_learnt(done.sample_columns, Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE),
+            learnt=judge_learnt(done.sample_columns, truth) if truth.exists() else {},
         )
     except StoppedError:
         raise

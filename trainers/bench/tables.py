@@ -16,7 +16,7 @@ from pipeline.table import write_atomically
 from .cells import CellResult
 from .runner import BenchResult
 
-__all__ = ["Spread", "figure_of", "to_json", "to_markdown", "write_tables"]
+__all__ = ["Spread", "figure_of", "markdown_row", "plain", "spread", "to_json", "to_markdown", "write_tables"]
 
 COLOURS = (
     "#6b7280",
@@ -96,22 +96,27 @@ def to_markdown(result: BenchResult) -> str:
         f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method"
         + (" (@passes: as many passes over its own samples)." if any("@passes" in m for m in preset.methods) else "."),
         "",
-        _row(["method", *(f"{100 * rate:g} %" for rate in rates), "CPU seconds", "memory MB", "skipped batches"]),
-        _row(["---"] * (len(rates) + 4)),
+        markdown_row(
+            ["method", *(f"{100 * rate:g} %" for rate in rates), "CPU seconds", "memory MB", "skipped batches"]
+        ),
+        markdown_row(["---"] * (len(rates) + 4)),
     ]
     for method in preset.methods:
         seconds = _of_all(result, method, lambda cell: cell.seconds)
         memory = _of_all(result, method, lambda cell: cell.memory_mb)
         skipped = sum(cell.skipped for cell in _cells(result, method))
         figures = [str(_spread(result, method, rate)) for rate in rates]
-        lines.append(_row([method, *figures, _whole(seconds), _whole(memory), str(skipped)]))
+        lines.append(markdown_row([method, *figures, _whole(seconds), _whole(memory), str(skipped)]))
     lines += ["", "What the weight table said of the noise (percent):", ""]
     names = [name for name in IDENTIFICATION if any(name in found for found in result.identification.values())]
-    lines += [_row(["noise rate", *(IDENTIFICATION[name] for name in names)]), _row(["---"] * (len(names) + 1))]
+    lines += [
+        markdown_row(["noise rate", *(IDENTIFICATION[name] for name in names)]),
+        markdown_row(["---"] * (len(names) + 1)),
+    ]
     for rate in rates:
         found = result.identification[rate]
         shown = ["–" if math.isnan(found.get(name, math.nan)) else f"{found[name]:.1f}" for name in names]
-        lines.append(_row([f"{100 * rate:g} %", *shown]))
+        lines.append(markdown_row([f"{100 * rate:g} %", *shown]))
     lines += _learnt(result, rates)
     failed = [cell for cell in result.cells if cell.error is not None]
     lines += ["", *(f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed)]
@@ -123,10 +128,13 @@ def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:
     rows = []
     for method in result.preset.methods:
         if any(cell.learnt for cell in _cells(result, method)):
-            rows.append(_row([method, *(_found(_cells(result, method, rate)) for rate in rates)]))
+            rows.append(markdown_row([method, *(_found(_cells(result, method, rate)) for rate in rates)]))
     if not rows:
         return []
-    head = [_row(["method", *(f"{100 * rate:g} %" for rate in rates)]), _row(["---"] * (len(rates) + 1))]
+    head = [
+        markdown_row(["method", *(f"{100 * rate:g} %" for rate in rates)]),
+        markdown_row(["---"] * (len(rates) + 1)),
+    ]
     title = (
         "What methods found of the noise by themselves (percent: precision / recall / F1, right labels after repair):"
     )
@@ -145,7 +153,8 @@ def _found(cells: Sequence[CellResult]) -> str:
     return " / ".join(parts) + repaired if means else "–"
 
 
-def _row(words: Sequence[str]) -> str:
+def markdown_row(words: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(words)} |"
 
 
@@ -158,18 +167,18 @@ def to_json(result: BenchResult) -> dict[str, Any]:
     means: dict[str, dict[str, Mapping[str, float | int | None]]] = {}
     for method in result.preset.methods:
         means[method] = {
-            f"{rate:g}": _plain(asdict(_spread(result, method, rate))) for rate in sorted(result.preset.rates)
+            f"{rate:g}": plain(asdict(_spread(result, method, rate))) for rate in sorted(result.preset.rates)
         }
     return {
         "preset": result.preset.model_dump(mode="json"),
         "figure": result.preset.figure.label,
         "means": means,
-        "identification": {f"{rate:g}": _plain(found) for rate, found in result.identification.items()},
-        "cells": [_plain(asdict(cell)) for cell in result.cells],
+        "identification": {f"{rate:g}": plain(found) for rate, found in result.identification.items()},
+        "cells": [plain(asdict(cell)) for cell in result.cells],
     }
 
 
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no nan."""
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 

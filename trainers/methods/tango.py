@@ -212,14 +212,17 @@ def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor
 def make_anchors(run: Run, source: str) -> Anchors:
     """The frozen anchors (Algorithm 1, line 3); raises ConfigError where target or table have none that fit.
 
-    A pretrained tower reads 40 sentences per class (K of the paper). A tower from scratch reads target.prompts, so that the
-    network is measured by the very anchors that it was trained on.
+    target.anchors come before all. A pretrained tower reads 40 sentences per class (K of the paper). A tower from scratch
+    reads target.prompts, so that the network is measured by the very anchors that it was trained on.
     """
     target = run.network()
     if target.classes is None or target.config.head != "prompts":
         raise ConfigError(
             "method.name=tango classifies by text anchors; use target.head=prompts, with the classes' names as target.classes"
         )
+    if target.config.anchors is not None:
+        vectors = target.encode_classes()["vectors"].cpu().numpy()
+        return Anchors(target.classes.names, vectors, target.get_buffer("class_ids").cpu().numpy())
     kept = None if run.table is None else RunFolder(run.table)
     file = None if kept is None else anchors_file(kept)
     if source == "table" or (source == "auto" and kept is not None and _same_model(kept, target)):

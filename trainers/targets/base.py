@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from pipeline.anchors import Anchors
 from pipeline.classes import BUILT_IN, ClassSet, load_classes, prompts
 from pipeline.errors import ConfigError
 
@@ -38,6 +39,9 @@ class TargetConfig(BaseModel):
     head: Literal["prompts", "linear"] = "prompts"
     """How classes are recognised: by the similarity to their prompts, or by a linear layer on image vectors."""
     prompts: tuple[str, ...] = (PROMPT,)
+    anchors: Path | None = None
+    """With head: prompts, the anchors.safetensors of a weight table made with --task labels: its vectors stand for the classes
+    in place of the target's own prompts, and do not learn."""
 
     @property
     def reads_features(self) -> bool:
@@ -157,13 +161,24 @@ class Target(nn.Module, ABC):
         if self.config.head == "linear":
             self.linear = nn.Linear(self.width, len(self.classes))
             return
+        if self.config.anchors is not None:
+            found = _fitting_anchors(self.config.anchors, len(self.classes), self.width)
+            self.fix_classes(torch.from_numpy(found.embeddings), torch.from_numpy(found.labels))
+            return
         tokens = self.tokenizer(list(self.classes.anchors))
         self.register_buffer("class_tokens", tokens, persistent=False)
         self.register_buffer("class_ids", torch.tensor(self.classes.anchor_labels), persistent=False)
 
+    def fix_classes(self, vectors: Tensor, ids: Tensor) -> None:
+        """Let vectors (A, d) stand for the classes `ids` (A,); they are saved with the weights."""
+        self.register_buffer("class_vectors", vectors)
+        self.register_buffer("class_ids", ids)
+
     def encode_classes(self) -> Encoded:
         """All prompts of all classes, class after class; without gradient where the text side is frozen."""
         self._require_classes("prompts")
+        if "class_vectors" in self._buffers:
+            return {"vectors": self.get_buffer("class_vectors")}
         return self.encode_texts(self.get_buffer("class_tokens"))
 
     def class_similarity(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
@@ -210,6 +225,20 @@ class Target(nn.Module, ABC):
             if parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
         return self
+
+
+def _fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
+    if not file.is_file():
+        raise ConfigError(
+            f"target.anchors={file}: no such file; give the anchors.safetensors of a table made with --task labels"
+        )
+    found = Anchors.load(file)
+    if found.embeddings.shape[1] != width or len(found.names) != classes:
+        raise ConfigError(
+            f"target.anchors={file}: {len(found.names)} classes in {found.embeddings.shape[1]} numbers, and the target has "
+            f"{classes} in {width}; use a target of that width and the same target.classes, or leave anchors out"
+        )
+    return found
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:

@@ -99,7 +99,10 @@ def load_target(path: Path) -> Target:
             f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa, or "
             "a file in it, such as runs/001-osa/best.safetensors"
         ) from error
-    target = build_target(config, weights=False)
+    fixed = "class_vectors" in state  # then the file that they came from is not needed any more
+    target = build_target({**config, "anchors": None} if fixed else config, weights=False)
+    if fixed:
+        target.fix_classes(state["class_vectors"], state["class_ids"])
     target.load_state_dict(state)
     return target
 
