@@ -73,9 +73,11 @@ def score_neighbourhood(
     similarity: NDArray[np.float32] | None,
     *,
     decides: bool = True,
-    device: str = "cpu",
+    text_graph: Neighbours | None = None,
 ) -> NeighbourhoodScores:
     """Score all pairs by the `k` nearest on either side; `graph` has those of the images, and may list more.
+
+    `text_graph` has those of the texts; they are searched where it is not given.
 
     `similarity` (N,) is their cosine where both sides share a space, NaN for failed pairs; without it the agreement
     decides what is clean, if `decides`. What the score means is learned as for cosines: from pairs that are mismatched
@@ -84,7 +86,8 @@ def score_neighbourhood(
     left, right = np.concatenate(images), np.concatenate(texts)
     if left.any() and not right.any():
         raise ConfigError("neighbourhood: no sample has a text embedding to compare; leave --neighbourhood out")
-    near_images, near_texts = graph.indices[:, :k], find_neighbours(texts, k, device=device).indices
+    of_texts = find_neighbours(texts, k) if text_graph is None else text_graph
+    near_images, near_texts = graph.indices[:, :k], of_texts.indices[:, :k]
     valid = np.flatnonzero(left.any(axis=1) & right.any(axis=1))
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(valid)[:MISMATCHED]

@@ -17,6 +17,7 @@ from .beta import Beta
 from .embeddings import embeddings_match
 from .errors import ConfigError, TableError
 from .lock import folder_lock
+from .neighbour_search import NeighbourSearch
 from .one_step.scoring import OneStep, learn_columns, write_columns
 from .out_folder import writing_to
 from .resume import clear
@@ -34,14 +35,16 @@ def rescore(
     anchors: Anchors | None = None,
     one_step: OneStep | None = None,
     device: str = "auto",
+    search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Recompute every score of a finished run from its tables and kept embeddings.
 
     `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own, which are used
-    where there are some. `one_step` adds columns of methods; those that are there already stay. Raises TableError when
-    embeddings were dropped. What cannot work leaves all files as they were; a rescoring that is stopped leaves a run that
-    says it is not finished, until rescored again.
+    where there are some. `one_step` adds columns of methods; those that are there already stay. `search` says how
+    neighbours are searched; one that was stopped goes on. Raises TableError when embeddings were dropped. What cannot
+    work leaves all files as they were; a rescoring that is stopped leaves a run that says it is not finished, until
+    rescored again.
     """
     run = RunFolder(Path(folder))
     began = time.monotonic()
@@ -64,6 +67,7 @@ def rescore(
             random_inputs=(lambda: Beta.from_dict(known)) if known else None,
             anchors=anchors or (Anchors.load(anchors_file(run)) if anchors_file(run).exists() else None),
             device=device,
+            search=search,
             note=note,
         )
         columns = learn_columns(run, stems, one_step or OneStep(), wanted.seed, note)
@@ -117,6 +121,7 @@ def score_embeddings(
     settings: ScoreSettings | None = None,
     overwrite: bool = False,
     device: str = "auto",
+    search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
@@ -159,7 +164,7 @@ def score_embeddings(
         write_parts(run, parts, given, wanted.joint, {"scorer": scorer, "reading": reading})
         if anchors is not None:
             anchors.save(anchors_file(run))
-        scores = score_run(run, stems, wanted, anchors=anchors, device=device, note=note)
+        scores = score_run(run, stems, wanted, anchors=anchors, device=device, search=search, note=note)
         write_run(scores)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 

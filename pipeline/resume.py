@@ -157,7 +157,7 @@ def clear(run: RunFolder, wanted: Iterable[str] = ()) -> None:
             path.unlink(missing_ok=True)
             path.with_name(f".{path.name}.tmp").unlink(missing_ok=True)
     if stems:
-        for name in ("neighbours.safetensors", "anchors.safetensors"):
+        for name in ("neighbours.safetensors", "text_neighbours.safetensors", "anchors.safetensors"):
             (run.path / name).unlink(missing_ok=True)
     run.run_file.unlink(missing_ok=True)
 

@@ -5,10 +5,10 @@ Used by `annotate` when every shard is encoded, by `rescore` with other settings
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from .anchors import Anchors
 from .beta import Beta, check_mode
 from .embeddings import read_embeddings
 from .errors import ConfigError
-from .neighbours import Neighbours, find_neighbours, near_duplicates
+from .neighbour_search import MappedRows, NeighbourSearch, neighbour_graph
+from .neighbours import Neighbours, near_duplicates
 from .scorer import score_pairs
 from .table import SCORE_COLUMNS, RunFolder, read_metadata
 from .weigh import PairScoring, learn_pair_scoring, pair_columns, with_columns
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["RunScores", "ScoreSettings", "learn_scores", "score_run", "write_scores"]
 
 DUPLICATE_COSINE = 0.985
+ROWS_AT_ONCE = 16_384
 LEARNED_FLAGS = ("no_neighbours", "indegree0", "unpicked")
 
 
@@ -105,10 +107,20 @@ def score_run(
     random_inputs: Callable[[], Beta] | None = None,
     anchors: Anchors | None = None,
     device: str = "auto",
+    search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> RunScores:
     """Learn all scores of an encoded run and write them into its tables."""
-    scores = learn_scores(run, stems, settings, random_inputs=random_inputs, anchors=anchors, device=device, note=note)
+    scores = learn_scores(
+        run,
+        stems,
+        settings,
+        random_inputs=random_inputs,
+        anchors=anchors,
+        device=device,
+        search=search,
+        note=note,
+    )
     write_scores(run, stems, scores)
     return scores
 
@@ -121,16 +133,20 @@ def learn_scores(
     random_inputs: Callable[[], Beta] | None = None,
     anchors: Anchors | None = None,
     device: str = "auto",
+    search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> RunScores:
-    """The first half of `score_run`: no table is changed, whatever goes wrong. The neighbour graph is kept for later."""
+    """The first half of `score_run`: no table is changed, whatever goes wrong. The neighbour graphs are kept for later.
+
+    `search` says how neighbours are searched: in how much memory, and by whom.
+    """
     pairs = None
     if not stems:  # no shard could be read, which is what the summary will say
         return RunScores(None, None, None, None)
     if "pairs" in settings.tasks and settings.joint:
         pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
     if "labels" in settings.tasks or settings.neighbourhood:
-        return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, note)
+        return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, search, note)
     return RunScores(pairs, None, None, None)
 
 
@@ -141,14 +157,14 @@ def _learn_with_neighbours(
     pairs: PairScoring | None,
     anchors: Anchors | None,
     device: str,
+    search: NeighbourSearch | None,
     note: Callable[[str], None],
 ) -> RunScores:
     """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
     from .neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
 
-    images = _blocks(run, stems, "image")
-    if not any(block.any() for block in images):  # every sample failed, and its row says why
-        return RunScores(pairs, None, None, None)
+    if not any(block.any() for block in _usable_rows(run, stems, _mapped(run, stems, "image"))):
+        return RunScores(pairs, None, None, None)  # every sample failed, and its row says why
     given = np.concatenate([_labels(run, stem) for stem in stems])
     around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
     labels = neighbourhood = None
@@ -156,10 +172,10 @@ def _learn_with_neighbours(
         from .label_scoring import count_classes, neighbours_wanted, score_labels  # brings torch
 
         k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
-        graph = image_graph(run, stems, images, max(k, around) if settings.neighbourhood else k, device, note)
+        graph = kept_graph(run, stems, "image", max(k, around) if settings.neighbourhood else k, device, search, note)
         note("labels: neighbours, anchors and an out-of-fold probe")
         labels = score_labels(
-            images,
+            _blocks(run, stems, "image"),
             given,
             _nearest(graph, k),
             anchors,
@@ -168,47 +184,83 @@ def _learn_with_neighbours(
             device=device,
         )
     else:
-        graph = image_graph(run, stems, images, settings.k or NEIGHBOURS, device, note)
+        graph = kept_graph(run, stems, "image", settings.k or NEIGHBOURS, device, search, note)
     if settings.neighbourhood:
-        note("neighbourhoods: searching the texts")
+        texts = _blocks(run, stems, "text")
+        near_texts = None
+        if any(block.any() for block in texts):
+            near_texts = kept_graph(run, stems, "text", around, device, search, note)
         cosines = None if pairs is None else np.concatenate([_similarity(run, stem) for stem in stems])
         neighbourhood = score_neighbourhood(
-            images,
-            _blocks(run, stems, "text"),
+            _blocks(run, stems, "image"),
+            texts,
             graph,
             around,
             settings.seed,
             cosines,
             decides="pairs" in settings.tasks,
-            device=device,
+            text_graph=near_texts,
         )
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 
 
-def image_graph(
+def kept_graph(
     run: RunFolder,
     stems: Sequence[str],
-    images: Sequence[NDArray[np.float32]],
+    part: Literal["image", "text"],
     k: int,
     device: str,
+    search: NeighbourSearch | None,
     note: Callable[[str], None],
 ) -> Neighbours:
-    """The neighbour graph of the run's pictures, kept in `neighbours.safetensors` and reused while nothing changed."""
-    path = run.path / "neighbours.safetensors"
+    """The neighbour graph of the run's pictures, kept in `neighbours.safetensors` and reused while nothing changed.
+
+    That of the texts is kept in `text_neighbours.safetensors`. A search that was stopped goes on.
+    """
+    search = search or NeighbourSearch()
+    path = run.path / ("neighbours.safetensors" if part == "image" else "text_neighbours.safetensors")
+    rows = _mapped(run, stems, part)
     shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
     digest = hashlib.sha256(json.dumps([shards, k], sort_keys=True).encode())
-    for block in images:
-        digest.update(block.tobytes())
+    for block in _usable_rows(run, stems, rows):
+        digest.update(block.data)
+    if search.index != "auto":
+        digest.update(search.index.encode())
     made_from = digest.hexdigest()
+    of = "neighbours" if part == "image" else "neighbours of texts"
     if _made_from(path) == made_from:
-        note("neighbours: the graph is there already")
+        note(f"{of}: the graph is there already")
         return Neighbours.load(path)
-    note(f"neighbours: searching {sum(len(block) for block in images):,} rows, k = {k}")
-    graph = find_neighbours(images, k, device=device)
-    if graph.recall is not None:
-        note(f"neighbours: inverted file, recall {graph.recall:.3f} on a sample")
-    graph.save(path, {"made_from": made_from})
-    return graph
+    note(f"{of}: searching {len(rows):,} rows, k = {k}")
+    return neighbour_graph(
+        rows,
+        lambda place: _ok(run, stems[place]),
+        k,
+        path,
+        made_from=made_from,
+        search=search,
+        device=device,
+        note=note,
+    )
+
+
+def _mapped(run: RunFolder, stems: Sequence[str], part: str) -> MappedRows:
+    return MappedRows([str(run.embeddings(stem)) for stem in stems], part)
+
+
+def _usable_rows(run: RunFolder, stems: Sequence[str], rows: MappedRows) -> Iterator[NDArray[np.float32]]:
+    """Embeddings a few at a time, in order, failed samples as rows of zeros."""
+    ok, before = np.empty(0, np.bool_), -1
+    for place, start, block in rows.chunks(ROWS_AT_ONCE):
+        if place != before:
+            ok, before = _ok(run, stems[place]), place
+        local = start - int(rows.offsets[place])
+        yield np.where(ok[local : local + len(block), None], block.astype(np.float32), np.float32(0))
+
+
+def _ok(run: RunFolder, stem: str) -> NDArray[np.bool_]:
+    ok: NDArray[np.bool_] = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
+    return ok
 
 
 def _nearest(graph: Neighbours, k: int) -> Neighbours:
@@ -240,8 +292,7 @@ def _blocks(run: RunFolder, stems: Sequence[str], part: str) -> list[NDArray[np.
     blocks = []
     for stem in stems:
         rows = read_embeddings(run.embeddings(stem), part)
-        ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
-        blocks.append(np.where(ok[:, None], rows, np.float32(0)))
+        blocks.append(np.where(_ok(run, stem)[:, None], rows, np.float32(0)))
     width = max(block.shape[1] for block in blocks)
     return [block if block.shape[1] else np.zeros((len(block), width), np.float32) for block in blocks]
 

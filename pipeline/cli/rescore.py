@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .annotate import print_summary
+from .neighbour_options import Address, Engine, NeighbourIndex, NeighbourMemory, NeighbourWorkers, neighbour_search
 from .options import Seed
 from .output import JsonOption, Output
 
@@ -58,6 +59,11 @@ def rescore(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of everything random.", show_default=False)] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    memory: NeighbourMemory = None,
+    index: NeighbourIndex = "auto",
+    workers: NeighbourWorkers = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every score of a run from its kept embeddings, without the model. What is not given stays as it was.
@@ -67,6 +73,10 @@ def rescore(
     [cyan]noisegate rescore tables --task pairs,labels --k 100[/]
 
     [cyan]noisegate rescore tables --with lnc,crcl,gsl[/]
+
+    [cyan]noisegate rescore tables --task labels --engine ray --address auto --neighbour-memory 8GB[/]
+
+    A neighbour search that was stopped goes on where it was.
 
     The columns of --with depend on who shares a batch: means over five seeded permutations in batches of 128, with their
     spread. gsl is a reconstruction from its paper's supplement and reading notes.
@@ -91,7 +101,15 @@ def rescore(
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
     one_step = OneStep(methods=tuple(dict.fromkeys(names)), temperature=temperature)
     output = Output(as_json)
-    summary = run(folder, settings, anchors=_anchors(anchors, anchor_labels), one_step=one_step, note=output.note)
+    with neighbour_search(engine, address, memory, index, workers) as search:
+        summary = run(
+            folder,
+            settings,
+            anchors=_anchors(anchors, anchor_labels),
+            one_step=one_step,
+            search=search,
+            note=output.note,
+        )
     print_summary(summary, output)
     output.result(summary.to_dict())
 
@@ -120,6 +138,11 @@ def score_embeddings(
     neighbourhood: Neighbourhood = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is in the folder.")] = False,
     seed: Seed = 0,
+    engine: Engine = "local",
+    address: Address = None,
+    memory: NeighbourMemory = None,
+    index: NeighbourIndex = "auto",
+    workers: NeighbourWorkers = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Weight tables from embeddings of any model, any modality, any language.
@@ -140,18 +163,20 @@ def score_embeddings(
     if separate and neighbourhood is False:
         raise ConfigError("--separate-spaces leaves only neighbourhoods to compare; leave out --no-neighbourhood")
     output = Output(as_json)
-    summary = run(
-        out,
-        images,
-        texts=texts,
-        labels=open_array(labels, "labels", 1, kinds="iu") if labels else None,
-        metadata=metadata,
-        anchors=_anchors(anchors, anchor_labels),
-        joint=not separate,
-        settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed),
-        overwrite=overwrite,
-        note=output.note,
-    )
+    with neighbour_search(engine, address, memory, index, workers) as search:
+        summary = run(
+            out,
+            images,
+            texts=texts,
+            labels=open_array(labels, "labels", 1, kinds="iu") if labels else None,
+            metadata=metadata,
+            anchors=_anchors(anchors, anchor_labels),
+            joint=not separate,
+            settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed),
+            overwrite=overwrite,
+            search=search,
+            note=output.note,
+        )
     print_summary(summary, output)
     output.result(summary.to_dict())
 

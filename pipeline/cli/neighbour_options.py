@@ -1,0 +1,73 @@
+"""How neighbours are searched: the options of commands that score without a model."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..neighbour_search import NeighbourSearch
+
+__all__ = ["Address", "Engine", "NeighbourIndex", "NeighbourMemory", "NeighbourWorkers", "neighbour_search"]
+
+_PANEL = "Neighbour search"
+Engine = Annotated[str, typer.Option("--engine", help="local, or ray.", rich_help_panel=_PANEL)]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Of a Ray cluster, such as auto; all its machines need the run's folder under one name.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+NeighbourMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbour-memory",
+        help="Of each machine, such as 8GB (default: half of what is free).",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+NeighbourIndex = Annotated[
+    str,
+    typer.Option(
+        "--neighbour-index",
+        help="flat (exact), ivf, ivf-pq (compressed), or auto: flat up to a million rows, ivf beyond.",
+        rich_help_panel=_PANEL,
+    ),
+]
+NeighbourWorkers = Annotated[
+    int,
+    typer.Option(
+        "--neighbour-workers", help="Processes that search, sharing memory and processors.", rich_help_panel=_PANEL
+    ),
+]
+
+
+@contextmanager
+def neighbour_search(
+    engine: str, address: str | None, memory: str | None, index: Any, workers: int
+) -> "Iterator[NeighbourSearch]":
+    """The search these options ask for; what it starts ends with it."""
+    from ..errors import ConfigError
+    from ..neighbour_search import NeighbourSearch, on_processes, on_ray, read_size
+
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"engine {engine!r} is unknown; use local or ray")
+    if address and engine != "ray":
+        raise ConfigError(f"address {address!r} is that of a Ray cluster; add --engine ray")
+    if workers != 1 and engine == "ray":
+        raise ConfigError(
+            f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray"
+        )
+    size = read_size(memory) if memory else None
+    with ExitStack() as started:
+        if engine == "ray":
+            yield NeighbourSearch(size, index, started.enter_context(on_ray(address)))
+        elif workers != 1:
+            yield NeighbourSearch(size, index, started.enter_context(on_processes(workers)), at_once=workers)
+        else:
+            yield NeighbourSearch(size, index)
