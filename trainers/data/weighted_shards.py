@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import tempfile
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
 
 from pipeline.decode import Limits
-from pipeline.errors import ConfigError, MismatchError, NoisegateError, ShardError
+from pipeline.errors import ConfigError, MismatchError, ShardError
 from pipeline.read import IMAGE_PARTS
 
 from .batch import Batch, Dropped
+from .batch_stream import Refs, living, make_loader
 from .catalogue import Catalogue, Needs, find_catalogue, labels_of
 from .join import EXAMPLES, Reading, check_columns, column_values, shares
-from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source, start_worker
+from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source
 from .plan import MPerClassPlan, Plan, make_plan, part_of
 from .row_mask import RowMask
 from .shard_cache import ShardCache
@@ -158,7 +155,7 @@ class WeightedShards:
             keep=keep_decoded,
         )
         self._source = BatchLoader(source)
-        self._loader = _loader(self._source, _Refs(self._refs), workers, pin_memory)
+        self._loader = make_loader(self._source, Refs(self._refs), workers, pin_memory)
         self._classes: NDArray[Any] | None = None  # by global row, where a plan needs them
         self._rows = self._catalogue.ok
         self._plan = self._planned(self._rows)
@@ -232,7 +229,7 @@ class WeightedShards:
         """The batches of this epoch that are still to come; at its end the next epoch begins."""
         if self._batch == 0:
             self.read_samples, self.dropped_samples, self._examples = 0, 0, []
-        for result in _living(self._loader):
+        for result in living(self._loader):
             if isinstance(result, Failure):
                 raise result.error
             self._account(result)
@@ -260,7 +257,7 @@ class WeightedShards:
 
     def close(self) -> None:
         """End the workers and close all files; the temporary folder goes with the last view of it."""
-        self._loader = _loader(self._source, _Refs(self._refs), 0, False)
+        self._loader = make_loader(self._source, Refs(self._refs), 0, False)
         self._source.close()
 
     def _refs(self) -> Iterator[BatchRef]:
@@ -359,59 +356,6 @@ class _Found:
 
     def __init__(self, catalogue: Catalogue, needs: Needs, folder: _Folder) -> None:
         self.catalogue, self.needs, self.folder = catalogue, needs, folder
-
-
-class _Refs(Sampler[BatchRef]):
-    """What DataLoader asks for the batches to load; it lives in this process, also where workers do the loading."""
-
-    def __init__(self, refs: Callable[[], Iterator[BatchRef]]) -> None:
-        self._refs = weakref.WeakMethod(refs)  # a circle would keep the workers and the temporary folder alive
-
-    def __iter__(self) -> Iterator[BatchRef]:
-        refs = self._refs()
-        return refs() if refs is not None else iter(())
-
-
-def _loader(source: BatchLoader, refs: _Refs, workers: int, pin_memory: bool) -> DataLoader[Any]:
-    context = None
-    if workers:
-        # forkserver: this process may already run torch's threads, which do not survive a fork, and torch is imported once
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trainers.data.loading"])
-    return DataLoader(
-        source,
-        batch_size=None,
-        sampler=refs,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=start_worker if workers else None,
-        multiprocessing_context=context,
-        persistent_workers=workers > 0,
-        pin_memory=pin_memory,
-        generator=torch.Generator(),  # of its own, so that iterating draws nothing from the training's generator
-    )
-
-
-def _living(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What the workers send; one that dies becomes an error that says what to do."""
-    results = iter(loader)
-    while True:
-        try:
-            result = next(results)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker"):
-                raise
-            raise NoisegateError(
-                "a data worker died, perhaps for want of memory: use fewer workers; in a script of your own, iterate under "
-                "`if __name__ == '__main__':`, or use workers=0"
-            ) from error
-        yield result
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def _check(batch_size: int, world: int, rank: int, workers: int, window_shards: int, max_mismatch: float) -> None:
