@@ -61,15 +61,11 @@ def test_failed_samples_and_old_tables_are_done_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("spec", "caption"),
-    [
-        (SPEC, "refused"),
-        (ModelSpec("python:tests.fakes:Nobody"), "red"),
-        (ModelSpec("python:tests.fakes:TwoSpaces"), "red"),
-    ],
+    [(SPEC, "refused"), (ModelSpec("python:tests.fakes:Nobody"), "red")],
 )
 def test_what_an_encoder_raises_is_what_the_plain_job_raises(tmp_path: Path, spec: ModelSpec, caption: str) -> None:
     write_tar(tmp_path / "s" / "x.tar", [*pairs(2), *sample("s", caption)])
-    with pytest.raises(Exception, match=r"refused|Nobody|one space") as expected:
+    with pytest.raises(Exception, match=r"refused|Nobody") as expected:
         score(tmp_path / "s", tmp_path / "plain", estimator=spec)
     with pytest.raises(type(expected.value)) as raised:
         score(tmp_path / "s", tmp_path / "out", estimator=spec, engine=TWO)
