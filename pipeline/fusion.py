@@ -14,6 +14,9 @@
 Confident joint takes wrong predictions for wrong labels, the more so the weaker the embeddings. So T is believed, and
 labels are repaired, only where `pipeline.noise_evidence` finds noise shown; a mere hint of it is believed in part,
 T' = λ T + (1 - λ) I, and repairs nothing. Else every label stands.
+
+Where more than half of a class is called one other class, that name passes for the right one. Sources that learned from
+no label stop such changes (`disputed_changes`); without them nothing in the data tells, and the repair spreads the name.
 """
 
 from __future__ import annotations
@@ -92,7 +95,8 @@ def fuse(
     labels: (N,), anything outside 0..classes-1 is no label. A row of a source that is not finite or sums to 0 abstains.
     A class that no label names is never the repaired one. At most `entries` numbers are held at a time: the fit samples
     rows with `seed` where there are more, and scoring goes in chunks. The noise rate cannot see label errors that the
-    sources make as well: noise that follows the embeddings in every detail passes as clean.
+    sources make as well: noise that follows the embeddings in every detail passes as clean. A repair that the label-free
+    sources stop leaves the label, but `clean_probability` and the noise rate still speak as if it were wrong.
 
     >>> rng = np.random.default_rng(0)
     >>> truth = rng.integers(0, 3, 900)

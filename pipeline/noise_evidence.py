@@ -10,6 +10,7 @@ So noise is taken for shown, and labels are repaired, only under one of two sign
   disagree less than all do, as they must where noise and doubt come together; and most labels are right.
 
 Anything less leaves every label as it is: a repair that is not made costs a gain, one made in error costs right labels.
+Even then texts, which learned from no label, may stop a change.
 """
 
 from __future__ import annotations
