@@ -90,11 +90,16 @@ class Soak:
             life = Life(number)
             self.lives.append(life)
             process, born = self.start(out), time.monotonic()
-            job_dies = born + self.rng.uniform(5, 90) if kills_jobs else float("inf")
-            worker_dies = born + self.rng.uniform(8, 30)
+            job_dies: float | None = None
+            worker_dies: float | None = None
             while process.poll() is None:
                 time.sleep(LOOK)
                 now = time.monotonic()
+                if job_dies is None:
+                    if not workers_of(process.pid):
+                        continue  # still starting, which a busy machine may take long for
+                    job_dies = now + (self.rng.uniform(1, 90) if kills_jobs else float("inf"))
+                    worker_dies = now + self.rng.uniform(5, 30)
                 if size := resident(process.pid):
                     life.memory.append((now - born, size))
                 scoring = (
@@ -110,7 +115,7 @@ class Soak:
                     life.ended = "killed"
                     process.wait()
                     break
-                if now > worker_dies:
+                if worker_dies is not None and now > worker_dies:
                     self.counts["workers killed"] += kill_one(workers_of(process.pid), self.rng)
                     worker_dies = now + self.rng.uniform(8, 30)
             if life.ended != "killed":

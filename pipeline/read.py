@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from .errors import ShardError
-from .tar_members import TarMembers
+from .tar_members import BLOCK, TarMembers
 
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .shards import Shard
@@ -78,6 +78,7 @@ class ShardReader:
         self.sha256 = ""
         self.size = 0
         self.damage: str | None = None
+        self.passed = 0  # bytes of the unpacked tar up to the end of the sample yielded last; `position` reads ahead
         self._stream: _Hashed | None = None
 
     @property
@@ -93,6 +94,7 @@ class ShardReader:
             while hashed.read(1 << 20):
                 pass
         self.sha256, self.size = hashed.sha256.hexdigest(), hashed.size
+        self.passed = max(self.passed, self.size)
         self._check_whole(members)
         self._finish(members)
 
@@ -144,6 +146,7 @@ class ShardReader:
             part = match.group(2).lower()
             if current is None or prefix != match.group(1) or part in current.names:
                 if current is not None:
+                    self.passed = member.offset - BLOCK
                     yield current
                 prefix = match.group(1)
                 key = prefix.encode("utf-8", "surrogateescape")

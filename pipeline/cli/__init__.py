@@ -19,6 +19,7 @@ from . import (
     evaluate,
     export,
     noise,
+    plan,
     report,
     rescore,
     scenes,
@@ -75,6 +76,7 @@ app = typer.Typer(
 )
 for module in (
     annotate,
+    plan,
     rescore,
     calibrate,
     adapt,

@@ -1,0 +1,195 @@
+"""`noisegate plan`: what a whole set of shards will take, from a few seconds on some of them."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import BatchSize, Device, Dtype, Model, Pretrained, Shards, TextField, Workers
+from .output import JsonOption, Output, escape, percent
+
+if TYPE_CHECKING:
+    from ..plan.estimate import Estimate
+    from ..plan.predict import Plan
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("plan", no_args_is_help=True)(plan)
+
+
+def plan(
+    shards: Shards,
+    model: Model = "embedded",
+    pretrained: Pretrained = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading the model.")] = 10.0,
+    task: Annotated[str, typer.Option("--task", help="pairs, labels or pairs,labels.")] = "pairs",
+    k: Annotated[
+        int | None,
+        typer.Option("--k", min=1, help="Neighbours per row, for labels (default: 200).", show_default=False),
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price",
+            help="Per hour: 1.20 for this machine, A100=1.80 for a device of the table; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    drop_embeddings: Annotated[
+        bool, typer.Option("--drop-embeddings", help="Count as if embeddings were not kept.")
+    ] = False,
+    text_field: TextField = None,
+    workers: Workers = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    batch_size: BatchSize = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure for a few seconds and predict time, disk and money for all SHARDS, here and on known devices.
+
+    [cyan]noisegate plan 'data/{000000..009999}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --price 1.20[/]
+
+    Reads some samples of at most eight shards and writes nothing. Says which stage is the limit and which flag would help;
+    everything that is assumed is printed.
+    """
+    from ..estimators import ModelSpec
+    from ..plan import plan as make
+    from ..shards import find_shards
+    from ..workers import DecodeOptions
+
+    output = Output(as_json)
+    options = DecodeOptions(tasks=tuple(t.strip() for t in task.split(",") if t.strip()), text_field=text_field)
+    prices = _prices(price or [])
+    find_shards(shards)  # a slip in the pattern shows before the model is loaded
+    with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):
+        made = make(
+            shards,
+            estimator=ModelSpec(model, pretrained, device, dtype, batch_size),
+            options=options,
+            seconds=seconds,
+            workers=workers,
+            device=device,
+            prices=prices,
+            k=k,
+            keep_embeddings=not drop_embeddings,
+        )
+    _print(made, output)
+    output.result(made.to_dict())
+
+
+def _prices(given: list[str]) -> dict[str, float]:
+    """`1.20` is for this machine (`here`), `NAME=1.80` for another.
+
+    >>> _prices(["1.20", "A100=1.80"])
+    {'here': 1.2, 'A100': 1.8}
+    """
+    from ..errors import ConfigError
+
+    found = {}
+    for one in given:
+        name, _, value = one.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ConfigError(f"price {one!r} is no price per hour; use 1.20, or A100=1.80")
+        found[name or "here"] = number
+    return found
+
+
+def _print(made: "Plan", output: Output) -> None:
+    looked, machine = made.looked, made.machine
+    rate = made.samples.value / made.seconds.value if made.seconds.value else math.inf
+    output.table(
+        f"Plan for {made.model}",
+        [
+            ("shards", f"{made.shards:,}, {amount(made.bytes.value)}"),
+            ("samples", _between(made.samples, "{:,.0f}".format)),
+            ("looked at", f"{looked['samples']:,} samples of {looked['shards']:,} shards in {looked['seconds']:.1f} s"),
+            *([("  cannot be used", percent(made.failed_share))] if made.failed_share else []),
+            ("time here", f"{_between(made.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
+            ("money here", f"{_between(made.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
+            ("disk", _disk(made)),
+            ("limit", _limit(made)),
+            ("decode workers", f"{machine.workers} here; the device needs {made.needed:,}"),
+        ],
+    )
+    output.table(
+        "Stage by stage, one sample",
+        [(one.name, _between(one.seconds, milliseconds), one.by) for one in made.stages],
+        ("stage", "ms", "by"),
+    )
+    output.table(
+        "On known devices (estimates, see below)",
+        [
+            (
+                one.name + ("  OSA's own figure" if one.measured_by_paper and made.gflops is None else ""),
+                duration(3600 * one.hours),
+                f"{one.samples_per_second:,.0f}",
+                f"{one.workers_needed:,}",
+                f"{one.price:.2f}",
+                f"{one.money:,.2f}",
+            )
+            for one in made.devices
+        ],
+        ("device", "time", "samples/s", "decode workers", "per hour", "money"),
+    )
+    for text in made.advice:
+        output.tell(f"[green]faster[/]: {escape(text)}")
+    for text in made.notes:
+        output.tell(f"[yellow]note[/]: {escape(text)}")
+    for text in made.assumptions:
+        output.tell(f"assumed: {escape(text)}")
+
+
+def _disk(made: "Plan") -> str:
+    parts = {"tables": made.disk.tables, "embeddings": made.disk.embeddings, "neighbours": made.disk.neighbours}
+    return f"{amount(made.disk.total)}: " + ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
+
+
+def _limit(made: "Plan") -> str:
+    if made.limit != "processors":
+        return made.limit
+    dearest = max((one for one in made.stages if one.name != "score"), key=lambda one: one.seconds.value)
+    return f"the processors are all busy, most of all with {dearest.name}"
+
+
+def _between(value: "Estimate", show: Callable[[float], str]) -> str:
+    """The value with its interval, or with a word that one look cannot tell it."""
+    if not math.isfinite(value.half):
+        return f"{show(value.value)} (one look: no interval)"
+    if value.half <= 0:
+        return show(value.value)
+    return f"{show(value.value)} ({show(max(0.0, value.value - value.half))} to {show(value.value + value.half)})"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.3f}"
+
+
+def amount(size: float) -> str:
+    """Bytes as people say them.
+
+    >>> amount(999), amount(1_500_000), amount(2.04e12)
+    ('999 B', '1.5 MB', '2.0 TB')
+    """
+    if size < 1000:
+        return f"{size:.0f} B"
+    step = min(5, int(math.log10(size) / 3))
+    return f"{size / 1000**step:,.1f} {'kMGTP'[step - 1]}B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(3.21), duration(90), duration(4 * 3600), duration(80 * 86400)
+    ('3.2 s', '1.5 min', '4.0 h', '80 days')
+    """
+    for below, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h"), (864_000, 86_400, "days")):
+        if seconds < below:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds / 86_400:,.0f} days"

@@ -1,0 +1,46 @@
+"""Known devices for `noisegate plan`: what one GPU was measured to do, and what that suggests for others."""
+
+from dataclasses import dataclass
+
+__all__ = ["DEVICES", "PAPER", "KnownDevice", "paper_rate"]
+
+PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
+PAPER_GFLOPS = 14.78  # of a pair through ViT-B-32: 8.82 for 224 x 224 pixels, 5.96 for 77 tokens
+
+
+@dataclass(frozen=True)
+class KnownDevice:
+    """A device by its maker's figure for dense 16-bit matrix products (32-bit sums), in 10^12 operations per second.
+
+    `price` per hour is an assumption: the order of what renting one costs.
+    """
+
+    name: str
+    teraflops: float
+    price: float
+
+
+PAPER = KnownDevice("RTX 3090", 71, 0.30)
+DEVICES = (
+    KnownDevice("T4", 65, 0.35),
+    PAPER,
+    KnownDevice("L4", 121, 0.70),
+    KnownDevice("V100", 125, 0.80),
+    KnownDevice("RTX 4090", 165, 0.50),
+    KnownDevice("A100", 312, 1.80),
+    KnownDevice("L40S", 362, 1.20),
+    KnownDevice("H100", 989, 2.80),
+)
+
+
+def paper_rate(device: KnownDevice, gflops: float | None = None) -> float:
+    """Pairs per second on a device, if it uses as large a share of its peak as the paper's did; gflops: of one pair.
+
+    >>> round(paper_rate(PAPER)), round(1e9 / paper_rate(PAPER) / 3600)
+    (3702, 75)
+    >>> round(paper_rate(KnownDevice("twice", 142, 1.0), gflops=2 * PAPER_GFLOPS))
+    3702
+    """
+    return (
+        PAPER_PAIRS / PAPER_SECONDS * (device.teraflops / PAPER.teraflops) * (PAPER_GFLOPS / (gflops or PAPER_GFLOPS))
+    )
