@@ -3,9 +3,11 @@
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
-__all__ = ["EXTRAS", "Extra", "missing_package"]
+from .errors import ConfigError
+
+__all__ = ["EXTRAS", "Extra", "require_extra"]
 
 
 @dataclass(frozen=True)
@@ -42,29 +44,11 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
 """By name; `gpu` is left out, because it replaces a package instead of adding one (see `noisegate doctor`)."""
 
 
-def missing_package(error: ModuleNotFoundError) -> str | None:
-    """One line for a module that an extra would have brought; None for any other, whose absence is a defect.
+def require_extra(name: str, command: str) -> None:
+    """Raises ConfigError, in one line that says what to install, where a package of the extra is absent.
 
-    Which extra is meant where several bring the module follows from the package that asked for it.
-
-    >>> missing_package(ModuleNotFoundError("No module named 'timm'", name="timm"))
-    "the package timm is not installed; noisegate train, evaluate-model and bench: pip install 'noisegate[trainers]'"
-    >>> missing_package(ModuleNotFoundError("No module named 'pipelin'", name="pipelin")) is None
-    True
+    Commands ask before they begin, so that none stops half-way. What other packages happen to bring does not count as absent.
     """
-    module = (error.name or "").partition(".")[0]
-    bringing = [name for name, extra in EXTRAS.items() if module in extra.modules]
-    if not bringing:
-        return None
-    asked = _packages(error.__traceback__)
-    name = next((name for name in bringing if name in asked), bringing[0])
-    return f"the package {module} is not installed; {EXTRAS[name].gives}: pip install 'noisegate[{name}]'"
-
-
-def _packages(trace: TracebackType | None) -> set[str]:
-    """The top packages that a traceback goes through."""
-    found = set()
-    while trace is not None:
-        found.add(str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0])
-        trace = trace.tb_next
-    return found
+    absent = EXTRAS[name].absent()
+    if absent:
+        raise ConfigError(f"{command} needs {', '.join(absent)}; install the extra: pip install 'noisegate[{name}]'")

@@ -10,6 +10,7 @@ import typer
 from pipeline.cli.options import Device, Dtype
 from pipeline.cli.output import JsonOption, Output
 from pipeline.errors import ConfigError
+from pipeline.extras import require_extra
 
 if TYPE_CHECKING:
     from .local_score import LocalScorer
@@ -183,11 +184,10 @@ def _hints(scorer: "LocalScorer", run: Path | None, beta: str) -> list[str]:
 
 
 def _ask(url: str, api_key: str | None, asked: Sequence[tuple[str, str]], output: Output) -> dict[str, Any]:
-    try:
-        from .client import Client, ServiceError
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--url needs the package {error.name}; install it with: pip install '.[service]'") from error
+    require_extra("service", "noisegate score --url")
     from dataclasses import asdict
+
+    from .client import Client, ServiceError
 
     stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in asked) else b""
     try:

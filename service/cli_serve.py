@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.errors import ConfigError
+from pipeline.extras import require_extra
 
-__all__ = ["needs_service", "register"]
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -171,31 +171,13 @@ def serve(
     with_lists = {"api_key": "api_keys", "run": "runs", "root": "roots", "url_host": "url_hosts"}
     given = {with_lists.get(name, name): value or None if isinstance(value, list) else value for name, value in locals().items()
              if name not in ("config", "hash_key", "with_lists")}  # fmt: skip
-    with needs_service("serve"):
-        from .auth import hash_key as hashed
-        from .auth import read_key
-        from .serve import run as start
-        from .settings import load_settings
+    require_extra("service", "noisegate serve")
+    from .auth import hash_key as hashed
+    from .auth import read_key
+    from .serve import run as start
+    from .settings import load_settings
+
     if hash_key:
         print(hashed(read_key(sys.stdin)))
         return
     start(load_settings(config, **given))
-
-
-class needs_service:
-    """Turns the absence of the service's packages into one line that says what to install."""
-
-    def __init__(self, command: str) -> None:
-        self._command = command
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in PACKAGES:
-            raise ConfigError(
-                f"noisegate {self._command} needs the package {error.name}; install the extra: pip install 'noisegate[service]'"
-            ) from error
-
-
-PACKAGES = ("fastapi", "uvicorn", "pydantic", "pydantic_settings", "python_multipart", "prometheus_client", "httpx", "yaml",
-            "starlette")  # fmt: skip

@@ -122,21 +122,22 @@ def main() -> None:
         app()
     except NoisegateError as error:
         _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
-    except ModuleNotFoundError as error:
-        from ..extras import missing_package
-
-        if (message := missing_package(error)) is None:
-            raise
-        _fail(message, 2)
     except KeyboardInterrupt:
         _fail(STOPPED, 130)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich both make a plain 1 of it
+            _nobody_reads()
         if end.code != 130:
             raise
         _fail(STOPPED, 130)  # typer's own code for Ctrl-C, which it leaves without a word
     except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+        _nobody_reads()
+
+
+def _nobody_reads() -> None:
+    """Whoever read the output went away; end as a program that the signal of that had killed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has somewhere to go
+    sys.exit(141)
 
 
 def _fail(message: str, code: int) -> None:
