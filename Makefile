@@ -1,11 +1,11 @@
-# make setup | demo | test | check | bench
+# make setup | demo | test | check | docker-check | wheel-check | bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := demo
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check docker-check wheel-check bench clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,14 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Dockerfiles, compose, Kubernetes and the workflow against their linters and schemas, with tools of their own.
+docker-check:
+	PYTHON=$(PYTHON) docker/check
+
+# The wheel in an empty environment and an empty folder. Takes minutes.
+wheel-check:
+	PYTHON=$(PYTHON) .ci/wheel-check
 
 bench: setup
 	$(BIN)/python -m benchmarks.annotate
