@@ -32,6 +32,7 @@ from benchmarks.tiny_shards import MODEL, Made, tiny_shard
 ROOT = Path(__file__).resolve().parents[1]
 LOOK = 0.5  # seconds between two looks at the job
 SETTLED = 30  # seconds after which a job has all it needs in memory
+MANY = 5  # problems after which there is no point in going on
 FLAT = 1.05  # memory at the end of a job's life over that at its middle
 
 
@@ -127,6 +128,8 @@ class Soak:
                     self.problems.append(
                         f"round {number}: the job ended with {process.returncode}: {self.last_words()}"
                     )
+                    if len(self.problems) >= MANY:
+                        raise SystemExit("\n".join(self.problems))
 
     def last_words(self) -> str:
         lines = (self.folder / "job.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()

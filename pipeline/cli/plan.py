@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import BatchSize, Device, Dtype, Model, Pretrained, Shards, TextField, Workers
+from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards, TextField, Workers
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def plan(
     device: Device = "auto",
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
+    draft: Draft = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure for a few seconds and predict time, disk and money for all SHARDS, here and on known devices.
@@ -67,7 +68,7 @@ def plan(
     with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):
         made = make(
             shards,
-            estimator=ModelSpec(model, pretrained, device, dtype, batch_size),
+            estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
             options=options,
             seconds=seconds,
             workers=workers,
@@ -154,8 +155,9 @@ def _disk(made: "Plan") -> str:
 def _limit(made: "Plan") -> str:
     if made.limit != "processors":
         return made.limit
-    dearest = max((one for one in made.stages if one.name != "score"), key=lambda one: one.seconds.value)
-    return f"the processors are all busy, most of all with {dearest.name}"
+    seconds = {one.name: one.seconds.value for one in made.stages}
+    dearest = "decode" if seconds["decode"] > seconds["encode"] * made.machine.threads else "encode"
+    return f"the processors are all busy, most of all with {dearest}"
 
 
 def _between(value: "Estimate", show: Callable[[float], str]) -> str:

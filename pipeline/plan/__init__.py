@@ -46,6 +46,8 @@ def plan(
     """
     if seconds <= 0:
         raise ConfigError(f"seconds {seconds:g} is no time to measure; use 10")
+    if workers is not None and workers < 0:
+        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
     known = {"here", *(one.name for one in DEVICES)}
     if unknown := sorted(set(prices or {}) - known):
         raise ConfigError(

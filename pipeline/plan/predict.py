@@ -133,6 +133,7 @@ def make_plan(
     pace, limit = _pace(stages, machine)
     total = pace.plus(stages["score"].seconds).times(samples)
     decode, device = stages["decode"].seconds.value, stages["encode"].seconds.value + stages["write"].seconds.value
+    busy = stages["encode"].seconds.value * machine.threads
     needed = max(1, math.ceil(decode / max(stages["read"].seconds.value, device, 1e-12)))
     row = (measured.table_bytes - measured.table_start) / measured.rows
     disk = Disk(
@@ -162,7 +163,7 @@ def make_plan(
         disk=disk,
         devices=_on_known_devices(samples.value, stages, measured.gflops, prices or {}),
         gflops=measured.gflops,
-        advice=tuple(advice(limit, needed, machine)),
+        advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
         assumptions=tuple(assumptions(measured, shards, machine, neighbours)),
         notes=tuple(measured.notes),
     )

@@ -11,22 +11,23 @@ if TYPE_CHECKING:
 __all__ = ["advice", "assumptions"]
 
 
-def advice(limit: str, needed: int, machine: "Machine") -> list[str]:
-    """What would make it faster, by the stage that is the limit."""
-    on_cpu = machine.device == "cpu"
+def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[str]:
+    """What would make it faster, by the stage that is the limit and the one that takes most of the processors."""
     if limit == "read":
-        return ["the store is the limit: bring the shards nearer, or read with several nodes (--node-rank R --nodes N)"]
+        return ["the store is the limit: bring the shards nearer, or read from several hosts (--nodes N --node-rank R)"]
     if limit == "decode" and machine.workers < min(needed, machine.processors):
         return [f"--workers {min(needed, machine.processors)}: decoding is the limit, and processors are free"]
-    if limit in ("decode", "processors") and not (on_cpu and limit == "processors"):
+    if limit == "decode" or (limit == "processors" and busiest == "decode"):
         return [
-            f"decoding keeps up with {needed:,} workers; here are {machine.processors:,} processors",
+            f"{needed:,} decode workers would keep up with the device; here are {machine.processors:,} processors",
             "--draft decodes large JPEGs at a part of their size",
-            "more machines: --engine ray, or --node-rank R --nodes N",
+            "more hosts: --engine ray, or --nodes N --node-rank R",
         ]
-    if on_cpu:
+    if machine.device == "cpu":
         return ["the model is the limit: a GPU (--device cuda) does the same much faster, see the table of devices"]
-    return ["the model is the limit, as it should be: more devices share the shards, with --engine ray or --nodes N"]
+    return [
+        "the model is the limit, as it should be: more devices share the shards, with --devices all, or --engine ray"
+    ]
 
 
 def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours: int) -> list[str]:
