@@ -1,0 +1,24 @@
+"""`noisegate bench --preset scenes --quick`: all methods on all tasks, small and whole, as the command line runs them."""
+
+import json
+from pathlib import Path
+
+from tests.commands import called
+from trainers import METHODS
+
+
+def test_every_method_is_compared_in_minutes(tmp_path: Path) -> None:
+    done = called("bench", "--preset", "scenes", "--quick", "--out", "bench", "--jobs", 1, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == {"scenes-retrieval", "scenes-classification", "scenes-image-retrieval"}
+    cells = [cell for one in found.values() for cell in one["cells"]]
+    assert [cell["error"] for cell in cells if cell["error"]] == []
+    assert {cell["method"].partition("@")[0] for cell in cells} == {*METHODS, "oracle"}
+    assert all(cell["rate"] in (0, 0.4) and cell["updates"] > 0 and cell["seconds"] > 0 for cell in cells)
+    judged = {cell["method"] for cell in cells if cell["rate"] == 0.4 and "noise_f1" in cell["learnt"]}
+    assert {"ncr", "lnc", "crcl", "gsl", "tango", "ssr", "dividemix"} <= judged
+    page = (tmp_path / "bench/quick/scenes-retrieval/results.html").read_text(encoding="utf-8")
+    assert page.count("<polyline") == len(found["scenes-retrieval"]["means"])
+    for figures in found["scenes-retrieval"]["means"].values():
+        assert set(figures) == {"0", "0.4"} and all(one["count"] == 1 for one in figures.values())
