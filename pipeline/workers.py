@@ -1,9 +1,11 @@
 """Decoding in worker processes: order kept, bounded, and a crash of the decoder costs one sample, not the job."""
 
+import ctypes
 import hashlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +24,7 @@ from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
 TASKS = ("pairs", "labels")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def default_workers() -> int:
 
 def _start(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _keep_memory()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -132,6 +136,16 @@ def _start(parent: int) -> None:
         os._exit(1)  # the job was killed: do not stay behind
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _keep_memory() -> None:
+    """Use blocks of up to 16 MB again: glibc gives them back to the system, and packing a chunk of pixels then takes longer
+    for new pages than for the copy (benchmarks/stages.py).
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):  # musl has none
+        libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:

@@ -1,0 +1,138 @@
+"""Pairs scored by noisegate, by clip-retrieval's inference and by the loop that everyone writes: speed and cosines.
+
+    python -m benchmarks.peers.environments ENVIRONMENTS
+    python -m benchmarks.peers.pairs ENVIRONMENTS [--pairs 256] [--rounds 3] [--threads 1] [--workers 1] [--json]
+
+The same shards (VGA JPEGs, captions of about 12 tokens), the same randomly initialised ViT-B-32 from one checkpoint, the
+same torch, batch size, threads and decoding processes. Models are loaded and warm before anything is timed; the programs
+take turns, one at a time. Ratios are of medians; those of processor seconds (children counted) do not depend on what else
+the machine does.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.annotate import write_shards
+from benchmarks.peers.environments import python_of
+from benchmarks.peers.turns import Side
+from pipeline.estimators import load_estimator
+from pipeline.estimators.openclip import OpenClipEstimator
+from pipeline.shards import find_shards
+from pipeline.table import read_table
+
+HERE = Path(__file__).resolve().parent
+Cosines = dict[str, float]
+
+
+def save_checkpoint(path: Path) -> Path:
+    """A ViT-B-32 of random numbers, once for all."""
+    model = load_estimator("ViT-B-32", "random:0", device="cpu")
+    assert isinstance(model, OpenClipEstimator)
+    torch.save({name: value.contiguous() for name, value in model.module.state_dict().items()}, path)
+    return path
+
+
+def of_noisegate(out: Path) -> Cosines:
+    table = read_table(out, ["key", "similarity"])
+    return dict(zip(table["key"].to_pylist(), table["similarity"].to_pylist(), strict=True))
+
+
+def of_clip_retrieval(out: Path) -> Cosines:
+    import pyarrow.parquet as pq
+
+    def rows(kind: str) -> NDArray[np.float32]:
+        return np.asarray(np.load(out / f"{kind}_emb" / f"{kind}_emb_0.npy"), np.float32)
+
+    keys = pq.read_table(out / "metadata" / "metadata_0.parquet")["image_path"].to_pylist()
+    return dict(zip(keys, np.einsum("nd,nd->n", rows("img"), rows("text")).tolist(), strict=True))
+
+
+def of_plain_loop(out: Path) -> Cosines:
+    found = np.load(out.with_suffix(".npz"))
+    return dict(zip(found["key"].tolist(), found["similarity"].tolist(), strict=True))
+
+
+READ = {"noisegate": of_noisegate, "clip-retrieval": of_clip_retrieval, "plain loop": of_plain_loop}
+
+
+def compare(environments: Path, folder: Path, pairs: int, rounds: int, threads: int, workers: int) -> dict[str, Any]:
+    """Seconds of each side by round, their ratios to noisegate's, and the largest difference of a cosine."""
+    shards = [shard.url for shard in find_shards(write_shards(folder / "shards", 4, pairs // 4, 640, 480))]
+    given = [save_checkpoint(folder / "vit.pt"), str(workers), "64", str(threads), *shards]
+    programs = {
+        "noisegate": (Path(sys.executable), "with_noisegate.py"),
+        "clip-retrieval": (python_of(environments, "clip-retrieval"), "with_clip_retrieval.py"),
+        "plain loop": (Path(sys.executable), "with_open_clip.py"),
+    }
+    calm = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    sides = {}
+    for name, (python, program) in programs.items():
+        path = {} if name == "clip-retrieval" else {"PYTHONPATH": str(HERE.parents[1])}
+        sides[name] = Side([python, HERE / program, *given], calm | path, folder / f"{name}.log")
+    took: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name, side in sides.items():
+            took[name].append(side.go(folder / f"{name}-{turn}"))
+    for side in sides.values():
+        side.close()
+    cosines = {name: read(folder / f"{name}-0") for name, read in READ.items()}
+    return report(took, cosines, pairs)
+
+
+def report(took: dict[str, list[dict[str, float]]], cosines: dict[str, Cosines], pairs: int) -> dict[str, Any]:
+    own = cosines["noisegate"]
+    median = {
+        name: {kind: float(np.median([turn[kind] for turn in turns])) for kind in ("wall", "cpu")}
+        for name, turns in took.items()
+    }
+    found: dict[str, Any] = {"pairs": pairs, "rounds": took, "milliseconds_per_pair": {}, "peers": {}}
+    for name, seconds in median.items():
+        found["milliseconds_per_pair"][name] = {kind: 1000 * value / pairs for kind, value in seconds.items()}
+        if name == "noisegate":
+            continue
+        if set(cosines[name]) != set(own):
+            raise SystemExit(f"{name} has {len(cosines[name])} pairs, noisegate {len(own)}: not the same ones")
+        found["peers"][name] = {
+            "times_as_fast_wall": seconds["wall"] / median["noisegate"]["wall"],
+            "times_as_fast_cpu": seconds["cpu"] / median["noisegate"]["cpu"],
+            "largest_difference": max(abs(own[key] - value) for key, value in cosines[name].items()),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("environments", type=Path)
+    parser.add_argument("--pairs", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, in the encoding process")
+    parser.add_argument("--workers", type=int, default=1, help="decoding processes")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    os.environ.pop("PYTHONPATH", None)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        found = compare(given.environments, Path(name), given.pairs, given.rounds, given.threads, given.workers)
+    if given.json:
+        print(json.dumps(found))
+        return
+    goals = {"clip-retrieval": "≥ 1.3", "plain loop": "≥ 1.5"}
+    for name, cost in found["milliseconds_per_pair"].items():
+        print(f"{name:16} {cost['wall']:7.1f} ms per pair, {cost['cpu']:7.1f} ms of processor time")
+    for name, facts in found["peers"].items():
+        print(
+            f"noisegate is {facts['times_as_fast_wall']:.2f} times as fast as {name} (goal {goals[name]}), "
+            f"{facts['times_as_fast_cpu']:.2f} in processor time; cosines differ by at most {facts['largest_difference']:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""clip-retrieval's inference: its own reader, mapper and writer, put together by its own runner.
+
+Its logger is left out: it starts a process that imports torch again, seconds that would count against it in a short run.
+Arguments: checkpoint, workers, batch size, threads, shard, shard, … ; each line on stdin is a folder to write to.
+"""
+
+import sys
+
+import torch
+from turns import serve
+
+_TORCHVISION = torch.library.Library("torchvision", "DEF")  # see pipeline/estimators/torchvision_import.py
+for _operator in ("nms", "qnms"):
+    _TORCHVISION.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+from all_clip import load_clip  # noqa: E402
+from clip_retrieval.clip_inference.mapper import ClipMapper  # noqa: E402
+from clip_retrieval.clip_inference.reader import WebdatasetReader  # noqa: E402
+from clip_retrieval.clip_inference.runner import Runner  # noqa: E402
+from clip_retrieval.clip_inference.writer import NumpyWriter  # noqa: E402
+
+
+class NoLogger:
+    """Takes what the runner reports."""
+
+    def start(self) -> None: ...
+    def end(self) -> None: ...
+    def __call__(self, stats: dict) -> None: ...
+
+
+def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+    torch.set_num_threads(int(threads))
+    model = {"clip_model": f"open_clip:ViT-B-32/{checkpoint}", "use_jit": False, "clip_cache_path": None}
+    parts = {"enable_image": True, "enable_text": True, "enable_metadata": False}
+    size = int(batch_size)
+
+    def reader(sampler):  # type: ignore[no-untyped-def]
+        _, preprocess, tokenizer = load_clip(**model, warmup_batch_size=2)  # loaded once: it is cached
+        return WebdatasetReader(sampler, preprocess, tokenizer, list(shards), size, int(workers), **parts)
+
+    def mapper():  # type: ignore[no-untyped-def]
+        return ClipMapper(**parts, **model, use_mclip=False, mclip_model="", warmup_batch_size=2)
+
+    def work(out: str) -> None:
+        Runner(
+            reader,
+            mapper,
+            lambda i: NumpyWriter(i, out, True, True, False, 1),
+            lambda i: NoLogger(),
+            output_partition_count=1,
+        )(0)
+
+    load_clip(**model, warmup_batch_size=2)
+    serve(work)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,23 @@
+"""noisegate's whole job, tables and all. Arguments as of with_clip_retrieval.py; each line on stdin is a folder."""
+
+import sys
+
+from turns import serve
+
+
+def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+    import numpy as np  # not above: decoding processes import this file, and need no torch
+    import torch
+
+    from pipeline.estimators import load_estimator
+    from pipeline.job import annotate
+
+    torch.set_num_threads(int(threads))
+    model = load_estimator("ViT-B-32", checkpoint, device="cpu", batch_size=int(batch_size))
+    model.encode_pixels([np.zeros((224, 224, 3), np.uint8)] * 2)
+    model.encode_texts(["warm", "warm up"])
+    serve(lambda out: annotate(shards, out, estimator=model, beta="fixed:0.2", workers=int(workers)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
