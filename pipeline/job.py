@@ -17,7 +17,7 @@ from .errors import LockedError, MismatchError
 from .estimators import ModelSpec
 from .estimators.base import Estimator
 from .lock import SCORING, folder_lock
-from .nodes import Nodes, NodeShare
+from .nodes import Nodes, NodeShare, forget_plan
 from .out_folder import writing_to
 from .progress import Progress, Silent
 from .resume import Resume, check_settings, clear
@@ -130,9 +130,7 @@ class _Job:
                 with folder_lock(self.run.path, doing=SCORING):
                     left = self._left(engine, share.failed())
                     if not left:
-                        summary = self._finish(engine)
-                        share.forget()
-                        return summary
+                        return self._finish(engine)
                     waits_for = f"{len(left):,} shards of other nodes, such as {left[0].url}"
             except LockedError:
                 waits_for = "other nodes, which are at work"
@@ -212,6 +210,7 @@ class _Job:
         if not self.keep_embeddings and not self.record.failed:  # a shard that is still to come needs them all for β
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
+        forget_plan(self.run.path)
         return self._summary(stems, scores)
 
     def _score(self, engine: Engine, stems: Sequence[str]) -> RunScores:

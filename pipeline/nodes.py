@@ -20,7 +20,7 @@ from .lock import folder_lock, shared_lock
 from .shards import Shard
 from .table import write_atomically
 
-__all__ = ["NodeShare", "Nodes", "parts"]
+__all__ = ["NodeShare", "Nodes", "forget_plan", "parts"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class NodeShare:
                         f"{self._folder}: nodes are at work there on another plan ({there}, here {here}, or other settings); "
                         "wait for them, or choose another --out"
                     )
-                self.forget()
+                forget_plan(self._folder)
                 fresh()
                 plan = {**facts, "key": key, "ranks": parts(_sizes(shards), self._nodes.count)}
                 write_atomically(self._plan_file, json.dumps(plan).encode())
@@ -139,11 +139,6 @@ class NodeShare:
             found |= self._read(self._report_file(rank))
         return found
 
-    def forget(self) -> None:
-        """The run is scored, or begins anew: no plan, no reports."""
-        for path in self._plan_file.parent.glob("*.json"):
-            path.unlink(missing_ok=True)
-
     def _report_file(self, rank: int) -> Path:
         return self._plan_file.with_name(f"{rank}.json")
 
@@ -155,6 +150,12 @@ class NodeShare:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+
+def forget_plan(folder: Path) -> None:
+    """The run in `folder` is scored, or begins anew: no plan, no reports."""
+    for path in (folder / "_nodes").glob("*.json"):
+        path.unlink(missing_ok=True)
 
 
 def _sizes(shards: Sequence[Shard]) -> list[int | None]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,18 @@ class Ray:
 
     @contextmanager
     def connected(self, ray: Any) -> Iterator[None]:
-        """While it lasts, `ray` is connected to the cluster."""
-        if ray.is_initialized():
-            yield
-            return
+        """While it lasts, `ray` is connected to the cluster, and what it prints of lost workers goes to standard error."""
+        with redirect_stdout(sys.stderr):
+            if ray.is_initialized():
+                yield
+                return
+            self._connect(ray)
+            try:
+                yield
+            finally:
+                ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS")
         quiet = {"logging_level": "ERROR", "log_to_driver": False}
         try:
@@ -116,15 +124,11 @@ class Ray:
                 wanted = int((self.actors or 1) * (self.cpus_per_worker or 1))
                 store = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
                 ray.init(address="local", num_cpus=max(here, wanted), **store, **quiet)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except Exception as error:  # Ray raises plain ones too
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"address {address or 'local'!r}: no Ray there ({reason}); start one with: ray start --head"
             ) from error
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 def import_ray() -> Any:

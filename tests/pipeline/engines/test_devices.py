@@ -1,6 +1,7 @@
 """Real encoder processes: the plain job's bytes, also when one of them is killed."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def test_two_processes_of_which_one_is_killed_leave_the_plain_jobs_bytes(tmp_pat
     assert (deaths / "once").exists()
     assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
     assert without_times(summary) == without_times(plain)
-    assert "lost the encoder on cpu (killed by SIGKILL); once more: x-1" in said(progress)
+    assert re.search(r"lost the encoder on cpu \(killed by SIGKILL\); once more: .*x-1", said(progress))
     assert progress.size == sum(path.stat().st_size for path in (tmp_path / "s").glob("*.tar"))
 
 
