@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bank", "Found", "expand", "order_ties", "without_self"]
+__all__ = ["Bank", "Found", "expand", "expand_in_order", "order_ties", "without_self"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -40,6 +40,24 @@ def expand(bank: Bank, group: Index, cosine: Float32, width: int) -> Found:
     listed[filled] = bank.members[np.repeat(bank.starts[group].ravel(), flat) + within]
     similarity[filled] = np.repeat(cosine.ravel(), flat)
     return listed, similarity
+
+
+def expand_in_order(bank: Bank, group: Index, cosine: Float32, width: int) -> Found:
+    """As `expand`, of lists whose tied groups are the lowest numbered, with equal cosines in the order of the rows.
+
+    Where the cut falls among several groups of one cosine, the lowest of all their rows are taken.
+    """
+    listed, similarity = expand(bank, group, cosine, width)
+    if len(bank.first) < len(bank.members):
+        edge = similarity[:, -1:]
+        several = ((cosine == edge) & (group >= 0)).sum(axis=1) > 1
+        for at in np.flatnonzero(several):
+            tied = group[at][cosine[at] == edge[at]]
+            ends = np.minimum(bank.starts[tied + 1], bank.starts[tied] + width)
+            rows = [bank.members[begin:end] for begin, end in zip(bank.starts[tied], ends, strict=True)]
+            above = int((similarity[at] > edge[at]).sum())
+            listed[at, above:] = np.sort(np.concatenate(rows))[: width - above]
+    return order_ties(listed, similarity), similarity
 
 
 def order_ties(listed: Index, similarity: Float32) -> Index:

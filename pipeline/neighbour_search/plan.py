@@ -100,10 +100,12 @@ def cut(plan: Plan, memory: int, threads: int) -> Plan:
     each = {"flat": 4 * plan.width, "ivf": 4 * plan.width + 8, "ivf-pq": plan.width // 4 + 8}[plan.kind]
     lists = 12 * plan.wanted
     span = max(QUERIES, min(MOST_SPAN, memory // 8 // max(1, lists) // QUERIES * QUERIES))
-    searching = threads * (MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96)) + span * lists
+    threaded = threads * (MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96))
+    searching = threaded + span * lists
     room = (memory - searching) // max(1, each)
     if room < ALIGNED:
-        least = searching + ALIGNED * each
+        least = threaded + ALIGNED * each
+        least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
         raise ConfigError(
             f"neighbour-memory {memory / 1e6:,.0f}MB is too little for {threads} threads with lists of {plan.wanted - 1} "
             f"rows of {plan.width} numbers; use {-(-least // 1_000_000)}MB or more"

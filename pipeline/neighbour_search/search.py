@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
 from pipeline.nearest import gpu_numbers
-from pipeline.neighbour_lists import Bank, Found, expand, order_ties, without_self
+from pipeline.neighbour_lists import Bank, Found, expand_in_order, without_self
 from pipeline.neighbours import Neighbours, create_graph
 from pipeline.tensor_files import map_tensors
 
@@ -46,7 +46,7 @@ def one_by_one(tasks: Iterable[Task]) -> Iterable[Task]:
 class NeighbourSearch:
     """How to search. `memory` (bytes) is shared by the `at_once` tasks that `run` carries out on one machine at a time;
     None is half of what is free. `index` "auto" compares all rows up to `exact_limit` of them and probes an inverted
-    file beyond.
+    file beyond. `cut` chooses parts and spans for a number of bytes and of threads.
     """
 
     memory: int | None = None
@@ -54,6 +54,7 @@ class NeighbourSearch:
     run: RunTasks = one_by_one
     at_once: int = 1
     exact_limit: int = 1_000_000
+    cut: Callable[[Plan, int, int], Plan] = cut
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "flat", "ivf", "ivf-pq"):
@@ -150,7 +151,7 @@ def _prepared(
         device=device,
         seed=seed,
     )
-    plan = cut(plan, memory, threads())
+    plan = search.cut(plan, memory, threads())
     plan.save(folder)  # last: what is there before it is not used
     return plan, bank
 
@@ -254,8 +255,7 @@ def _write_span(plan: Plan, bank: Bank, folder: Path, graph: dict[str, NDArray[A
     for start in range(begin, end, step):
         stop = min(end, start + step)
         group, cosine = merge([read_found(folder / t.name, slice(start - begin, stop - begin)) for t in tasks])
-        listed, similarity = expand(bank, group, cosine, min(others + 1, len(bank.members)))
-        listed = order_ties(listed, similarity)
+        listed, similarity = expand_in_order(bank, group, cosine, min(others + 1, len(bank.members)))
         mine = np.asarray(bank.members[bank.starts[start] : bank.starts[stop]])
         for at in range(0, len(mine), QUERIES):
             row = mine[at : at + QUERIES]
