@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .shards import Shard
 from .table import RunFolder, read_metadata
 
 __all__ = ["Resume", "check_settings", "clear", "failed_rows"]
+
+ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
 
 
 def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
@@ -64,12 +67,21 @@ class Resume:
 
     def todo(self, shards: Sequence[Shard]) -> list[Shard]:
         """The shards that must be read; those that cannot be are in `unreachable`, and what is known of them stays."""
-        return [shard for shard in shards if not self._is_done(shard)]
+        left: list[Shard] = []
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            for start in range(0, len(shards), ASKED):
+                part = shards[start : start + ASKED]
+                remote = [shard for shard in part if not shard.is_local]
+                told = dict(zip((shard.url for shard in remote), pool.map(_size_and_time, remote), strict=True))
+                left += [shard for shard in part if not self._is_done(shard, told.get(shard.url))]
+        return left
 
-    def _is_done(self, shard: Shard) -> bool:
+    def _is_done(self, shard: Shard, told: tuple[int | None, float | None] | ShardError | None) -> bool:
         table = self.run.table(shard.stem)
         try:
-            self.sizes[shard.url], self.times[shard.url] = shard.size_and_time()
+            if isinstance(told, ShardError):
+                raise told
+            self.sizes[shard.url], self.times[shard.url] = told or shard.size_and_time()
             metadata = self._metadata(table, shard.stem)
             if metadata is None:
                 return False
@@ -124,6 +136,13 @@ class Resume:
     def _redo(self, table: Path, reason: str) -> None:
         self.note(reason)
         self.stale.append(table)
+
+
+def _size_and_time(shard: Shard) -> tuple[int | None, float | None] | ShardError:
+    try:
+        return shard.size_and_time()
+    except ShardError as error:
+        return error
 
 
 def failed_rows(table: Path) -> set[int]:

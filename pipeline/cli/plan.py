@@ -128,7 +128,7 @@ def _print(made: "Plan", output: Output) -> None:
         "On known devices (estimates, see below)",
         [
             (
-                one.name + ("  OSA's own figure" if one.measured_by_paper and made.gflops is None else ""),
+                one.name + ("  OSA's own figure" if one.measured_by_paper else ""),
                 duration(3600 * one.hours),
                 f"{one.samples_per_second:,.0f}",
                 f"{one.workers_needed:,}",

@@ -225,5 +225,7 @@ def _on_known_devices(
         rate, price = paper_rate(device, gflops), prices.get(device.name, device.price)
         hours = (samples / rate + samples * stages["score"].seconds.value) / 3600
         workers = max(1, math.ceil(rate * stages["decode"].seconds.value))
-        found.append(DevicePlan(device.name, hours, price, hours * price, rate, workers, device is PAPER))
+        found.append(
+            DevicePlan(device.name, hours, price, hours * price, rate, workers, device is PAPER and gflops is None)
+        )
     return tuple(found)

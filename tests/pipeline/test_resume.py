@@ -2,8 +2,9 @@
 
 import json
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -13,13 +14,40 @@ import pytest
 
 from pipeline import read_table
 from pipeline.decode import Limits
-from pipeline.errors import ConfigError, LockedError, MismatchError, TableError
+from pipeline.errors import ConfigError, LockedError, MismatchError, ShardError, TableError
 from pipeline.lock import folder_lock
 from pipeline.progress import Silent
 from pipeline.rescore import score_embeddings
+from pipeline.resume import Resume
+from pipeline.shards import Shard
+from pipeline.table import RunFolder
 from pipeline.workers import DecodeOptions
 from tests.fakes import OtherModel, estimator, pairs, tar_bytes, write_tar
 from tests.jobs import BETA, Notes, files_of, said, score, stamps
+
+
+class Asked(Shard):
+    """A shard of a store that counts how many are asked about at the same time; every third cannot be reached."""
+
+    waiting = threading.Barrier(8)
+    asked: ClassVar[list[str]] = []
+
+    def size_and_time(self) -> tuple[int | None, float | None]:
+        self.waiting.wait(timeout=60)  # nobody is answered before eight have asked
+        self.asked.append(self.url)
+        if int(self.stem) % 3 == 0:
+            raise ShardError(f"{self.url} is away")
+        return int(self.stem), None
+
+
+def test_a_store_is_asked_about_many_shards_at_once_and_answers_stay_in_order(tmp_path: Path) -> None:
+    shards = [Asked(f"mem://{i}.tar") for i in range(1, 17)]
+    resume = Resume(RunFolder(tmp_path), estimator().identity, {}, {}, True, False, lambda text: None)
+    left = resume.todo(shards)
+    assert [shard.stem for shard in left] == [str(i) for i in range(1, 17) if i % 3]
+    assert resume.sizes == {shard.url: int(shard.stem) for shard in left}
+    assert resume.unreachable == {f"mem://{i}.tar": f"mem://{i}.tar is away" for i in range(3, 17, 3)}
+    assert sorted(Asked.asked) == sorted(shard.url for shard in shards)
 
 
 # --- going on -----------------------------------------------------------------------------------------------------------
