@@ -300,6 +300,22 @@ def test_loss_is_clean_plus_mixed(none_clean: bool) -> None:
     assert (on_clean == 0) == none_clean
 
 
+def test_a_single_clean_sample_is_not_encoded_alone() -> None:
+    """Batch normalisation takes no batch of one."""
+
+    class Normalising(FakeRun):
+        def encode_images(self, images: Tensor, network: int = 0) -> dict[str, Tensor]:
+            assert len(images) > 1, "expected more than 1 value per channel when training"
+            return super().encode_images(images, network)
+
+    method, run = with_anchors(k=4), Normalising()
+    method.begin_epoch(run)  # type: ignore[arg-type]
+    rows = [0, 3, 5]
+    method.columns_by_row["clean_tango"][rows] = [False, True, False]
+    step = method.loss(batch(run, rows), run)  # type: ignore[arg-type]
+    assert float(step.logs["loss_clean"]) > 0
+
+
 def test_the_table_serves_the_first_epoch_where_it_knows_labels() -> None:
     columns: dict[str, NDArray[Any]] = {
         name: np.full(12, np.nan, np.float32) for name in ("knn_consistency", "anchor_consistency", "consistency")

@@ -143,17 +143,17 @@ class Tango(Method):
         return True
 
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
-        """Lines 10-15; the clean and the mixed samples are encoded apart."""
+        """Lines 10-15; clean and mixed samples are encoded together, so that one clean sample is no batch of its own."""
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
         images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
         clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
-        each_clean = torch.zeros(len(images), device=images.device)
-        if bool(clean.any()):
-            own = cross_entropy(self._classify(run, images[clean]), batch.labels[clean])
-            each_clean = each_clean.masked_scatter(clean, own.float())
         mixed, soft = mixup(images, self._soft_labels(rows, batch.labels), run.random("mixup"), self.config.mixup)
-        each = cross_entropy(self._classify(run, mixed), soft)
+        logits = self._classify(run, torch.cat([images[clean], mixed]))
+        own, of_mixed = logits.split([len(logits) - len(mixed), len(mixed)])
+        each_clean = torch.zeros(len(images), device=images.device)
+        each_clean = each_clean.masked_scatter(clean, cross_entropy(own, batch.labels[clean]).float())
+        each = cross_entropy(of_mixed, soft)
         chosen = run.gather(clean.float())
         on_clean = run.gather(each_clean).sum() / chosen.sum().clamp(min=1)  # 0 where the batch has none
         on_all = run.gather(each).mean()
