@@ -122,6 +122,7 @@ def _create(folder: Path, name: str, length: int) -> NDArray[Any]:
 
 def _open(path: Path) -> NDArray[Any]:
     try:
-        return np.load(path, mmap_mode="r")
+        found: NDArray[Any] = np.load(path, mmap_mode="r")
     except ValueError:  # an empty one cannot be mapped
-        return np.load(path)
+        found = np.load(path)
+    return found

@@ -29,7 +29,9 @@ class MappedRows:
 
     def __init__(self, files: Sequence[str], tensor: str, shapes: Sequence[tuple[int, int]] | None = None) -> None:
         self.files, self.tensor = list(files), tensor
-        self.shapes = [_map(file, tensor).shape for file in files] if shapes is None else [tuple(s) for s in shapes]
+        if shapes is None:
+            shapes = [(len(rows), rows.shape[1]) for rows in (_map(file, tensor) for file in files)]
+        self.shapes = list(shapes)
         self.width: int = max((shape[1] for shape in self.shapes), default=0)
         self.offsets = np.cumsum([0, *(shape[0] for shape in self.shapes)])
 

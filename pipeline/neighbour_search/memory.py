@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError
@@ -28,9 +29,13 @@ def read_size(text: str) -> int:
     return int(size)
 
 
-def default_memory() -> int:
-    """Half of what this machine, or the container it is, has free."""
+def default_memory(gpus: Sequence[int] = ()) -> int:
+    """Half of what this machine, or the container it is, has free; no more than fits the GPUs of these numbers."""
     free = [_available()]
+    if gpus:
+        import torch
+
+        free.append(int(1.4 * sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)))  # 0.7 of it, once halved
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),

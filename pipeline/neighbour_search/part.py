@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from pipeline.nearest import GPU_LIMIT, to_gpus
 from pipeline.neighbour_lists import Found, order_ties
 
-__all__ = ["ExactPart", "InvertedPart", "exact_top", "one_thread_each", "threads"]
+__all__ = ["ExactPart", "InvertedPart", "StreamedPart", "exact_top", "merge", "one_thread_each", "threads"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 Search = Callable[[Float32, int], Found]
 SLACK = 8  # entries beyond a list, which tell whether its end falls into a tie
 WIDEST = 16_000_000  # entries of the longer lists that a wide tie asks for
+STREAMED = 65_536  # rows of a part that is read a few at a time
 REFINED = 4  # candidates of a compressed search for each entry of a list
 GATHERED = 1 << 24  # numbers of candidates held at a time
 In, Out = TypeVar("In"), TypeVar("Out")
@@ -94,6 +95,43 @@ class ExactPart:
         return number, cosine
 
 
+def merge(found: Sequence[Found]) -> Found:
+    """The nearest of what each part found, as long as one part's lists: (cosine, lower number) decides.
+
+    Parts are in the order of their rows, and each list is in order, so a stable sort by cosine keeps ties in order.
+
+    >>> one = np.array([[0, 2]]), np.array([[.9, .5]], np.float32)
+    >>> other = np.array([[4, 5]]), np.array([[.9, .6]], np.float32)
+    >>> merge([one, other])[0].tolist()
+    [[0, 4]]
+    """
+    if len(found) == 1:
+        return found[0]
+    width = found[0][0].shape[1]
+    number, cosine = (np.concatenate([one[i] for one in found], axis=1) for i in (0, 1))
+    order = np.argsort(-cosine, axis=1, kind="stable")[:, :width]
+    return np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1)
+
+
+class StreamedPart:
+    """Rows that are read a few at a time and compared with all queries: for a few queries, in little memory."""
+
+    def __init__(self, faiss: Any, read: Callable[[int, int], Float32], count: int, gpus: Sequence[int] = ()) -> None:
+        self._faiss, self._read, self._count, self._gpus = faiss, read, count, gpus
+
+    def nearest(self, queries: Float32, k: int) -> Found:
+        best: Found | None = None
+        for start in range(0, self._count, STREAMED):
+            base = self._read(start, min(self._count, start + STREAMED))
+            near, value = ExactPart(self._faiss, base, self._gpus).nearest(queries, k)
+            number = np.full((len(queries), k), -1, np.int64)
+            cosine = np.full((len(queries), k), -np.inf, np.float32)
+            number[:, : near.shape[1]], cosine[:, : near.shape[1]] = near + start, value
+            best = (number, cosine) if best is None else merge([best, (number, cosine)])
+        assert best is not None  # no part is empty
+        return best
+
+
 class InvertedPart:
     """An inverted file of a part; `refine(queries, numbers)` gives exact cosines where the stored rows are compressed."""
 
@@ -106,27 +144,32 @@ class InvertedPart:
         gpus: Sequence[int] = (),
     ) -> None:
         self._index, self._refine = index, refine
-        index.nprobe = min(probes, index.nlist)
+        index.nprobe = self.probes = min(probes, index.nlist)
         self._on_gpu: Any = None
         if gpus:
             self._on_gpu = to_gpus(faiss, index, list(gpus))
             faiss.GpuParameterSpace().set_index_parameter(self._on_gpu, "nprobe", min(probes, GPU_LIMIT))
 
-    def nearest(self, queries: Float32, k: int) -> Found:
+    def cells(self, queries: Float32) -> Found:
+        """(Q, probes) the cells to look into, and their cosines: the same in all parts, so that they are found once."""
+        near, cells = self._index.quantizer.search(queries, self._index.nprobe)
+        return cells, near
+
+    def nearest(self, queries: Float32, k: int, cells: Found | None = None) -> Found:
         count = int(self._index.ntotal)
         if self._refine is None:
-            number, cosine = _ordered(*self._search(queries, min(k + SLACK, count)))
+            number, cosine = _ordered(*self._search(queries, min(k + SLACK, count), cells))
             return number[:, :k], cosine[:, :k]
-        number, _ = self._search(queries, min(REFINED * k, count))
+        number, _ = self._search(queries, min(REFINED * k, count), cells)
         cosine = self._refine(queries, number)
         cosine[number < 0] = -np.inf
         order = np.argsort(-cosine, axis=1, kind="stable")[:, :k]
         return _ordered(np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1))
 
-    def _search(self, queries: Float32, k: int) -> Found:
+    def _search(self, queries: Float32, k: int, cells: Found | None) -> Found:
         if self._on_gpu is not None:
             cosine, number = self._on_gpu.search(queries, min(k, GPU_LIMIT))
             return number, cosine
-        near, cells = self._index.quantizer.search(queries, self._index.nprobe)
-        cosine, number = self._index.search_preassigned(queries, k, cells, near)
+        near, distances = self.cells(queries) if cells is None else cells
+        cosine, number = self._index.search_preassigned(queries, k, near, distances)
         return number, cosine

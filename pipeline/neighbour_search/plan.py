@@ -16,7 +16,8 @@ Kind = Literal["flat", "ivf", "ivf-pq"]
 FORMAT = 1
 QUERIES = 4096  # searched at a time, and
 ALIGNED = 1024  # rows of a part are a multiple of it: faiss multiplies in such blocks, so the cut changes no bit
-MOST_SPAN = 65_536  # queries of a task: what a kill costs at most, and what lies between search and merge
+SPAN = 65_536  # queries of a task: what a kill costs at most
+LONG_SPAN = 1 << 20  # where there are several parts, because each span reads all of them
 MULTIPLIED = 4 * QUERIES * ALIGNED  # bytes of the products that a thread holds
 
 
@@ -90,6 +91,11 @@ class Task:
         of = f"sample-{self.probes}" if self.sample else f"{self.start:012d}"
         return f"{self.step}-{of}-{self.part:05d}.safetensors"
 
+    @property
+    def cells(self) -> str:
+        """Where the cells that its queries look into are kept for the other parts."""
+        return f"cells-{self.start:012d}.safetensors"
+
 
 def cut(plan: Plan, memory: int, threads: int) -> Plan:
     """The plan with parts and spans that keep a task below `memory` bytes; raises ConfigError where none do.
@@ -99,10 +105,14 @@ def cut(plan: Plan, memory: int, threads: int) -> Plan:
     """
     each = {"flat": 4 * plan.width, "ivf": 4 * plan.width + 8, "ivf-pq": plan.width // 4 + 8}[plan.kind]
     lists = 12 * plan.wanted
-    span = max(QUERIES, min(MOST_SPAN, memory // 8 // max(1, lists) // QUERIES * QUERIES))
     threaded = threads * (MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96))
-    searching = threaded + span * lists
-    room = (memory - searching) // max(1, each)
+    whole = -(-max(1, plan.distinct) // ALIGNED) * ALIGNED
+    for most in (SPAN, LONG_SPAN):
+        span = max(QUERIES, min(most, memory // 8 // max(1, lists) // QUERIES * QUERIES))
+        searching = threaded + span * lists
+        room = (memory - searching) // max(1, each)
+        if room >= whole:
+            break
     if room < ALIGNED:
         least = threaded + ALIGNED * each
         least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
@@ -110,7 +120,6 @@ def cut(plan: Plan, memory: int, threads: int) -> Plan:
             f"neighbour-memory {memory / 1e6:,.0f}MB is too little for {threads} threads with lists of {plan.wanted - 1} "
             f"rows of {plan.width} numbers; use {-(-least // 1_000_000)}MB or more"
         )
-    whole = -(-max(1, plan.distinct) // ALIGNED) * ALIGNED
     part = min(room // ALIGNED * ALIGNED, whole)
     even = -(-whole // -(-whole // part))  # parts of one size are done at one time
     part = min(part, -(-even // ALIGNED) * ALIGNED)

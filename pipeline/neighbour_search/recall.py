@@ -50,6 +50,7 @@ def train(plan: Plan, rows: MappedRows, folder: Path, memory: int) -> None:
     picked = np.sort(np.random.default_rng(plan.seed).choice(plan.distinct, size=size, replace=False))
     quantiser = faiss.IndexFlatIP(plan.width)
     kind = (quantiser, plan.width, cells)
+    index: Any
     if plan.kind == "ivf-pq":
         index = faiss.IndexIVFPQ(*kind, code_bytes(plan.width), 8, faiss.METRIC_INNER_PRODUCT)
     else:

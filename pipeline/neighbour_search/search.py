@@ -23,12 +23,12 @@ from pipeline.tensor_files import map_tensors
 from .distinct import find_distinct, open_bank
 from .mapped import MappedRows
 from .memory import default_memory
-from .part import threads
+from .part import merge, threads
 from .plan import QUERIES, Kind, Plan, Task, cut
 from .recall import train, tune
 from .task import forget, read_found, run_task
 
-__all__ = ["NeighbourSearch", "RunTasks", "merge", "neighbour_graph", "one_by_one"]
+__all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one"]
 
 Usable = Callable[[int], NDArray[np.bool_]]
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
@@ -94,7 +94,7 @@ def neighbour_graph(
     plan, bank = _prepared(rows, usable, min(k, max(len(rows) - 1, 0)), folder, made_from, search, device, seed)
     tuned = None
     if plan.kind != "flat" and plan.distinct:
-        train(plan, rows, folder, _memory(search))
+        train(plan, rows, folder, _memory(search, device))
         _finish(search.run, [Task(str(folder), "build", part) for part in range(plan.parts)])
         tuned = tune(plan, folder, lambda tasks: _merged(search.run, tasks))
         note(f"neighbours: {plan.kind} with {tuned.probes} probes, recall {tuned.recall:.3f} on a sample")
@@ -109,8 +109,8 @@ def neighbour_graph(
     return Neighbours.load(target)
 
 
-def _memory(search: NeighbourSearch) -> int:
-    return (default_memory() if search.memory is None else search.memory) // max(1, search.at_once)
+def _memory(search: NeighbourSearch, device: str) -> int:
+    return (default_memory(gpu_numbers(device)) if search.memory is None else search.memory) // max(1, search.at_once)
 
 
 def _prepared(
@@ -124,8 +124,7 @@ def _prepared(
     seed: int,
 ) -> tuple[Plan, Bank]:
     """The plan that a stopped search left, if it is of the same rows and still fits; else a new one."""
-    gpu_numbers(device)  # says what is wrong with it
-    memory = _memory(search)
+    memory = _memory(search, device)
     files = tuple(str(Path(file).resolve()) for file in rows.files)
     before = Plan.load(folder)
     if before is not None and before.made_from == f"{made_from} k={others}" and before.files == files:
@@ -168,24 +167,6 @@ def _merged(run: RunTasks, tasks: Sequence[Task]) -> Found:
     return merge([read_found(Path(task.folder) / task.name, slice(None)) for task in tasks])
 
 
-def merge(found: Sequence[Found]) -> Found:
-    """The nearest of what each part found, as long as one part's lists: (cosine, lower number) decides.
-
-    Parts are in the order of their rows, and each list is in order, so a stable sort by cosine keeps ties in order.
-
-    >>> one = np.array([[0, 2]]), np.array([[.9, .5]], np.float32)
-    >>> other = np.array([[4, 5]]), np.array([[.9, .6]], np.float32)
-    >>> merge([one, other])[0].tolist()
-    [[0, 4]]
-    """
-    if len(found) == 1:
-        return found[0]
-    width = found[0][0].shape[1]
-    number, cosine = (np.concatenate([one[i] for one in found], axis=1) for i in (0, 1))
-    order = np.argsort(-cosine, axis=1, kind="stable")[:, :width]
-    return np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1)
-
-
 def _open_graph(
     folder: Path, rows: int, columns: int, bank: Bank, plan: Plan, recall: float | None
 ) -> dict[str, NDArray[Any]]:
@@ -226,8 +207,8 @@ def _search_spans(
         if not (folder / f"{start:012d}.merged").exists():
             _write_span(plan, bank, folder, graph, tasks)
             (folder / f"{start:012d}.merged").touch()
-        for task in tasks:
-            (folder / task.name).unlink(missing_ok=True)
+        for name in (*(task.name for task in tasks), tasks[0].cells):
+            (folder / name).unlink(missing_ok=True)
         merged += int(bank.starts[stop] - bank.starts[start])
         if progress is not None:
             progress(merged, total)

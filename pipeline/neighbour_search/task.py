@@ -5,25 +5,26 @@ The same function runs in this process, in a pool of processes, and on Ray.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save
 
 from pipeline.errors import ConfigError
 from pipeline.nearest import GPU_LIMIT, gpu_numbers
 from pipeline.neighbour_lists import Found
-from pipeline.table import write_atomically
+from pipeline.tensor_files import create_tensors, map_tensors
 
 from .distinct import open_bank
 from .mapped import MappedRows
-from .part import GATHERED, ExactPart, InvertedPart, one_thread_each, threads
+from .part import GATHERED, ExactPart, InvertedPart, StreamedPart, one_thread_each, threads
 from .plan import QUERIES, Plan, Task
 
-__all__ = ["forget", "run_task"]
+__all__ = ["forget", "read_found", "run_task"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -73,7 +74,9 @@ def _search(task: Task, plan: Plan, rows: MappedRows) -> None:
     key = (task.folder, plan.made_from, task.part, task.step, task.probes)
     if _Held.key != key:
         forget()
-        if task.step == "exact":
+        if task.step == "exact" and task.sample:
+            _Held.rows = StreamedPart(faiss, lambda a, b: rows.unit(first[begin + a : begin + b]), end - begin, gpus)
+        elif task.step == "exact":
             _Held.rows = ExactPart(faiss, rows.unit(first[begin:end]), gpus)
         else:
             index = faiss.read_index(str(folder / f"part-{task.part:05d}.faiss"), 0 if gpus else faiss.IO_FLAG_MMAP)
@@ -81,18 +84,48 @@ def _search(task: Task, plan: Plan, rows: MappedRows) -> None:
             _Held.rows = InvertedPart(faiss, index, task.probes, refine, gpus)
         _Held.key = key
     part = _Held.rows
-    number = np.full((len(asked), plan.wanted), -1, np.int64)
-    cosine = np.full((len(asked), plan.wanted), -np.inf, np.float32)
+    reused = task.step == "search" and not task.sample and not gpus and plan.parts > 1
 
-    def search(start: int) -> None:
-        near, value = part.nearest(rows.unit(first[asked[start : start + QUERIES]]), plan.wanted)
-        width = near.shape[1]
-        number[start : start + QUERIES, :width] = np.where(near >= 0, near + begin, -1)
-        cosine[start : start + QUERIES, :width] = value
+    def queries(start: int) -> Float32:
+        return rows.unit(first[asked[start : start + QUERIES]])
 
+    def find_cells(start: int) -> Found:
+        found: Found = part.cells(queries(start))
+        return found
+
+    def search(start: int) -> Found:
+        known = {"cells": read_found(cells, slice(start, start + QUERIES))} if reused else {}
+        near, value = part.nearest(queries(start), plan.wanted, **known)
+        return np.where(near >= 0, near + begin, -1), value
+
+    cells = folder / task.cells
     with one_thread_each(faiss, 1 if gpus else threads()) as pool:
-        list(pool.map(search, range(0, len(asked), QUERIES)))
-    write_atomically(folder / task.name, save({"numbers": number, "cosines": cosine}))
+        if reused and not cells.exists():
+            _leave(cells, len(asked), part.probes, find_cells, pool)
+        _leave(folder / task.name, len(asked), plan.wanted, search, pool)
+
+
+def _leave(path: Path, rows: int, width: int, find: Callable[[int], Found], pool: ThreadPoolExecutor) -> None:
+    """What `find` gives for the queries from each start on, in a file that appears whole.
+
+    It is filled through a map, so its lists take no memory; two tasks may write the same file at one time.
+    """
+    hidden = path.with_name(f".{path.name}.{uuid4().hex}")
+    shapes = {"numbers": ((rows, width), np.int64), "cosines": ((rows, width), np.float32)}
+    tensors = create_tensors(hidden, shapes, {})
+
+    def fill(start: int) -> None:
+        number, cosine = find(start)
+        found = number.shape[1]
+        for name, values, none in (("numbers", number, -1), ("cosines", cosine, -np.inf)):
+            tensors[name][start : start + QUERIES, :found] = values
+            tensors[name][start : start + QUERIES, found:] = none
+
+    list(pool.map(fill, range(0, rows, QUERIES)))
+    for tensor in tensors.values():
+        if isinstance(tensor, np.memmap):
+            tensor.flush()
+    hidden.replace(path)
 
 
 def _refiner(rows: MappedRows, first: Index) -> Any:
@@ -116,7 +149,7 @@ def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
 
     folder = Path(task.folder)
     forget()
-    index = faiss.read_index(str(folder / "trained.faiss"))
+    index: Any = faiss.read_index(str(folder / "trained.faiss"))
     begin, end = plan.bounds(task.part)
     first = open_bank(folder).first
 
@@ -131,14 +164,12 @@ def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
             for unit, cells in pool.map(assign, starts[at : at + count]):
                 add_preassigned(index, unit, cells)
     target = folder / task.name
-    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part = target.with_name(f".{target.name}.{uuid4().hex}")
     faiss.write_index(index, str(part))
     part.replace(target)
 
 
 def read_found(path: Path, rows: slice) -> Found:
     """Some rows of what a search left."""
-    from pipeline.tensor_files import map_tensors
-
     tensors = map_tensors(path)[0]
     return np.asarray(tensors["numbers"][rows]), np.asarray(tensors["cosines"][rows])

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
-from pipeline.neighbour_search.part import ExactPart, InvertedPart
+from pipeline.neighbour_search.part import STREAMED, ExactPart, InvertedPart, StreamedPart
 from pipeline.rows import top_by_value
 from tests.pipeline.test_neighbours import signs
 
@@ -94,3 +94,13 @@ def test_an_inverted_file_on_a_gpu_lists_what_the_cpu_lists() -> None:
     there = InvertedPart(played, index, 4, gpus=[0]).nearest(rows[:50], 6)
     np.testing.assert_array_equal(here[0], there[0])
     assert (played.copied, played.set) == ([("one", 0)], [("nprobe", 4)])
+
+
+def test_a_part_that_is_streamed_lists_what_all_of_it_lists() -> None:
+    count = STREAMED + 3
+    rows = signs(np.random.default_rng(0), count, width=4) / np.float32(2)
+    streamed = StreamedPart(faiss, lambda start, stop: rows[start:stop], count)
+    number, cosine = streamed.nearest(rows[-2:], 6)
+    every = rows[-2:] @ rows.T
+    assert number.tolist() == top_by_value(every, 6).tolist()
+    assert cosine.tolist() == np.take_along_axis(every, number, axis=1).tolist()

@@ -29,7 +29,7 @@ def brute_force(rows: np.ndarray, k: int) -> np.ndarray:
     return -np.sort(-cosine, axis=1)[:, :k]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_any_cut_gives_the_lists_of_a_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
