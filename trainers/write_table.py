@@ -162,8 +162,10 @@ def _shards(config: TrainConfig, source: RunFolder | None) -> list[Shard]:
 
 
 def _method_facts(result: TrainResult, config: TrainConfig) -> dict[str, Any]:
+    note = build_method(config).provenance
     return {
         "name": result.method,
+        **({"note": note} if note else {}),
         "run": str(result.folder),
         "task": result.task,
         "settings": config.method,

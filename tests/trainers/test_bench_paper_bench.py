@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.convert import convert
 from pipeline.errors import ConfigError
+from pipeline.one_step.galc import RECONSTRUCTION
 from pipeline.read import ShardReader
 from pipeline.scenes import write_scenes
 from pipeline.shards import find_shards
@@ -18,6 +19,7 @@ from tests.trainers.runs import TARGET
 from trainers.bench.cells import CellResult
 from trainers.bench.paper_bench import Condition, PaperBench, conditions, paper_markdown, run_paper_bench
 from trainers.bench.paper_figures import load_paper_preset, paper_figures
+from trainers.bench.tables import notes_on
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,4 @@ def test_only_figures_of_the_same_method_and_noise_stand_beside_ours() -> None:
     text = paper_markdown(PaperBench(preset, "clip", ("osa",), asked, cells, paper_figures("flickr30k", setup="clip")))
     assert f"| osa | 81.0 ± {np.std([80, 82], ddof=1):.1f} (87.3) | 60.0 (1 failed) |" in text
     assert "- failed: osa at 50 %, seed 0: boom" in text
+    assert notes_on(["osa", "gsl", "gsl@other", "oracle"]) == [f"- {RECONSTRUCTION}"]

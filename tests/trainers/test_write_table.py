@@ -62,6 +62,13 @@ def test_a_copy_of_the_trainings_tables_with_the_methods_columns(scored: Path, t
     assert again.steps == 5, "a training can go by what another one learnt"
 
 
+def test_a_reconstruction_is_marked_in_its_tables(scored: Path, tmp_path: Path) -> None:
+    how = {"name": "gsl", "warmup": 1, "loss": "info_nce"}
+    result = train(settings(scored, tmp_path / "runs", "gsl", method=how, loop__evaluate_every=0), quiet=True)
+    run = RunFolder(write_table(result, tmp_path / "learnt"))
+    assert "reconstruction" in read_metadata(run.table(next(run.stems())))["method"]["note"]
+
+
 def test_rows_that_were_not_trained_on_have_no_value(scored: Path, tmp_path: Path) -> None:
     result = crcl(scored, tmp_path / "runs", data__where="similarity > 0.2", data__batch_size=16)
     out = write_table(result, tmp_path / "learnt")

@@ -20,7 +20,7 @@ from .cells import Cell, CellResult
 from .paper_figures import DATA, PaperFigure, PaperPreset, Setup, paper_figures
 from .preset import merged, rate_name
 from .runner import run_cells
-from .tables import Spread, markdown_row, plain, spread
+from .tables import Spread, markdown_row, notes_on, plain, spread
 
 __all__ = [
     "Condition",
@@ -241,7 +241,7 @@ def paper_markdown(bench: PaperBench) -> str:
     witnesses = {row.paper: row.witness for row in trained}
     lines += ["", *(f"- {title} (figures from {'the paper' if kind == 'paper' else 'reading notes'})"
                     for title, kind in witnesses.items())]  # fmt: skip
-    lines += [f"- {text}" for text in notes]
+    lines += [*notes_on(bench.methods), *(f"- {text}" for text in notes)]
     others = [row for row in bench.reported if row.also_on is not None]
     lines += [
         f"- on {row.also_on} the paper has {row.method} "

@@ -13,10 +13,21 @@ from markupsafe import Markup, escape
 from pipeline.report.svg import drawing, element, label, ticks
 from pipeline.table import write_atomically
 
+from ..methods import METHODS
 from .cells import CellResult
 from .runner import BenchResult
 
-__all__ = ["Spread", "figure_of", "markdown_row", "plain", "spread", "to_json", "to_markdown", "write_tables"]
+__all__ = [
+    "Spread",
+    "figure_of",
+    "markdown_row",
+    "notes_on",
+    "plain",
+    "spread",
+    "to_json",
+    "to_markdown",
+    "write_tables",
+]
 
 COLOURS = (
     "#6b7280",
@@ -119,8 +130,15 @@ def to_markdown(result: BenchResult) -> str:
         lines.append(markdown_row([f"{100 * rate:g} %", *shown]))
     lines += _learnt(result, rates)
     failed = [cell for cell in result.cells if cell.error is not None]
-    lines += ["", *(f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed)]
+    lines += ["", *notes_on(preset.methods)]
+    lines += [f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def notes_on(methods: Iterable[str]) -> list[str]:
+    """What must be known of a method's figures, such as that it is a reconstruction."""
+    plain_names = dict.fromkeys(name.partition("@")[0] for name in methods)
+    return [f"- {METHODS[name].provenance}" for name in plain_names if name in METHODS and METHODS[name].provenance]
 
 
 def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:

@@ -185,6 +185,8 @@ class Method(ABC):
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     networks: ClassVar[int] = 1
     needs_table: ClassVar[bool] = False
+    provenance: ClassVar[str] = ""
+    """what a reader of its results must know, such as that it is a reconstruction"""
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         """Raises ConfigError where the configuration does not fit the task."""
