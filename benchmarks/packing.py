@@ -1,0 +1,33 @@
+"""What it costs to pack a chunk of decoded samples for another process and to unpack it, in a process like a decode worker.
+
+python -m benchmarks.packing SHARD [--keep]     # milliseconds of processor time for one sample
+"""
+
+import pickle
+import sys
+import time
+
+from pipeline.preprocess import Preprocess
+from pipeline.read import ShardReader
+from pipeline.shards import Shard
+from pipeline.workers import DecodeOptions, _keep_memory, decode_sample
+
+TIMES = 40
+
+
+def main() -> None:
+    raws = list(ShardReader(Shard(sys.argv[1])))[:16]
+    if "--keep" in sys.argv:
+        _keep_memory()
+    least = float("inf")
+    for _ in range(3):
+        chunk = [decode_sample(raw, Preprocess(), DecodeOptions()) for raw in raws]
+        before = time.process_time()
+        for _ in range(TIMES):
+            pickle.loads(pickle.dumps(chunk))
+        least = min(least, time.process_time() - before)
+    print(1000 * least / TIMES / len(raws))
+
+
+if __name__ == "__main__":
+    main()
