@@ -134,7 +134,7 @@ def test_nodes_at_the_same_time(many: Path, plain: dict[str, bytes], tmp_path: P
     assert files_of(out) == plain
 
 
-@pytest.mark.parametrize("moment", [0, 1, 2, 3])
+@pytest.mark.parametrize("moment", [1, 3])
 def test_a_node_that_is_stopped_goes_on(many: Path, plain: dict[str, bytes], tmp_path: Path, moment: int) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
