@@ -1,11 +1,11 @@
-# make setup | demo | test | check | docker-check | wheel-check | bench
+# make setup | demo | test | check | docs | docker-check | wheel-check | bench
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := demo
 
-.PHONY: setup demo test check docker-check wheel-check bench clean
+.PHONY: setup demo test check docs docker-check wheel-check bench clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation as a site below site/; a warning is an error.
+docs: setup
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 # Dockerfiles, compose, Kubernetes and the workflow against their linters and schemas, with tools of their own.
 docker-check:
 	PYTHON=$(PYTHON) docker/check
@@ -47,4 +51,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.train_data
 
 clean:
-	rm -rf $(VENV) $(DEMO) build *.egg-info
+	rm -rf $(VENV) $(DEMO) build site *.egg-info
