@@ -1,4 +1,4 @@
-"""Put the tables of a bench into docs/results.md, each into the block that carries its preset's name.
+"""Put the tables and curves of a bench into docs/results.md, each into the block that carries its preset's name.
 
 noisegate bench --preset scenes --out bench && python benchmarks/results.py bench
 """
@@ -31,7 +31,11 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for file in sorted(parser.parse_args().bench.glob("*/results.md")):
         if f"<!-- {file.parent.name}:" in text:
-            text = filled(text, file.parent.name, file.read_text(encoding="utf-8"))
+            picture = PAGE.parent / "pictures" / f"{file.parent.name}.svg"
+            picture.parent.mkdir(exist_ok=True)
+            picture.write_bytes((file.parent / "curves.svg").read_bytes())
+            shown = f"![{file.parent.name}](pictures/{picture.name})\n\n{file.read_text(encoding='utf-8')}"
+            text = filled(text, file.parent.name, shown)
             print(f"{file.parent.name}: {file}")
     PAGE.write_text(text, encoding="utf-8")
 

@@ -95,7 +95,7 @@ def test_curves_are_a_picture_with_a_line_for_each_method(result: BenchResult) -
 
 def test_three_files_are_written_and_names_from_outside_are_escaped(result: BenchResult, tmp_path: Path) -> None:
     files = write_tables(result, tmp_path)
-    assert [file.name for file in files] == ["results.md", "results.json", "results.html"]
+    assert [file.name for file in files] == ["results.md", "results.json", "results.html", "curves.svg"]
     page = files[2].read_text()
     assert "&lt;broken&gt;" in page and "<broken>" not in page
     assert page.count("<polyline") == 2 and "87.0 ± 1.4" in page

@@ -237,6 +237,12 @@ def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Mar
     return drawing(f"curves-{result.preset.name}", width, height, title, "One line per method.", parts)
 
 
+def _alone(picture: Markup) -> str:
+    """As a file of its own, on white and with letters that need no page around it."""
+    style = "<style>text { font: 12px sans-serif; fill: #374151 } svg { background: white }</style>"
+    return str(picture).replace("</desc>", f"</desc>{style}", 1) + "\n"
+
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111827 }
 table { border-collapse: collapse; margin: 1rem 0 }
@@ -266,12 +272,13 @@ def to_html(result: BenchResult) -> str:
 
 
 def write_tables(result: BenchResult, out: Path) -> list[Path]:
-    """`results.md`, `results.json` and `results.html` in the preset's folder."""
+    """`results.md`, `results.json`, `results.html` and `curves.svg` in the preset's folder."""
     place = out / result.preset.name
     texts = {
         "results.md": to_markdown(result),
         "results.json": json.dumps(to_json(result), indent=1) + "\n",
         "results.html": to_html(result),
+        "curves.svg": _alone(draw_curves(result)),
     }
     for name, text in texts.items():
         write_atomically(place / name, text.encode())
