@@ -144,6 +144,16 @@ class OpenClipEstimator:
         return found[[rows[text] for text in texts]] if len(rows) < len(texts) else found
 
     @torch.inference_mode()
+    def encode_pairs(
+        self, pixels: Sequence[Pixels], texts: Sequence[str]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """`encode_pixels` and `encode_texts`; a GPU works on the pictures while this process makes tokens of the texts."""
+        size = self.batch_size
+        begun = [self._encode_pixel_batch(pixels[start : start + size]) for start in range(0, len(pixels), size)]
+        rows = self.encode_texts(texts)
+        return np.concatenate([images.float().cpu().numpy() for images in begun]), rows
+
+    @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Uniform noise pictures in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does."""
         size, context = self.preprocess.size, int(self._tokenizer([""]).shape[1])

@@ -446,6 +446,14 @@ class TestClassToken:
         assert np.allclose(found.encode_images([picture]), expected, atol=1e-5)
 
 
+def test_pairs_are_the_two_halves(estimator: OpenClipEstimator) -> None:
+    pixels = [estimator.preprocess(picture) for picture in pictures(5)]
+    small = copy.copy(estimator)
+    small.batch_size = 2
+    images, texts = small.encode_pairs(pixels, CAPTIONS)
+    assert np.array_equal(images, small.encode_pixels(pixels)) and np.array_equal(texts, small.encode_texts(CAPTIONS))
+
+
 class TestLengthBatches:
     def test_texts_of_all_lengths_keep_their_places(self, estimator: OpenClipEstimator) -> None:
         texts = ["word " * (1 + 7 * i % 30) + str(i) for i in range(40)]
