@@ -183,7 +183,7 @@ def one_batch(model: Any, texts: list[str]) -> Any:
 
 def compiled_ways(model: Any, pixels: Any, found: dict[str, Any]) -> dict[str, Callable[[], object]]:
     """The vision tower by torch.compile and by ONNX Runtime, on the same normalised pictures."""
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: the export would record gradients
         batch = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float().div(255)
         batch = batch.sub(model._mean).div(model._std).contiguous()
     tower = torch.compile(model.module.visual)
@@ -198,9 +198,10 @@ def compiled_ways(model: Any, pixels: Any, found: dict[str, Any]) -> dict[str, C
     import onnxruntime
 
     file = io.BytesIO()
-    torch.onnx.export(
-        model.module.visual, (batch,), file, dynamo=False, opset_version=17
-    )  # a file of its own needs onnx
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused operator has no counterpart there
+    with torch.no_grad():
+        torch.onnx.export(model.module.visual, (batch,), file, dynamo=False, opset_version=17)
+    torch.backends.mha.set_fastpath_enabled(True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
