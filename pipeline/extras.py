@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
             ("lightning_fabric", "tensorboard", "timm", "pydantic", "yaml"),
         ),
         "hf": Extra("models of transformers: --model hf:NAME", ("transformers",)),
-        "ray": Extra("noisegate serve --engine ray", ("ray",)),
+        "ray": Extra("noisegate annotate, rescore and serve with --engine ray", ("ray",)),
         "s3": Extra("shards at s3://", ("s3fs",)),
         "gs": Extra("shards at gs://", ("gcsfs",)),
     }
