@@ -102,6 +102,12 @@ def serving(folder: Path, faults: Faults) -> Iterator[str]:
                 sent += len(piece)
                 time.sleep(len(piece) / faults.bytes_per_second)
 
+        def handle_one_request(self) -> None:
+            try:
+                super().handle_one_request()
+            except ConnectionResetError:  # likewise
+                self.close_connection = True
+
         def log_message(self, format: str, *arguments: object) -> None:
             """The figures at the end say enough."""
 

@@ -31,17 +31,18 @@ from benchmarks.tiny_shards import MODEL, Made, tiny_shard
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK = 0.5  # seconds between two looks at the job
-SETTLED = 30  # seconds after which a job has all it needs in memory
+SETTLED = 30  # seconds of work after which a job has all it needs in memory
 MANY = 5  # problems after which there is no point in going on
 FLAT = 1.05  # memory at the end of a job's life over that at its middle
 
 
 @dataclass
 class Life:
-    """One process of the job: how it ended, and its memory in megabytes by its age in seconds."""
+    """One process of the job: how it ended, its peak, and its memory while it encodes, in megabytes by seconds of work."""
 
     round: int
     ended: str = ""
+    peak: float = 0.0
     memory: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -90,7 +91,7 @@ class Soak:
         while True:
             life = Life(number)
             self.lives.append(life)
-            process, born = self.start(out), time.monotonic()
+            process, working = self.start(out), 0.0
             job_dies: float | None = None
             worker_dies: float | None = None
             while process.poll() is None:
@@ -100,9 +101,11 @@ class Soak:
                     if not workers_of(process.pid):
                         continue  # still starting, which a busy machine may take long for
                     job_dies = now + (self.rng.uniform(1, 90) if kills_jobs else float("inf"))
-                    worker_dies = now + self.rng.uniform(5, 30)
+                    worker_dies, working = now + self.rng.uniform(5, 30), now
                 if size := resident(process.pid):
-                    life.memory.append((now - born, size))
+                    life.peak = max(life.peak, size)
+                    if workers_of(process.pid):  # they end before the scores are learned, which takes more for a moment
+                        life.memory.append((now - working, size))
                 scoring = (
                     kills_jobs and not killed_in_scoring and all((out / f"{n}.parquet").exists() for n in self.made)
                 )
@@ -232,7 +235,7 @@ def soak(minutes: float, seed: int, shards: int, samples: int, folder: Path) -> 
         "store": dict(faults.counts),
         "lives": len(disturbed),
         "memory_growth": grown,
-        "peak_mb": round(max(size for life in disturbed for _, size in life.memory), 1),
+        "peak_mb": round(max(life.peak for life in disturbed), 1),
         "longest_life_mb": [[round(age), round(size, 1)] for age, size in longest.memory[::step]],
         "problems": run.problems,
     }
