@@ -29,7 +29,7 @@ check: setup
 
 # The documentation as a site below site/; a warning is an error.
 docs: setup
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Dockerfiles, compose, Kubernetes and the workflow against their linters and schemas, with tools of their own.
 docker-check:
