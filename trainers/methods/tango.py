@@ -150,7 +150,7 @@ class Tango(Method):
         clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
         mixed, soft = mixup(images, self._soft_labels(rows, batch.labels), run.random("mixup"), self.config.mixup)
         logits = self._classify(run, torch.cat([images[clean], mixed]))
-        own, of_mixed = logits.split([len(logits) - len(mixed), len(mixed)])
+        own, of_mixed = logits[: -len(mixed)], logits[-len(mixed) :]
         each_clean = torch.zeros(len(images), device=images.device)
         each_clean = each_clean.masked_scatter(clean, cross_entropy(own, batch.labels[clean]).float())
         each = cross_entropy(of_mixed, soft)
