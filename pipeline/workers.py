@@ -24,6 +24,7 @@ from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
 TASKS = ("pairs", "labels")
+STARTS = 3  # tries to start workers: one may be killed in that very moment
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -219,14 +220,18 @@ class DecodePool:
     def _new(self, workers: int) -> ProcessPoolExecutor:
         # spawn, because this process may already run torch's threads, which do not survive a fork
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(os.getpid(),))
-        try:
-            executor.submit(os.getpid).result()
-        except BrokenProcessPool as error:
-            raise ConfigError(
-                "decode workers could not start; in a script of your own, call annotate under "
-                "`if __name__ == '__main__':`, or use workers=0"
-            ) from error
+        for left in reversed(range(STARTS)):
+            executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(os.getpid(),))
+            try:
+                executor.submit(os.getpid).result()
+                break
+            except BrokenProcessPool as error:  # killed while it started, or it cannot start at all
+                executor.shutdown(wait=False, cancel_futures=True)
+                if not left:
+                    raise ConfigError(
+                        "decode workers could not start; in a script of your own, call annotate under "
+                        "`if __name__ == '__main__':`, or use workers=0"
+                    ) from error
         return executor
 
 
