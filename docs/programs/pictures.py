@@ -23,7 +23,8 @@ WIDTH, HEIGHT = 720, 260
 STYLE = """<style>
 svg { --ink: #5a6168; --line: #e0ddd7; --given: #2f7cb5; --wrong: #d98a00; --cut: #b3400a; --band: #f3c9b4; --clean: #007d5c; }
 @media (prefers-color-scheme: dark) {
-svg { --ink: #a6adb4; --line: #33393f; --given: #5aa9de; --wrong: #e8a93a; --cut: #ff9a66; --band: #5a3423; --clean: #4fc9a2; } }
+svg { --ink: #a6adb4; --line: #33393f; --given: #5aa9de; --wrong: #e8a93a; --cut: #ff9a66; --band: #5a3423; --clean: #4fc9a2; }
+}
 text { fill: var(--ink); font: 12px sans-serif; } .cut-text { fill: var(--cut); font-weight: 600; }
 .grid { stroke: var(--line); } .base { stroke: var(--ink); } .bar { fill: var(--given); }
 .mismatched { fill: var(--wrong); fill-opacity: .28; } .outline { fill: none; stroke: var(--wrong); stroke-width: 1.6; }

@@ -17,8 +17,8 @@ included. What a row has no value for is null. This page is made from the schema
 
 ## Columns that only some tables have
 
-`noisegate rescore --with lnc,crcl,gsl` and `noisegate train --write-table FOLDER` add these. A table without one of them reads as if
-it were null everywhere.
+`noisegate rescore --with lnc,crcl,gsl` and `noisegate train --write-table FOLDER` add these. A table without one of
+them reads as if it were null everywhere.
 
 {method_columns}
 
@@ -34,8 +34,8 @@ table = read_table("tables", columns=["key", "osa_weight"])  # a pyarrow Table o
 select status, count(*), avg(osa_weight) from 'tables/*.parquet' group by status   -- DuckDB
 ```
 
-Each file's metadata, under `noisegate.…`, holds the scorer's identity, β with its interval, the calibration and the shard's digest, as
-JSON. `_run.json` beside the tables lists the run.
+Each file's metadata, under `noisegate.…`, holds the scorer's identity, β with its interval, the calibration and the shard's
+digest, as JSON. `_run.json` beside the tables lists the run.
 """
 
 
