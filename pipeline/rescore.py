@@ -20,7 +20,7 @@ from .lock import folder_lock
 from .neighbour_search import NeighbourSearch
 from .one_step.scoring import OneStep, learn_columns, write_columns
 from .out_folder import writing_to
-from .resume import clear
+from .resume import clear, sweep
 from .scoring import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
 from .summary import Summary, summarise
 from .table import VERSION, RunFolder, read_metadata
@@ -78,6 +78,7 @@ def rescore(
         write_scores(run, stems, scores)
         write_columns(run, stems, columns)
         run.write_run({**recorded, "finished": True})
+        sweep(run)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
 
@@ -208,7 +209,7 @@ def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
     if in_the_way and before is None and not overwrite:
         raise ConfigError(f"out {run.path}: {in_the_way[0].name} is in the way; choose another folder")
     if before is not None or overwrite:
-        clear(run, stems)
+        clear(run, stems, searches=overwrite)
 
 
 def _beta(scores: RunScores | None) -> dict[str, Any] | None:

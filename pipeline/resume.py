@@ -1,6 +1,8 @@
 """Going on where a run was stopped: was the folder made with these settings, and which shards are left to do?"""
 
 import hashlib
+import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,12 +16,14 @@ import pyarrow.parquet as pq
 from .embeddings import embeddings_match
 from .errors import MismatchError, ShardError, TableError
 from .estimators.base import Identity
+from .neighbour_search import search_folder
 from .shards import Shard
 from .table import RunFolder, read_metadata
 
-__all__ = ["Resume", "check_settings", "clear", "failed_rows"]
+__all__ = ["Resume", "check_settings", "clear", "failed_rows", "sweep"]
 
 ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
+_HALF_WRITTEN = re.compile(r"\..+\.(parquet|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
 
 
 def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
@@ -151,9 +155,10 @@ def failed_rows(table: Path) -> set[int]:
     return set(np.flatnonzero(pc.not_equal(statuses, "ok").to_numpy()).tolist())
 
 
-def clear(run: RunFolder, wanted: Iterable[str] = ()) -> None:
+def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> None:
     """Remove what earlier runs left, and nothing else: tables that say they are some, and what `_run.json` lists.
 
+    Neighbour searches that were stopped go too, unless they are to go on.
     Raises TableError, before anything is removed, when another file is where one of the `wanted` tables must go.
     """
     try:
@@ -174,11 +179,20 @@ def clear(run: RunFolder, wanted: Iterable[str] = ()) -> None:
     for stem in sorted(stems):
         for path in (run.table(stem), run.embeddings(stem)):
             path.unlink(missing_ok=True)
-            path.with_name(f".{path.name}.tmp").unlink(missing_ok=True)
     if stems:
         for name in ("neighbours.safetensors", "text_neighbours.safetensors", "anchors.safetensors"):
             (run.path / name).unlink(missing_ok=True)
+            if searches:
+                shutil.rmtree(search_folder(run.path / name), ignore_errors=True)
+    sweep(run)
     run.run_file.unlink(missing_ok=True)
+
+
+def sweep(run: RunFolder) -> None:
+    """Remove what writers that were killed left half-written; only for whoever holds the folder alone."""
+    for path in (*run.path.glob(".*.tmp"), *run.path.glob("embeddings/.*.tmp")):
+        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def _digest(shard: Shard) -> str:

@@ -5,6 +5,7 @@ Used by `annotate` when every shard is encoded, by `rescore` with other settings
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from .anchors import Anchors
 from .beta import Beta, check_mode
 from .embeddings import read_embeddings
 from .errors import ConfigError
-from .neighbour_search import MappedRows, NeighbourSearch, neighbour_graph
+from .neighbour_search import MappedRows, NeighbourSearch, neighbour_graph, search_folder
 from .neighbours import Neighbours, near_duplicates
 from .scorer import score_pairs
 from .table import SCORE_COLUMNS, RunFolder, read_metadata
@@ -230,6 +231,7 @@ def kept_graph(
     of = "neighbours" if part == "image" else "neighbours of texts"
     if _made_from(path) == made_from:
         note(f"{of}: the graph is there already")
+        shutil.rmtree(search_folder(path), ignore_errors=True)  # killed after its last step
         return Neighbours.load(path)
     note(f"{of}: searching {len(rows):,} rows, k = {k}")
     return neighbour_graph(

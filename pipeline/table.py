@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ __all__ = [
     "read_metadata",
     "read_table",
     "table_from",
+    "temporary_name",
     "write_atomically",
 ]
 
@@ -198,10 +201,16 @@ class RunFolder:
         write_atomically(self.table(stem), sink.getvalue())
 
 
+def temporary_name(path: Path) -> Path:
+    """Where this process writes `path` first: another may write the same file, as one that was taken for dead does."""
+    writer = zlib.crc32(f"{os.getpid()} {socket.gethostname()}".encode())
+    return path.with_name(f".{path.name}.{writer:08x}.tmp")
+
+
 def write_atomically(path: Path, data: Any) -> None:
     """Write beside the target, sync, rename: the file is there whole or not at all, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_name(path)
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -21,7 +21,7 @@ from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label,
 from .errors import ConfigError
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
-__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
+__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers", "leave_with"]
 
 TASKS = ("pairs", "labels")
 STARTS = 3  # tries to start workers: one may be killed in that very moment
@@ -130,6 +130,11 @@ def default_workers() -> int:
 def _start(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     _keep_memory()
+    leave_with(parent)
+
+
+def leave_with(parent: int) -> None:
+    """End this process, wherever it is, soon after its parent is gone."""
 
     def watch() -> None:
         while os.getppid() == parent:

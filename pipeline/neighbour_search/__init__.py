@@ -3,7 +3,7 @@
 from .engines import on_processes, on_ray
 from .mapped import MappedRows
 from .memory import read_size
-from .search import NeighbourSearch, RunTasks, neighbour_graph, one_by_one
+from .search import NeighbourSearch, RunTasks, neighbour_graph, one_by_one, search_folder
 
 __all__ = [
     "MappedRows",
@@ -14,4 +14,5 @@ __all__ = [
     "on_ray",
     "one_by_one",
     "read_size",
+    "search_folder",
 ]

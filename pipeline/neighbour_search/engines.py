@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.errors import ConfigError, NoisegateError
+from pipeline.workers import leave_with
 
 from .part import threads
 from .plan import Task
@@ -18,6 +20,8 @@ from .search import RunTasks
 from .task import run_task
 
 __all__ = ["on_processes", "on_ray"]
+
+_AGAIN = "run the same command again, it goes on, or give it less with --neighbour-memory"
 
 
 @contextmanager
@@ -27,7 +31,7 @@ def on_processes(count: int) -> Iterator[RunTasks]:
         raise ConfigError(f"neighbour-workers {count} is no number of processes; use 2, or leave it out")
     each = max(1, threads() // count)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_limit, initargs=(each,)) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_start, initargs=(os.getpid(), each)) as pool:
 
         def run(tasks: Iterable[Task]) -> Iterator[Task]:
             waiting: set[Future[Task]] = set()
@@ -42,8 +46,7 @@ def on_processes(count: int) -> Iterator[RunTasks]:
                     yield from (future.result() for future in done)
             except BrokenProcessPool as error:
                 raise NoisegateError(
-                    "a process of the neighbour search was lost, perhaps for want of memory; run the same command again, "
-                    "it goes on, or give it less with --neighbour-memory"
+                    f"a process of the neighbour search was lost, perhaps for want of memory; {_AGAIN}"
                 ) from error
             finally:
                 for future in waiting:
@@ -52,8 +55,14 @@ def on_processes(count: int) -> Iterator[RunTasks]:
         yield run
 
 
-def _limit(count: int) -> None:
+def _start(parent: int, count: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(count)  # read by `threads`
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; the parent says so
+    leave_with(parent)  # another search may begin there, and this one must not write into its folder
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 @contextmanager
@@ -76,13 +85,23 @@ def on_ray(address: str | None = None, cpus: int | None = None) -> Iterator[RunT
 
         def run(tasks: Iterable[Task]) -> Iterator[Task]:
             waiting: list[Any] = []
-            for task in tasks:
-                waiting.append(remote.remote(task))
-                if len(waiting) > 2 * room:
+            try:
+                for task in tasks:
+                    waiting.append(remote.remote(task))
+                    if len(waiting) > 2 * room:
+                        done, waiting = ray.wait(waiting)
+                        yield ray.get(done[0])
+                while waiting:
                     done, waiting = ray.wait(waiting)
                     yield ray.get(done[0])
-            while waiting:
-                done, waiting = ray.wait(waiting)
-                yield ray.get(done[0])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error  # what the task raised, without Ray's words around it
+            except ray.exceptions.RayError as error:
+                raise NoisegateError(
+                    f"Ray lost a task of the neighbour search ({_first_line(error)}); {_AGAIN}"
+                ) from error
+            finally:
+                for unfinished in waiting if ray.is_initialized() else ():
+                    ray.cancel(unfinished, force=True)
 
         yield run

@@ -28,7 +28,7 @@ from .plan import QUERIES, Kind, Plan, Task, cut
 from .recall import train, tune
 from .task import forget, read_found, run_task
 
-__all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one"]
+__all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one", "search_folder"]
 
 Usable = Callable[[int], NDArray[np.bool_]]
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
@@ -90,7 +90,7 @@ def neighbour_graph(
     if k < 1:
         raise ConfigError(f"k={k} asks for no neighbours; give k >= 1, such as default_k(n, classes)")
     search = search or NeighbourSearch()
-    folder = target.with_name(f"_{target.stem}_search")
+    folder = search_folder(target)
     plan, bank = _prepared(rows, usable, min(k, max(len(rows) - 1, 0)), folder, made_from, search, device, seed)
     tuned = None
     if plan.kind != "flat" and plan.distinct:
@@ -107,6 +107,11 @@ def neighbour_graph(
     shutil.rmtree(folder)
     forget()
     return Neighbours.load(target)
+
+
+def search_folder(target: Path) -> Path:
+    """Where the search for this graph keeps its work; gone when the graph is there."""
+    return target.with_name(f"_{target.stem}_search")
 
 
 def _memory(search: NeighbourSearch, device: str) -> int:

@@ -71,7 +71,7 @@ def _search(task: Task, plan: Plan, rows: MappedRows) -> None:
         raise ConfigError(
             f"k={plan.wanted - 1} is more than faiss finds on a GPU; give k <= {GPU_LIMIT - 9}, or no GPU"
         )
-    key = (task.folder, plan.made_from, task.part, task.step, task.probes)
+    key = (task.folder, plan, task.part, task.step, task.probes)  # a search begun anew may be cut elsewhere
     if _Held.key != key:
         forget()
         if task.step == "exact" and task.sample:

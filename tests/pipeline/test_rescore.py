@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, LockedError, NoisegateError, TableError
 from pipeline.lock import folder_lock
 from pipeline.rescore import rescore, score_embeddings
 from pipeline.scoring import ScoreSettings
-from pipeline.table import RunFolder, read_metadata
+from pipeline.table import RunFolder, read_metadata, temporary_name
 from pipeline.workers import DecodeOptions
 from tests.commands import ROOT, called
 from tests.embeddings import captions, clusters, saved, scored, split, tables_of
@@ -184,7 +184,7 @@ def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(shards: 
     score(shards, tmp_path / "out")
     score(shards, tmp_path / "wanted")
     rescore(tmp_path / "wanted", change(beta="fixed:0.6"))
-    second = tmp_path / "out" / ".x-1.parquet.tmp"
+    second = temporary_name(tmp_path / "out" / "x-1.parquet")
     second.mkdir()  # where the second table must be written first
     with pytest.raises(IsADirectoryError):
         rescore(tmp_path / "out", change(beta="fixed:0.6"))

@@ -1,6 +1,9 @@
 """The weight table: its contract, how it is written, and what is said when it is not one."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import TableError
-from pipeline.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from, write_atomically
+from pipeline.table import (
+    COLUMNS,
+    VERSION,
+    RunFolder,
+    read_metadata,
+    read_table,
+    table_from,
+    temporary_name,
+    write_atomically,
+)
+from tests.commands import ROOT
 
 METADATA = {"table_version": VERSION, "shard": {"rows": 2}}
 
@@ -164,6 +177,23 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="taken"):
         write_atomically(folder, b"three")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "taken"]
+
+
+def test_two_processes_write_the_same_file_under_names_of_their_own(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from pipeline.table import temporary_name as t; print(t(Path('x.json')))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    mine = temporary_name(Path("x.json")).name
+    for name in (mine, other.stdout.strip()):
+        assert re.fullmatch(r"\.x\.json\.[0-9a-f]{8}\.tmp", name)
+    assert mine != other.stdout.strip()
+    half = tmp_path / other.stdout.strip()
+    half.write_bytes(b"of another")
+    write_atomically(tmp_path / "x.json", b"mine")
+    assert half.read_bytes() == b"of another"
 
 
 def test_the_run_file_is_json_that_others_can_read(tmp_path: Path) -> None:

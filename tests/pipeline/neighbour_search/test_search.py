@@ -1,5 +1,6 @@
 """Searches that are cut, stopped and shared, against a loop, brute force and the search in memory."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -175,6 +176,17 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     assert len(done) == 16 - 5
     neighbour_graph(files, all_of(files), 5, tmp_path / "again", made_from="rows", search=NeighbourSearch())
     assert target.read_bytes() == (tmp_path / "again").read_bytes()
+
+
+def test_a_stopped_search_that_is_cut_elsewhere_in_the_same_process(tmp_path: Path) -> None:
+    files = stored(tmp_path, clustered(1000, 8))
+    target = tmp_path / "neighbours.safetensors"
+    with pytest.raises(Stop):
+        neighbour_graph(files, all_of(files), 5, target, made_from="rows", search=stopping(0, []))
+    shutil.rmtree(tmp_path / "_neighbours_search")
+    search = NeighbourSearch(cut=cut_at(700, 250))  # its first part is another than the one that was searched last
+    found = neighbour_graph(files, all_of(files), 5, target, made_from="rows", search=search)
+    assert found.indices.tolist() == find_neighbours(clustered(1000, 8), 5).indices.tolist()
 
 
 def test_work_of_other_rows_or_another_k_is_not_used(tmp_path: Path) -> None:
