@@ -17,10 +17,11 @@ from .errors import LockedError, MismatchError
 from .estimators import ModelSpec
 from .estimators.base import Estimator
 from .lock import SCORING, folder_lock
+from .neighbour_search import NeighbourSearch
 from .nodes import Nodes, NodeShare, forget_plan
 from .out_folder import writing_to
 from .progress import Progress, Silent
-from .resume import Resume, check_settings, clear
+from .resume import Resume, check_settings, clear, sweep
 from .run_record import RunRecord
 from .scoring import RunScores, ScoreSettings, anchors_file, score_run
 from .shard_task import ShardTask
@@ -48,6 +49,7 @@ def annotate(
     overwrite: bool = False,
     retry_failed: bool = False,
     seed: int = 0,
+    neighbour_memory: int | None = None,
     progress: Progress | None = None,
     engine: EngineSettings | None = None,
     nodes: Nodes | None = None,
@@ -59,7 +61,8 @@ def annotate(
     finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
     `classes` give labels their text anchors, `k` and `neighbourhood` are as in `ScoreSettings`.
     More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
-    `engine` says who encodes (default: this process), and with `nodes` this process encodes one part of the shards and
+    `engine` says who encodes and who searches neighbours (default: this process), in `neighbour_memory` bytes of each
+    machine (default: half of what is free), and with `nodes` this process encodes one part of the shards and
     scores all where it is the last; the tables depend on neither.
     Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
     """
@@ -75,6 +78,7 @@ def annotate(
         keep_embeddings,
         overwrite,
         progress or Silent(),
+        neighbour_memory,
     )
     job.record.model_spec = model
 
@@ -100,6 +104,7 @@ class _Job:
     keep_embeddings: bool
     overwrite: bool
     progress: Progress
+    neighbour_memory: int | None
     began: float = field(default_factory=time.monotonic)
     encode_seconds: float = 0.0
     encoded: int = 0
@@ -129,9 +134,12 @@ class _Job:
             try:
                 with folder_lock(self.run.path, doing=SCORING):
                     left = self._left(engine, share.failed())
-                    if not left:
+                    absent = share.absent() if self.overwrite else []  # one that comes later would overwrite this run
+                    if not left and not absent:
                         return self._finish(engine)
-                    waits_for = f"{len(left):,} shards of other nodes, such as {left[0].url}"
+                    waits_for = (
+                        f"{len(left):,} shards of other nodes, such as {left[0].url}" if left else f"node {absent[0]}"
+                    )
             except LockedError:
                 waits_for = "other nodes, which are at work"
         stems = [shard.stem for shard in part if self.run.table(shard.stem).exists()]
@@ -211,6 +219,7 @@ class _Job:
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
         forget_plan(self.run.path)
+        sweep(self.run)
         return self._summary(stems, scores)
 
     def _score(self, engine: Engine, stems: Sequence[str]) -> RunScores:
@@ -229,7 +238,13 @@ class _Job:
         if anchors:
             anchors.save(anchors_file(self.run))
         return score_run(
-            self.run, stems, self.settings, random_inputs=of_model, anchors=anchors, note=self.progress.note
+            self.run,
+            stems,
+            self.settings,
+            random_inputs=of_model,
+            anchors=anchors,
+            search=NeighbourSearch(self.neighbour_memory, run=engine.search),
+            note=self.progress.note,
         )
 
     def _summary(self, stems: Sequence[str], scores: RunScores, waits_for: str | None = None) -> Summary:

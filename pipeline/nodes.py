@@ -132,6 +132,10 @@ class NodeShare:
         """What this node could not read, for the one that scores."""
         write_atomically(self._report_file(self._nodes.rank), json.dumps(failed).encode())
 
+    def absent(self) -> list[int]:
+        """Nodes that have not done their part since the plan was made."""
+        return [rank for rank in range(self._nodes.count) if not self._report_file(rank).exists()]
+
     def failed(self) -> dict[str, str]:
         """What any node could not read: url and reason."""
         found: dict[str, str] = {}

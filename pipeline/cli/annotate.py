@@ -17,6 +17,7 @@ from .engine_options import (
     RayWorkers,
     chosen,
 )
+from .neighbour_options import NeighbourMemory
 from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
 from .output import JsonOption, Output, escape, percent, program, why
 
@@ -111,6 +112,7 @@ def annotate(
     ray_workers: RayWorkers = None,
     gpus_per_worker: GpusPerWorker = None,
     cpus_per_worker: CpusPerWorker = None,
+    neighbour_memory: NeighbourMemory = None,
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     seed: Seed = 0,
@@ -128,6 +130,7 @@ def annotate(
     from ..decode import Limits
     from ..estimators import ModelSpec
     from ..job import annotate as run
+    from ..neighbour_search import read_size
     from ..nodes import Nodes as NodeSettings
     from ..progress import progress_for
     from ..workers import DecodeOptions
@@ -152,6 +155,7 @@ def annotate(
         overwrite=overwrite,
         retry_failed=retry_failed,
         seed=seed,
+        neighbour_memory=read_size(neighbour_memory) if neighbour_memory else None,
         progress=progress_for(quiet),
         engine=chosen(engine, devices, address, ray_workers, gpus_per_worker, cpus_per_worker, nodes),
         nodes=NodeSettings.read(nodes, node_rank),

@@ -3,7 +3,7 @@
 An engine's settings (`Local`, `Devices`, `Ray`) start it; all of them run the same shard task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..beta import Beta
     from ..classes import ClassSet
     from ..estimators.base import Identity
+    from ..neighbour_search.plan import Task
     from ..shard_task import ShardTask
     from ..shards import Shard
     from .tally import Tally
@@ -37,6 +38,10 @@ class Engine(Protocol):
 
     def anchors(self, classes: "ClassSet") -> "Anchors":
         """The classes' prompts, embedded."""
+        ...
+
+    def search(self, tasks: "Iterable[Task]") -> "Iterable[Task]":
+        """Carry out a neighbour search's tasks where the encoders were, which may be gone by then."""
         ...
 
 

@@ -5,7 +5,7 @@ How encoders are started and heard is the transport's business: processes of thi
 
 import pickle
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,8 @@ from ..beta import Beta
 from ..classes import ClassSet
 from ..errors import MismatchError, NoisegateError
 from ..estimators.base import Identity
+from ..neighbour_search import RunTasks, one_by_one
+from ..neighbour_search.plan import Task
 from ..shard_task import ShardTask, Unreadable, Written
 from ..shards import Shard
 from .far_end import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
@@ -65,7 +67,8 @@ class _Encoder:
 class Fleet:
     """An engine of one encoder per place. Raises what any of them raises; a `with` block ends them all.
 
-    `workers` says how many processes decode beside each encoder, of those asked for.
+    `workers` says how many processes decode beside each encoder, of those asked for; `search` carries out the tasks of a
+    neighbour search once the encoders have made room.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class Fleet:
         places: Sequence[str],
         workers: Callable[[int | None], int],
         note: Callable[[str], None],
+        search: RunTasks = one_by_one,
     ) -> None:
         self._transport, self._workers, self._note = transport, workers, note
+        self._places, self._search = tuple(places), search
         self._encoders: list[_Encoder] = []
         self._identity: Identity | None = None
         self._encode: Encode | None = None
@@ -115,6 +120,10 @@ class Fleet:
 
     def anchors(self, classes: ClassSet) -> Anchors:
         return cast(Anchors, self._ask("anchors", classes))
+
+    def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
+        self.end(at_once=False)  # tasks need the processors and the memory that the encoders have
+        return self._search(tasks)
 
     def encode(self, task: ShardTask, shards: Sequence[Shard], tally: Tally) -> None:
         there = replace(task, out=task.out.absolute(), workers=self._workers(task.workers))
@@ -208,6 +217,8 @@ class Fleet:
         """Of the first that is ready; of another where that one is lost."""
         asked: _Encoder | None = None
         tries = 0
+        if not self._encoders:  # they made room for a search
+            self._start(self._places[0])
         while not self._answers:
             if asked not in self._encoders:
                 if tries >= TRIES:

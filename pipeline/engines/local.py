@@ -1,6 +1,6 @@
 """The plain engine: one model in this process."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,8 @@ from ..beta import Beta, beta_of_random_inputs
 from ..classes import ClassSet
 from ..estimators import as_estimator
 from ..estimators.base import Estimator, Identity
+from ..neighbour_search import one_by_one
+from ..neighbour_search.plan import Task
 from ..shard_task import ShardTask, encode_shards
 from ..shards import Shard
 from .tally import Tally
@@ -44,3 +46,6 @@ class LocalEngine:
 
     def anchors(self, classes: ClassSet) -> Anchors:
         return embed_anchors(self._model, classes)
+
+    def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
+        return one_by_one(tasks)

@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..estimators import ModelSpec
+from ..neighbour_search import on_ray as search_on_ray
+from ..neighbour_search.plan import Task
 from ..shard_task import Advanced
 from .devices import portable
 from .far_end import Message, Reply, serve
@@ -27,6 +29,7 @@ __all__ = ["Crew", "Ray", "import_ray"]
 
 HEAR = 0.5  # seconds for which an actor gathers news of samples; all else is told at once
 STORE_BYTES = 80_000_000  # of a Ray started here: nothing large is kept there
+STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
 MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"
 
 
@@ -97,7 +100,11 @@ class Ray:
             def workers(asked: int | None) -> int:
                 return max(1, int(crew.cpus)) if asked is None else asked
 
-            with Fleet(_Actors(ray, make, crew), places, workers, note) as fleet:
+            def search(tasks: Iterable[Task]) -> Iterator[Task]:
+                with search_on_ray(self.address) as run:
+                    yield from run(tasks)
+
+            with Fleet(_Actors(ray, make, crew), places, workers, note, search) as fleet:
                 yield fleet
 
     @contextmanager
@@ -115,20 +122,23 @@ class Ray:
 
     def _connect(self, ray: Any) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS")
-        quiet = {"logging_level": "ERROR", "log_to_driver": False}
-        try:
-            if address:
-                ray.init(address=address, **quiet)
-            else:
-                here = os.cpu_count() or 1
-                wanted = int((self.actors or 1) * (self.cpus_per_worker or 1))
-                store = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
-                ray.init(address="local", num_cpus=max(here, wanted), **store, **quiet)
-        except Exception as error:  # Ray raises plain ones too
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"address {address or 'local'!r}: no Ray there ({reason}); start one with: ray start --head"
-            ) from error
+        how: dict[str, Any] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+        if not address:
+            wanted = int((self.actors or 1) * (self.cpus_per_worker or 1))
+            how |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, wanted)}
+            how |= {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+        for left in reversed(range(STARTS)):
+            try:
+                ray.init(**how)
+                return
+            except Exception as error:  # Ray raises plain ones too
+                if left and SLOW_START in str(error):
+                    ray.shutdown()
+                    continue
+                reason = " ".join(str(error).split())[:300]
+                raise ConfigError(
+                    f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head"
+                ) from error
 
 
 def import_ray() -> Any:

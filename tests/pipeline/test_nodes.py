@@ -253,6 +253,18 @@ def test_overwrite_removes_once_whatever_the_number_of_nodes(many: Path, tmp_pat
     assert node(0, 2, many, out, overwrite=True).encoded > 0  # the run was over: it begins anew
 
 
+def test_a_node_without_shards_that_comes_late_does_not_overwrite_what_the_others_made(
+    many: Path, tmp_path: Path
+) -> None:
+    out, one = tmp_path / "out", [many / "x-0.tar"]
+    first = node(0, 2, one, out, overwrite=True)
+    assert (first.encoded, first.waits_for) == (3, "node 1")
+    last = node(1, 2, one, out, overwrite=True)
+    assert (last.encoded, last.samples, last.waits_for) == (0, 3, None)
+    score(one, tmp_path / "plain")
+    assert files_of(out) == files_of(tmp_path / "plain")
+
+
 def test_failed_samples_are_read_again_by_their_node(many: Path, tmp_path: Path) -> None:
     for i in (1, 4):
         large = [(f"{n}.png", picture("red", (90, 90))) for n in "ab"] + [(f"{n}.txt", b"red") for n in "ab"]

@@ -107,9 +107,12 @@ def test_a_damaged_file_is_made_again_with_a_note(shards: Path, tmp_path: Path, 
 def test_a_left_over_temporary_file_does_no_harm(shards: Path, tmp_path: Path) -> None:
     score(shards, tmp_path / "whole")
     (tmp_path / "out" / "embeddings").mkdir(parents=True)
-    for name in (".x-01.parquet.tmp", "embeddings/.x-01.safetensors.tmp", "._run.json.tmp"):
+    for name in (".x-01.parquet.0123abcd.tmp", "embeddings/.x-01.safetensors.99999999.tmp", "._run.json.tmp"):
         (tmp_path / "out" / name).write_bytes(b"half")
+    (tmp_path / "out" / ".mine.tmp").write_bytes(b"whole")
     score(shards, tmp_path / "out")
+    assert (tmp_path / "out" / ".mine.tmp").read_bytes() == b"whole"
+    (tmp_path / "out" / ".mine.tmp").unlink()
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
@@ -244,6 +247,9 @@ def test_overwrite_starts_again_and_leaves_other_files_alone(shards: Path, tmp_p
     out = tmp_path / "out"
     score(shards, out)
     (out / "neighbours.safetensors").write_bytes(b"of the run")
+    for name in ("_neighbours_search", "_text_neighbours_search"):  # stopped ones
+        (out / name).mkdir()
+        (out / name / "plan.json").touch()
     notes, table, numbers = out / "notes.txt", out / "noise.parquet", out / "embeddings" / "mine.safetensors"
     notes.write_text("mine")
     pq.write_table(pa.table({"key": ["a"]}).replace_schema_metadata({"noisegate.noise_protocol": "p(x)"}), table)
@@ -256,6 +262,7 @@ def test_overwrite_starts_again_and_leaves_other_files_alone(shards: Path, tmp_p
     assert {path: path.read_bytes() for path in mine} == mine
     assert not (out / "x-02.parquet").exists()
     assert not (out / "neighbours.safetensors").exists()
+    assert not list(out.glob("_*_search"))
     assert not (out / "embeddings" / "x-02.safetensors").exists()
 
 

@@ -1,7 +1,7 @@
 """Who gets which shard, and what happens when an encoder is lost: with encoders that say what the test lets them say."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pipeline.engines.far_end import Answer, Ask, Encode, Failed, Message, NoMor
 from pipeline.engines.fleet import Fleet, Link, Lost
 from pipeline.engines.tally import Tally
 from pipeline.errors import ConfigError, MismatchError, NoisegateError
+from pipeline.neighbour_search.plan import Task
 from pipeline.shard_task import Advanced, Said, ShardTask, Unreadable, Written
 from pipeline.shards import Shard
 from pipeline.workers import DecodeOptions
@@ -206,6 +207,28 @@ def test_a_question_is_asked_again_where_the_one_who_was_asked_is_lost() -> None
     with Fleet(Oracle(), ["place 0", "place 1"], lambda asked: 0, lambda text: None) as fleet:
         assert fleet.identity == IDENTITY
         assert fleet.random_inputs(7) == "β"  # type: ignore[comparison-overlap]
+
+
+def test_encoders_make_room_for_a_search_and_one_comes_back_for_a_question(tmp_path: Path) -> None:
+    class Stagehands(Stage):
+        def play(self, alive: list[Puppet]) -> list[tuple[Link, list[Reply | Lost]]]:
+            asked = [puppet for puppet in alive if puppet.told]
+            return [(asked[0], [Answer("β")])] if asked else [(puppet, [READY]) for puppet in alive]
+
+    stage, left = Stagehands(), list[bool]()
+
+    def search(tasks: Iterable[Task]) -> Iterable[Task]:
+        left.extend(puppet.gone for puppet in stage.puppets)
+        return tasks
+
+    task = Task(str(tmp_path), "exact", 0)
+    with Fleet(stage, ["place 0", "place 1"], lambda asked: 0, lambda text: None, search) as fleet:
+        assert fleet.identity == IDENTITY
+        assert list(fleet.search([task])) == [task]
+        assert left == [True, True]
+        assert fleet.random_inputs(7) == "β"  # type: ignore[comparison-overlap]
+    assert [puppet.place for puppet in stage.puppets] == ["place 0", "place 1", "place 0"]
+    assert all(puppet.gone for puppet in stage.puppets)
 
 
 def test_a_question_that_ends_whoever_is_asked_is_not_asked_for_ever() -> None:
