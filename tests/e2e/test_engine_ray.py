@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from pipeline.engines.on_ray import Ray
+from pipeline.engines.on_ray import SLOW_START, Ray
 from pipeline.errors import ConfigError
 from tests.commands import ROOT, called
 from tests.fakes import ColourModel, pairs, write_tar
@@ -28,9 +28,14 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # else workers wait for everything else that runs here
         patch.syspath_prepend(str(ROOT))
-        ray.init(
-            address="local", num_cpus=2, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False
-        )
+        how = {"num_cpus": 2, "object_store_memory": 80_000_000, "include_dashboard": False, "log_to_driver": False}
+        try:
+            ray.init(address="local", **how)
+        except Exception as error:  # Ray raises plain ones
+            if SLOW_START not in str(error):
+                raise
+            ray.shutdown()
+            ray.init(address="local", **how)
         yield folder
         ray.shutdown()
 
@@ -87,6 +92,38 @@ def test_without_ray_the_command_to_get_it_is_said(monkeypatch: pytest.MonkeyPat
 def test_ray_is_not_imported_by_those_who_do_not_ask_for_it() -> None:
     code = "import sys, pipeline.job, pipeline.engines.on_ray; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+class BusyHost:
+    """Stands in for the package: its first starts fail with these words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words, self.calls = list(words), list[str]()
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str, **_: object) -> None:
+        self.calls.append(f"init {address}")
+        if self.words:
+            raise Exception(self.words.pop(0))
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+def test_a_ray_that_starts_slowly_is_started_once_more_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    slow = "The current node timed out during startup."
+    busy = BusyHost(slow)
+    with Ray().connected(busy):
+        assert busy.calls == ["init local", "shutdown", "init local"]
+    assert busy.calls[-1] == "shutdown"
+    for words, starts in (((slow, slow), 2), (("Could not find any running Ray instance.",), 1)):
+        host = BusyHost(*words)
+        with pytest.raises(ConfigError, match=r"address 'here:1': no Ray there .*ray start --head"):
+            Ray("here:1")._connect(host)
+        assert host.calls.count("init here:1") == starts
 
 
 @pytest.mark.parametrize(
