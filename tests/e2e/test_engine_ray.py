@@ -11,8 +11,10 @@ import ray
 
 from pipeline.engines.on_ray import SLOW_START, Ray
 from pipeline.errors import ConfigError
+from pipeline.neighbour_search import search
+from pipeline.workers import DecodeOptions
 from tests.commands import ROOT, called
-from tests.fakes import ColourModel, pairs, write_tar
+from tests.fakes import ColourModel, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score
 from tests.pipeline.engines.deadly import FOLDER, SPEC, sample, without_times
 
@@ -61,6 +63,21 @@ def test_two_workers_of_which_one_is_killed_leave_the_plain_jobs_bytes(
     assert "lost the encoder on Ray worker " in said(loud)
     assert re.search("once more: .*x-1", said(loud))
     assert capsys.readouterr().out == ""
+
+
+def test_neighbours_are_searched_on_ray_too_once_the_encoders_have_made_room(
+    deaths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search takes both processors, which the encoders hold until then."""
+    for number in range(2):
+        pictures = [(f"{i:02d}.png", picture(("red", "blue")[i % 2], (16 + i, 16 + number))) for i in range(20)]
+        labels = [(f"{i:02d}.cls", str((i + (i == 3)) % 2).encode()) for i in range(20)]
+        write_tar(tmp_path / "s" / f"x-{number}.tar", sorted(pictures + labels))
+    task = {"estimator": ColourModel, "options": DecodeOptions(tasks=("labels",)), "k": 4}
+    score(tmp_path / "s", tmp_path / "plain", **task)
+    monkeypatch.setattr(search, "run_task", lambda task: pytest.fail("searched in this process"))
+    score(tmp_path / "s", tmp_path / "out", engine=TWO, neighbour_memory=2_000_000_000, **task)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
 
 
 def test_the_command_says_what_a_worker_raises(deaths: Path, tmp_path: Path) -> None:
