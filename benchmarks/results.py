@@ -32,10 +32,14 @@ def main() -> None:
     for file in sorted(parser.parse_args().bench.glob("*/results.md")):
         if f"<!-- {file.parent.name}:" in text:
             picture = PAGE.parent / "pictures" / f"{file.parent.name}.svg"
-            picture.parent.mkdir(exist_ok=True)
-            picture.write_bytes((file.parent / "curves.svg").read_bytes())
-            shown = f"![{file.parent.name}](pictures/{picture.name})\n\n{file.read_text(encoding='utf-8')}"
-            text = filled(text, file.parent.name, shown)
+            cells = PAGE.parent / "data" / f"{file.parent.name}.json"
+            for made, kept in (("curves.svg", picture), ("results.json", cells)):
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_bytes((file.parent / made).read_bytes())
+            table = file.read_text(encoding="utf-8")
+            curves = f"![{file.parent.name}](pictures/{picture.name})"
+            every = f"Every cell: [{cells.name}](data/{cells.name})."
+            text = filled(text, file.parent.name, f"{curves}\n\n{table}\n{every}\n")
             print(f"{file.parent.name}: {file}")
     PAGE.write_text(text, encoding="utf-8")
 
