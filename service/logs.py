@@ -36,7 +36,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _PLAIN}
+        line |= _extra(record)
         if record.exc_info:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info))
         return json.dumps(line, default=str)
@@ -46,12 +46,17 @@ class TextLines(logging.Formatter):
     """The same for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        extra = " ".join(f"{name}={value}" for name, value in vars(record).items() if name not in _PLAIN)
+        extra = " ".join(f"{name}={value}" for name, value in _extra(record).items())
         line = _UNSEEN.sub(
             lambda found: repr(found[0])[1:-1], f"{record.levelname.lower()} {record.getMessage()} {extra}"
         )
         line = line.rstrip()
         return line if not record.exc_info else f"{line}\n{''.join(traceback.format_exception(*record.exc_info))}"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    """What a call gave; names with an underscore are those that libraries such as Ray put into every record."""
+    return {name: value for name, value in vars(record).items() if name not in _PLAIN and not name.startswith("_")}
 
 
 def set_up_logging(kind: str) -> None:

@@ -53,6 +53,7 @@ def test_a_crash_has_them_too_and_is_counted() -> None:
 
 def test_a_path_cannot_write_lines_of_its_own_into_the_log() -> None:
     record = logging.makeLogRecord({"levelname": "INFO", "msg": "request", "path": "/a\n\x1b[2Jinfo forged\x9b"})
+    record._ray_timestamp_ns = 1
     assert TextLines().format(record) == r"info request path=/a\n\x1b[2Jinfo forged\x9b"
     assert len(JsonLines().format(record).splitlines()) == 1
 
