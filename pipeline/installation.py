@@ -11,8 +11,9 @@ from importlib.metadata import PackageNotFoundError, distributions, requires, ve
 from pathlib import Path
 
 from .extras import EXTRAS
+from .processors import processors
 
-__all__ = ["Defaults", "Facts", "Faiss", "Gpu", "Torch", "look_around", "processors"]
+__all__ = ["Defaults", "Facts", "Faiss", "Gpu", "Torch", "look_around"]
 
 SHOWN = (
     *("torch", "torchvision", "open_clip_torch", "webdataset", "pyarrow", "numpy", "pillow", "scipy", "scikit-learn"),
@@ -187,11 +188,6 @@ def _defaults(faiss: Faiss) -> Defaults:
     device = Device.choose()
     near = f"{faiss.gpus} GPUs" if faiss.gpus else "CPU"
     return Defaults(device.name, device.dtype_name, device.batch_size, default_workers(), near)
-
-
-def processors() -> int:
-    """How many this process may use, where the system tells; else how many there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> tuple[float | None, float | None]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
 from .errors import ConfigError
+from .processors import processors
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers", "leave_with"]
@@ -124,7 +125,7 @@ def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np
 
 def default_workers() -> int:
     """One worker for each processor this process may use, at most sixteen."""
-    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return min(16, processors())
 
 
 def _start(parent: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..estimators import ModelSpec
+from ..processors import processors
 from .far_end import Message, Reply, serve
 from .fleet import Fleet, Link, Lost
 
@@ -59,7 +60,7 @@ class Devices:
         """Those asked for, or the processors, are split among the encoders; each has one at least, unless 0 were asked for."""
         count = len(self.names)
         if asked is None:
-            return max(1, min(16, _processors() // count))
+            return max(1, min(16, processors() // count))
         return asked if asked <= 0 else max(1, asked // count)
 
     @contextmanager
@@ -69,7 +70,7 @@ class Devices:
             if name != "cpu" and int(name.partition(":")[2]) >= seen:
                 raise ConfigError(f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU")
         names = self.names[: max(1, shards)]
-        threads = max(1, _processors() // len(names)) if set(names) == {"cpu"} else None
+        threads = max(1, processors() // len(names)) if set(names) == {"cpu"} else None
         with Fleet(_Processes(estimator, threads), names, self.workers, note) as fleet:
             yield fleet
 
@@ -203,10 +204,6 @@ def _reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit code {code}{_UNGUARDED}"
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> int:

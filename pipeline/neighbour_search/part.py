@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.nearest import GPU_LIMIT, to_gpus
 from pipeline.neighbour_lists import Found, order_ties
+from pipeline.processors import processors
 
 __all__ = ["ExactPart", "InvertedPart", "StreamedPart", "exact_top", "merge", "one_thread_each", "threads"]
 
@@ -36,7 +37,7 @@ def threads() -> int:
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if given.isdigit() and int(given):
         return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors()
 
 
 @contextmanager

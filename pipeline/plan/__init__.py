@@ -5,7 +5,6 @@ Reading, decoding and encoding overlap, so that the slowest of them sets the pac
     seconds per sample = max(read, decode / workers, encode + write, all work / processors) + score
 """
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..estimators import as_estimator
+from ..processors import processors
 from ..shards import find_shards
 from ..workers import DecodeOptions, default_workers
 from .devices import DEVICES, KnownDevice
@@ -64,17 +64,17 @@ def plan(
 
 def this_machine(device: str | None, workers: int, price: float | None) -> Machine:
     """What this process may use."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = processors()
     torch = sys.modules.get("torch")
     name = device or "auto"
     if name == "auto":
         name = "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
     on_cpu = name == "cpu"
-    threads = min(processors, torch.get_num_threads()) if on_cpu and torch is not None else 1
+    threads = min(available, torch.get_num_threads()) if on_cpu and torch is not None else 1
     if price is not None:
-        return Machine(name, workers, processors, threads, price, True)
+        return Machine(name, workers, available, threads, price, True)
     named = _named(torch.cuda.get_device_name(name)) if name.startswith("cuda") and torch is not None else None
-    return Machine(name, workers, processors, threads, named.price if named else CPU_PRICE * processors)
+    return Machine(name, workers, available, threads, named.price if named else CPU_PRICE * available)
 
 
 def _named(name: str) -> KnownDevice | None:

@@ -7,7 +7,6 @@ the figures.  SOURCE in a command is the user's download, DATA the folder of sha
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError, did_you_mean
+
+from .preset import merged
 
 __all__ = ["Noise", "PaperFigure", "PaperPreset", "Setup", "load_paper_preset", "paper_figures", "paper_presets"]
 
@@ -68,8 +69,8 @@ class PaperPreset(_Fact):
             raise ConfigError(f"setup={setup!r}: {self.name} has {', '.join(self.setups)}")
         if method not in found.methods:
             raise ConfigError(f"method={method!r}: {self.name} {setup} has {', '.join(found.methods)}")
-        merged = _merged(found.config, {"task": {"name": self.task}, "method": {"name": method}})
-        settled: dict[str, Any] = _placed(_merged(merged, found.methods[method]), str(data))
+        base = merged(found.config, {"task": {"name": self.task}, "method": {"name": method}})
+        settled: dict[str, Any] = _placed(merged(base, found.methods[method]), str(data))
         return settled
 
 
@@ -147,18 +148,6 @@ def _checked(kind: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"presets/{name}: {place}={first.get('input')!r}: {first['msg']}") from error
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Trees put together; what is above wins."""
-    found = copy.deepcopy(dict(below))
-    for name, value in above.items():
-        inner = found.get(name)
-        if isinstance(value, Mapping) and isinstance(inner, Mapping):
-            found[name] = _merged(inner, value)
-        else:
-            found[name] = copy.deepcopy(value)
-    return found
 
 
 def _placed(value: Any, data: str) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
-from pipeline.installation import processors
+from pipeline.processors import processors
 
 from .cells import Cell, CellResult, plan_cell, read_result, run_cell
 from .preset import ScenePreset
