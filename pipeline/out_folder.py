@@ -8,8 +8,9 @@ from pathlib import Path
 
 from .errors import ConfigError, NoisegateError
 
-__all__ = ["refuse_other_shards", "writing_to"]
+__all__ = ["refuse_other_shards", "remove_half_written", "writing_to"]
 
+_HALF_WRITTEN = re.compile(r"\..+\.(tar|parquet|txt)\.[0-9a-f]{8}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
@@ -42,3 +43,10 @@ def refuse_other_shards(out: Path, names: Collection[str]) -> None:
     other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
     if other:
         raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder")
+
+
+def remove_half_written(out: Path) -> None:
+    """Remove what a writer of shards that was killed left hidden in `out`; for commands that have the folder to themselves."""
+    for path in out.glob(".*.tmp"):
+        if _HALF_WRITTEN.fullmatch(path.name):
+            path.unlink(missing_ok=True)

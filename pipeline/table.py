@@ -217,7 +217,7 @@ def write_atomically(path: Path, data: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":

@@ -17,7 +17,7 @@ from .progress import Progress, Silent
 from .shards import Shard
 from .table import RunFolder, read_metadata
 from .verify_problems import Problem, Problems
-from .verify_rescore import Drift, Rescoring, recorded_model
+from .verify_rescore import Drift, Rescoring, no_frozen_model, recorded_model
 from .verify_shard import check_shard
 from .verify_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
 
@@ -100,6 +100,11 @@ def verify(
         check.notes.append(
             "the run was made from arrays, not shards: the image arrays are compared with the kept embeddings; text arrays, "
             "labels and keys came from files that the run does not name, and no model is known to score again with"
+        )
+    elif rescore and samples and estimator is None and no_frozen_model(recorded):
+        check.notes.append(
+            f"these tables were written by a training ({recorded['method']['name']}), and no model scored them before: nothing "
+            "can be scored again; all else is checked"
         )
     elif rescore and samples:
         model = estimator or recorded_model(recorded)

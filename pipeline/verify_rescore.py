@@ -19,7 +19,7 @@ from .verify_problems import Problems
 from .verify_shard import options_of
 from .workers import Decoded, decode_sample
 
-__all__ = ["Drift", "Rescoring", "recorded_model"]
+__all__ = ["Drift", "Rescoring", "no_frozen_model", "recorded_model"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Drift:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {**asdict(self), "largest": self.largest}
+
+
+def no_frozen_model(run: Mapping[str, Any]) -> bool:
+    """Whether a training wrote the tables from shards alone: its own network judged them while it learnt."""
+    return not run.get("model") and "method" in run
 
 
 def recorded_model(run: Mapping[str, Any], device: str = "auto", batch_size: int | None = None) -> ModelSpec:

@@ -11,7 +11,7 @@ import typer
 from pipeline.cli.output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .bench.cells import CellResult
 
@@ -88,7 +88,7 @@ def bench(
     from .bench.preset import preset_names
 
     output = Output(as_json)
-    names = list(dict.fromkeys(name for one in preset for name in (preset_names() if one == "scenes" else [one])))
+    names = presets_of(preset, preset_names(), paper_presets())
     wanted = Wanted(
         None if methods is None else [word.strip() for word in methods.split(",")],
         numbers(rates, float, "--rates"),
@@ -113,6 +113,21 @@ def bench(
         else:
             results[name] = bench_scenes(name, wanted, out, quick, output)
     output.result(results)
+
+
+def presets_of(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
+    """The presets asked for, each once; raises ConfigError with the nearest of all there are.
+
+    >>> presets_of(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
+    ['scenes-a', 'scenes-b', 'coco']
+    """
+    from pipeline.errors import ConfigError, did_you_mean
+
+    known = [*scenes, "scenes", *papers]
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
+    return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
 
 
 @dataclass(frozen=True)

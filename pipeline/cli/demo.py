@@ -12,6 +12,7 @@ from .output import JsonOption, Output, escape, program
 __all__ = ["register"]
 
 REAL_CLIP = ("--model", "ViT-B-32", "--pretrained", "laion2b_s34b_b79k", "--out", "tables")
+SEED = 1
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +33,7 @@ def demo(
     from ..evaluation import evaluate
     from ..job import annotate
     from ..noise.shards import noise_captions
-    from ..out_folder import writing_to
+    from ..out_folder import remove_half_written, writing_to
     from ..progress import progress_for
     from ..report import write_report
     from ..scenes import write_scenes
@@ -40,11 +41,15 @@ def demo(
     output = Output(as_json)
     name = f"{count}-{round(100 * rate)}"
     clean, noisy, tables = out / f"clean-{count}", out / f"noisy-{name}", out / f"tables-{name}"
+    wrong = wrong_captions(clean, noisy, count, rate)
     output.say(f"[bold]1[/] {count:,} drawn scenes with true captions: [cyan]{escape(str(clean))}[/]")
-    with writing_to(out):
-        write_scenes(clean, count, min(4, count), seed=1)
-    report = noise_captions(sorted(clean.glob("*.tar")), noisy, rate=rate, seed=1)
-    output.say(f"[bold]2[/] {report.noisy:,} captions now on the wrong picture: [cyan]{escape(str(noisy))}[/]")
+    if wrong is None:
+        with writing_to(out):
+            remove_half_written(clean)
+            remove_half_written(noisy)
+            write_scenes(clean, count, min(4, count), seed=SEED)
+        wrong = noise_captions(sorted(clean.glob("*.tar")), noisy, rate=rate, seed=SEED).noisy
+    output.say(f"[bold]2[/] {wrong:,} captions now on the wrong picture: [cyan]{escape(str(noisy))}[/]")
     output.say(f"[bold]3[/] every pair scored by the embedded model: [cyan]{escape(str(tables))}[/]\n")
     shards = sorted(noisy.glob("*.tar"))
     try:
@@ -71,3 +76,23 @@ def demo(
         {"summary": summary.to_dict(), "evaluation": found.to_dict(), "tables": str(tables), "shards": str(noisy)}
         | {"report": str(page.path), "next": list(commands.values())}
     )
+
+
+def wrong_captions(clean: Path, noisy: Path, count: int, rate: float) -> int | None:
+    """How many captions of an earlier demo are on a wrong picture; None where it was another one, or did not come so far."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    from ..noise.protocols import protocol_id
+    from ..noise.shards import TRUTH_FILE
+
+    protocol = protocol_id("shuffle-captions", rate=rate, derange=False, seed=SEED)
+    try:
+        truth = pq.read_table(noisy / TRUTH_FILE)  # written last
+    except (OSError, pa.ArrowInvalid):
+        return None
+    made = (truth.schema.metadata or {}).get(b"noisegate.noise_protocol", b"").decode()
+    shards = [f"{stem}.tar" for stem in pc.unique(truth["shard"]).to_pylist()]
+    there = all((folder / name).exists() for folder in (clean, noisy) for name in shards)
+    return int(pc.sum(truth["noisy"]).as_py()) if there and made == protocol and len(truth) == count else None

@@ -150,12 +150,14 @@ def noise(
     from ..noise.label_shards import noise_labels
     from ..noise.protocols import check_options, find_protocol
     from ..noise.shards import noise_captions
+    from ..out_folder import remove_half_written
     from ..workers import default_workers
 
     options: dict[str, Any] = {"classes": classes, "inclusive": inclusive, "class_map": class_map, "features": features}
     options |= {"temperature": temperature, "posteriors": posteriors, "kind": kind, "factor": factor}
     check_options(protocol, {**options, "derange": derange})
     output = Output(as_json)
+    remove_half_written(out)
     if find_protocol(protocol).noises == "captions":
         if rate is None:
             raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4")

@@ -34,13 +34,14 @@ def scenes(
     """
     from ..errors import ConfigError
     from ..noise.shards import TRUTH_FILE
-    from ..out_folder import refuse_other_shards, writing_to
+    from ..out_folder import refuse_other_shards, remove_half_written, writing_to
     from ..scenes import write_scenes
 
     with writing_to(out):
         refuse_other_shards(out, {f"scenes-{part:06d}.tar" for part in range(shards)})
         if (out / TRUTH_FILE).exists():
             raise ConfigError(f"out {out} holds shards with noise in them ({TRUTH_FILE}); use an empty folder")
+        remove_half_written(out)
         paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
     output = Output(as_json)
     output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{escape(str(out))}[/]/*.tar")

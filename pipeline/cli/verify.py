@@ -67,7 +67,7 @@ def verify(
     from ..estimators import ModelSpec
     from ..table import RunFolder
     from ..verify import verify as check
-    from ..verify_rescore import dtype_of, recorded_model
+    from ..verify_rescore import dtype_of, no_frozen_model, recorded_model
 
     if pretrained is not None and model is None:
         raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out")
@@ -77,7 +77,7 @@ def verify(
         if model is not None:
             draft = bool((run.get("model") or {}).get("draft"))
             estimator = ModelSpec(model, pretrained, device, dtype_of(run, model), batch_size, draft)
-        elif run["scorer"]["model"] != "arrays":
+        elif run["scorer"]["model"] != "arrays" and not no_frozen_model(run):
             estimator = recorded_model(run, device, batch_size)
     found = check(
         folder,

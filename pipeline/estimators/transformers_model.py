@@ -75,7 +75,7 @@ class TransformersEstimator:
             import transformers
         except ImportError as error:
             raise ConfigError(
-                f"model {spec!r} needs transformers ({error}): pip install transformers (noisegate's extra hf)"
+                f"model {spec!r} needs transformers ({error}); install the extra: pip install 'noisegate[hf]'"
             ) from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():

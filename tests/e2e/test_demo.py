@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli.demo import SEED, wrong_captions
 from pipeline.cli.output import program
+from pipeline.noise.shards import noise_captions
+from pipeline.scenes import write_scenes
 from tests.commands import called
 
 
@@ -36,9 +39,11 @@ def test_figures(found: dict[str, Any]) -> None:
 
 
 def test_a_second_demo_has_nothing_left_to_encode(found: dict[str, Any], folder: Path) -> None:
+    drawn = {path: path.stat().st_mtime_ns for path in folder.glob("demo/*/*.tar")}
     done = called("demo", "--count", "240", "--json", cwd=folder)
     again = json.loads(done.stdout)
     assert again["summary"]["encoded"] == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("demo/*/*.tar")} == drawn, "nothing drawn anew"
     assert again["evaluation"] == found["evaluation"]
 
 
@@ -73,3 +78,15 @@ def test_commands_are_shown_as_they_can_be_typed(monkeypatch: pytest.MonkeyPatch
     assert program("show") == "noisegate show"
     monkeypatch.setattr(sys, "argv", ["pipeline/cli/__main__.py", "demo"])
     assert program("show").endswith(" -m pipeline.cli show")
+
+
+def test_a_demo_that_was_cut_off_draws_again(tmp_path: Path) -> None:
+    clean, noisy = tmp_path / "clean", tmp_path / "noisy"
+    assert wrong_captions(clean, noisy, 12, 0.5) is None
+    write_scenes(clean, 12, 2, seed=SEED, size=16)
+    made = noise_captions(sorted(clean.glob("*.tar")), noisy, rate=0.5, seed=SEED)
+    assert wrong_captions(clean, noisy, 12, 0.5) == made.noisy
+    assert wrong_captions(clean, noisy, 12, 0.4) is None, "another rate"
+    assert wrong_captions(clean, noisy, 13, 0.5) is None, "another number"
+    (noisy / "scenes-000001.tar").unlink()
+    assert wrong_captions(clean, noisy, 12, 0.5) is None

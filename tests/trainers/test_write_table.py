@@ -105,7 +105,9 @@ def test_without_tables_the_shards_give_keys_and_failures(scored: Path, tmp_path
     assert (row["status"], row["crcl_label"], row["clean"]) == ("bad_image", None, None)
     assert found["crcl_label"].null_count == 1
     assert found["similarity"].null_count == 160, "no frozen model looked at them"
-    assert verify(out, rescore=False).ok
+    checked = verify(out)
+    assert checked.ok and checked.drift.samples == 0
+    assert "nothing can be scored again" in checked.notes[0]
     done = called("show", out, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     select = train(settings(scored, tmp_path / "runs", "select", data__shards=[str(shards / "*.tar")],
