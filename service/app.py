@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -19,7 +20,9 @@ from .engine import LocalEngine
 from .errors import ApiError, add_handlers
 from .headers import SecurityHeaders
 from .items import Engine
+from .jobs.runner import JobRunner
 from .jobs.setup import open_runner
+from .jobs.store import STATES
 from .limits import BodyLimit
 from .logs import RequestLog
 from .metrics import Metrics
@@ -89,8 +92,15 @@ def _service(settings: Settings, engine: Engine | None) -> Service:
         engine = LocalEngine(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
     classes = ClassSets(settings.classes)
     runner = open_runner(settings, scorer.spec, classes)
+    if runner is not None:
+        _show_jobs(runner, metrics)
     runs = RunRegistry(settings.runs, runner.outputs if runner is not None else dict)
     return Service(settings, engine, scorer, runs, classes, metrics, runner)
+
+
+def _show_jobs(runner: JobRunner, metrics: Metrics) -> None:
+    metrics.gauges("jobs", "Jobs by state.", "state", {state: partial(runner.count, state) for state in STATES})
+    metrics.gauge("jobs_bytes_left", "Bytes of shards that running jobs have not read yet.", runner.bytes_left)
 
 
 async def _embed_classes(service: Service) -> None:

@@ -1,6 +1,6 @@
 """What `/metrics` tells, in a registry of its own for each application."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -30,6 +30,12 @@ class Metrics:
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """A number that is asked for whenever somebody looks."""
         Gauge(f"noisegate_{name}", text, registry=self.registry).set_function(value)
+
+    def gauges(self, name: str, text: str, label: str, values: Mapping[str, Callable[[], float]]) -> None:
+        """One such number for each value of a label."""
+        made = Gauge(f"noisegate_{name}", text, (label,), registry=self.registry)
+        for one, value in values.items():
+            made.labels(one).set_function(value)
 
     def text(self) -> bytes:
         """In Prometheus' format."""

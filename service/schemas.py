@@ -50,7 +50,10 @@ class Pair(_Strict):
     image: Image | None = None
     image_url: Text | None = Field(None, description="Only where the server allows hosts to fetch from.")
     text: Text | None = None
-    label: Label | None = Field(None, description="Class number or name; needs `classes` or `against`.")
+    label: Label | None = Field(
+        None,
+        description="Class number or name; needs `classes` or `against`, else the flag `label_not_judged` says so.",
+    )
     key: Key | None = Field(None, description="Comes back with the result; names the sample where `against` knows it.")
 
 
@@ -111,7 +114,10 @@ class Result(BaseModel):
     neighbourhood: float | None = None
     neighbours: list[Neighbour] | None = None
     predicted: list[Predicted] | None = Field(None, description="The likeliest classes of the class set.")
-    flags: list[str] = []
+    flags: list[str] = Field(
+        [],
+        description="no_text, no_neighbours, duplicate_of:KEY, …; label_not_judged: neither classes nor against was given.",
+    )
 
 
 class BetaFacts(BaseModel):

@@ -108,7 +108,10 @@ def pair_results(
                 **_UNASKED,
                 "neighbours": None,
                 "predicted": None,
-                "flags": [found.text_status] if only_text else [],
+                "flags": [
+                    *([found.text_status] if only_text else []),
+                    *(["label_not_judged"] if pair.label is not None and not labels else []),
+                ],
             }
         )
     return results

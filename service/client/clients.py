@@ -110,6 +110,10 @@ class Client(Calls):
         """Stop a job; what it wrote stays."""
         return cast(Job, self._run(self._post(f"{job_path(job)}/cancel", {})))
 
+    def forget_job(self, job: str) -> None:
+        """Take a job that is over off the list; its tables stay on disk, and its name is free again."""
+        self._run(self._delete(job_path(job)))
+
     def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """Follow a job to its end, through restarts of the service, and return it; `progress` gets every event."""
         watch = Watch(self._retry, self._draw, progress)
@@ -250,6 +254,10 @@ class AsyncClient(Calls):
     async def cancel_job(self, job: str) -> Job:
         """As `Client.cancel_job`."""
         return cast(Job, await self._run(self._post(f"{job_path(job)}/cancel", {})))
+
+    async def forget_job(self, job: str) -> None:
+        """As `Client.forget_job`."""
+        await self._run(self._delete(job_path(job)))
 
     async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """As `Client.wait_job`."""

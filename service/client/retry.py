@@ -79,7 +79,7 @@ def ask(request: httpx.Request, retry: Retry, draw: Callable[[], float]) -> Flow
         outcome = yield request
         assert outcome is not None
         if isinstance(outcome, httpx.Response) and outcome.is_success:
-            return _json(outcome)
+            return {} if outcome.status_code == httpx.codes.NO_CONTENT else _json(outcome)
         wait = retry.wait(tries, outcome, draw())
         if wait is None:
             raise error_of(outcome, request)

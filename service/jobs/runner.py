@@ -16,7 +16,7 @@ from ..errors import ApiError
 from .paths import Roots
 from .process import Task
 from .reports import advanced, differences, noted
-from .store import ENDED, Job, JobProgress, JobStore, NoRecord, now
+from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 from .worker import JobProcess
 
 __all__ = ["JobEvent", "JobRunner"]
@@ -106,6 +106,17 @@ class JobRunner:
     def all(self) -> list[Job]:
         """Oldest first."""
         return [self._live.get(job.id, job) for job in self.store.all()]
+
+    def count(self, state: State) -> float:
+        """How many jobs are in a state; NaN while the record cannot be read."""
+        try:
+            return self.store.count(state)
+        except NoRecord:
+            return float("nan")
+
+    def bytes_left(self) -> int:
+        """Of the shards of all running jobs."""
+        return sum(max(0, job.progress.bytes_todo - job.progress.bytes_done) for job in [*self._live.values()])
 
     def outputs(self) -> dict[str, Path]:
         """Folders of the jobs that are done, by name."""

@@ -15,10 +15,11 @@ from pipeline.errors import ConfigError
 
 from ..errors import Unavailable
 
-__all__ = ["ENDED", "Job", "JobProgress", "JobStore", "NoRecord", "Note", "State"]
+__all__ = ["ENDED", "STATES", "Job", "JobProgress", "JobStore", "NoRecord", "Note", "State"]
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+STATES: tuple[State, ...] = ("queued", "running", *ENDED)
 VERSION = 1
 _TABLE = """
 create table jobs (
@@ -147,6 +148,10 @@ class JobStore:
     def in_state(self, *states: State) -> list[Job]:
         """Oldest first."""
         return self._jobs(f"where state in ({', '.join('?' * len(states))}) order by number", states)
+
+    def count(self, state: State) -> int:
+        with self._open():
+            return int(self._db.execute("select count(*) from jobs where state = ?", [state]).fetchone()[0])
 
     def update(self, job_id: str, **changes: Any) -> Job:
         """Replace fields of a job; raises KeyError where it is gone."""

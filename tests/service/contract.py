@@ -66,6 +66,9 @@ class Contract:
             if not isinstance(stream, bytes):
                 return self._fail(stream)
             return httpx.Response(200, content=stream, headers={"Content-Type": "text/event-stream"})
+        if request.method == "DELETE":
+            del self.jobs[job]
+            return httpx.Response(204)
         states = self.jobs[job]
         return httpx.Response(200, json=states.pop(0) if len(states) > 1 else states[0])
 

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from service.app import create_app
+from service.jobs.store import STATES
 from service.state import Service
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
@@ -38,12 +39,18 @@ def events_in(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     return found
 
 
+def jobs_gauge(metrics: str, state: str) -> str:
+    return metrics.split(f'\nnoisegate_jobs{{state="{state}"}} ')[1].split("\n")[0]
+
+
 def test_a_job_from_the_request_to_the_run(place: Path) -> None:
     async def work(client: httpx.AsyncClient, service: Service) -> None:
         answer = await client.post("/v1/jobs", json={"name": "corpus-1", "shards": "x-{0..1}.tar", "beta": "fixed:0.4"})
         assert answer.status_code == 202, answer.text
         job = answer.json()
         assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+        waiting = (await client.get("/metrics")).text
+        assert sum(float(jobs_gauge(waiting, state)) for state in STATES) == 1
         assert (job["state"], job["run"]) == ("queued", None)
         assert job["request"] == {
             "shards": ["x-{0..1}.tar"], "shard_count": 2, "tasks": ["pairs"], "classes": None, "beta": "fixed:0.4",
@@ -64,6 +71,9 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
         assert done["progress"]["share"] == 1
         assert str(place) not in json.dumps(done)
         assert (await client.get("/v1/jobs")).json() == {"jobs": [done]}
+        shown = (await client.get("/metrics")).text
+        assert [jobs_gauge(shown, state) for state in STATES] == ["0.0", "0.0", "1.0", "0.0", "0.0"]
+        assert "\nnoisegate_jobs_bytes_left 0.0\n" in shown
         again = await client.get(f"/v1/jobs/{job['id']}/events", headers={"Last-Event-ID": str(last[0])})
         assert [kind for _, kind, _ in events_in(again.text)] == ["done"]  # its notes were heard before
 

@@ -86,6 +86,13 @@ def test_results_come_in_order_with_their_keys_and_bad_ones_fail_alone() -> None
     assert found.request_id == answer.headers["x-request-id"]
 
 
+def test_a_label_that_nobody_judges_is_flagged() -> None:
+    pairs = [{"image": RED, "text": "a red thing", "label": 3}, {"image": RED, "text": "a red thing"}]
+    first, second = post({"pairs": pairs}).json()["results"]
+    assert (first["status"], first["label"], first["flags"]) == ("ok", None, ["label_not_judged"])
+    assert second["flags"] == []
+
+
 def test_no_pairs_are_no_results() -> None:
     assert post({"pairs": []}).json()["results"] == []
 
@@ -116,6 +123,7 @@ def test_labels_are_judged_by_a_registered_class_set(tmp_path: Path) -> None:
 
     results, unknown = ask(work, **async_settings)
     assert [r["status"] for r in results] == ["ok", "ok", "bad_label", "bad_image"]
+    assert not any("label_not_judged" in r["flags"] for r in results)
     assert [r["flags"] for r in results[:2]] == [["no_text"], []]
     assert [r["clean_tango"] for r in results[:2]] == [True, False]
     assert [r["refined_name"] for r in results[:2]] == ["red", "red"]
