@@ -102,17 +102,26 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def contrastive(
-    similarity: Tensor, labels: Tensor, temperature: Tensor | float, negatives: Tensor | None = None
+    similarity: Tensor,
+    labels: Tensor,
+    temperature: Tensor | float,
+    negatives: Tensor | None = None,
+    trust: Tensor | None = None,
 ) -> Tensor:
     """(B,) of images among themselves: the mean over the other images of the class of -log softmax_{j≠i}(S_ij / τ).
 
-    labels: (B,). An image that is the only one of its class in the batch has loss 0 and no gradient.
+    labels: (B,). trust: (B,) >= 0, by which that mean weighs the others, since a wrong label spoils the loss of those that it
+    is put together with as well. An image without any (trusted) other of its class in the batch has loss 0 and no gradient.
     """
     itself = _diagonal(similarity)
     positive = (labels[:, None] == labels[None, :]) & ~itself
     hidden = itself if negatives is None else itself | (~negatives[None, :] & ~positive)
     logs = (similarity / temperature).masked_fill(hidden, -torch.inf).log_softmax(dim=1)
-    return -logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1).clamp(min=1)
+    logs = logs.masked_fill(~positive, 0)
+    if trust is None:
+        return -logs.sum(dim=1) / positive.sum(dim=1).clamp(min=1)
+    share = positive * trust.to(logs.device, logs.dtype)[None, :]
+    return -(logs * share).sum(dim=1) / share.sum(dim=1).clamp(min=torch.finfo(logs.dtype).tiny)
 
 
 def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: float | None = None) -> Tensor | None:

@@ -123,6 +123,21 @@ def test_contrastive_pulls_the_class_together() -> None:
     assert not torch.autograd.grad(found[2], s)[0].any()
 
 
+def test_contrastive_counts_others_of_the_class_as_far_as_they_are_trusted() -> None:
+    labels = torch.tensor([4, 4, 4])
+    s = similarity()
+    row = [float(s[0, 1].detach()) / 0.5, float(s[0, 2].detach()) / 0.5]
+    apart = [-log_softmax_at(row, 0), -log_softmax_at(row, 1)]
+    found = contrastive(s, labels, 0.5, trust=torch.tensor([0.0, 0.3, 0.1], dtype=torch.float64))
+    assert float(found[0].detach()) == pytest.approx(0.75 * apart[0] + 0.25 * apart[1], rel=1e-12)
+    only = contrastive(s, labels, 0.5, trust=torch.tensor([0.2, 0.0, 0.1], dtype=torch.float64))
+    assert float(only[0].detach()) == pytest.approx(apart[1], rel=1e-12), "the second counts for nothing"
+    none = contrastive(s, labels, 0.5, trust=torch.tensor([0.2, 0.0, 0.0], dtype=torch.float64))
+    assert float(none[0].detach()) == 0 and not torch.autograd.grad(none[0], s)[0].any()
+    alike = contrastive(s, labels, 0.5, trust=torch.full((3,), 0.02, dtype=torch.float64))
+    np.testing.assert_allclose(alike.detach(), contrastive(s, labels, 0.5).detach(), rtol=1e-12)
+
+
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 

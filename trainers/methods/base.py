@@ -250,8 +250,11 @@ class Method(ABC):
 
     # --- what several share ------------------------------------------------------------------------------------------------
 
-    def losses(self, seen: Seen, negatives: Tensor | None = None) -> Tensor:
-        """(B,) by `config.loss` and the task; `negatives` (B,) bool may leave samples out of the others' negatives."""
+    def losses(self, seen: Seen, negatives: Tensor | None = None, trust: Tensor | None = None) -> Tensor:
+        """(B,) by `config.loss` and the task; `negatives` (B,) bool may leave samples out of the others' negatives.
+
+        trust: (B,) how much each counts as one of its class for the others, where the loss puts images of a class together.
+        """
         temperature = self.config.temperature or seen.temperature
         same = seen.same if self.config.mask_same else None
         if self.loss_name == "cross_entropy":
@@ -260,7 +263,7 @@ class Method(ABC):
         assert seen.similarity is not None
         if self.loss_name == "contrastive":
             assert seen.labels is not None
-            return losses.contrastive(seen.similarity, seen.labels, temperature, negatives)
+            return losses.contrastive(seen.similarity, seen.labels, temperature, negatives, trust)
         if self.loss_name == "info_nce":
             return losses.info_nce(seen.similarity, temperature, same, negatives)
         hardest = self.loss_name == "hardest_triplet"

@@ -2,6 +2,9 @@
 
 w_i = x² (1 - x) where x = s_i - β > 0, else 0      Eq. 5, by `noisegate annotate`, once
 L_re = w_i L_i                                      Eq. 6, here
+
+Where a loss puts the images of a class together (image retrieval), L_i is a mean over the others of the class, in which each
+counts by its own weight: the paper does not say so, but a wrong label would else enter the losses of all that share it.
 """
 
 from collections.abc import Mapping
@@ -128,7 +131,7 @@ class Osa(Method):
             return StepLoss(None)
         seen = run.forward(batch)
         weight = weight.to(seen.rows.device, non_blocking=True)
-        each = self.losses(seen, negatives=weight > 0 if self.config.drop_negatives else None)
+        each = self.losses(seen, negatives=weight > 0 if self.config.drop_negatives else None, trust=weight)
         total = weighted(each, weight, mode=self.config.mode, mean_weight=self.mean_weight)
         return StepLoss(total, {"weighted_share": held / len(weight)})
 
