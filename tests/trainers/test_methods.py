@@ -143,7 +143,17 @@ def test_no_weight_at_all_is_refused() -> None:
 def test_a_cut_that_cuts_nothing_or_nearly_all_is_told(weight: list[float], notes: list[str]) -> None:
     run = FakeRun({"osa_weight": np.array(weight, np.float32)})
     method(name="osa").prepare(run)  # type: ignore[arg-type]
-    assert run.notes == notes
+    assert run.notes[1:] == notes
+
+
+@pytest.mark.parametrize(
+    ("weight", "share"), [([0.2, 0.2, 0.2, 0.2], "100%"), ([0.1, 0.0, 0.0, 0.1], "50%"), ([0.3, 0.1], "80%")]
+)
+def test_what_weights_are_worth_is_told(weight: list[float], share: str) -> None:
+    """Kish's effective number: (Σw)² / Σw²; .4² / .1 = 1.6 of 2."""
+    run = FakeRun({"osa_weight": np.array(weight, np.float32)})
+    method(name="osa").prepare(run)  # type: ignore[arg-type]
+    assert run.notes[0] == f"weights by osa_weight are worth {share} of as many samples of equal weight"
 
 
 def test_osa_weighs_classes_too() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,6 +111,11 @@ class Osa(Method):
         else:
             values = self._weight(torch.from_numpy(run.column(self.source))).numpy()
         self.mean_weight, share = run.row_mean(values), run.row_mean(values > 0)
+        if self.mean_weight > 0:
+            effective = self.mean_weight**2 / run.row_mean(
+                values.astype(np.float64) ** 2
+            )  # Kish: 1 where all weigh alike
+            run.note(f"weights by {self.source} are worth {effective:.0%} of as many samples of equal weight")
         if share == 1:
             run.note(f"every sample has a weight by {self.source}: nothing is taken for wrong")
         elif share < FEW:
