@@ -9,6 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from pipeline.cli import app
+from pipeline.cli.look import GROUPS
 
 __all__ = ["command_page"]
 
@@ -22,8 +23,17 @@ Made from the commands themselves; `noisegate COMMAND --help` says the same. Exi
 def command_page() -> str:
     """Markdown."""
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-    names = " · ".join(f"[{name}](#{name})" for name in commands)
-    return "\n".join([INTRODUCTION, names, *(_section(name, command) for name, command in commands.items())])
+    groups = [(group, [name for name in names if name in commands]) for group, names in GROUPS.items()]
+    rows = [f"| {group} | {', '.join(f'[{name}](#{name})' for name in names)} |" for group, names in groups]
+    return "\n".join(
+        [
+            INTRODUCTION,
+            "| to | commands |",
+            "| --- | --- |",
+            *rows,
+            *(_section(name, command) for name, command in commands.items()),
+        ]
+    )
 
 
 def _section(name: str, command: Any) -> str:

@@ -20,7 +20,7 @@ Made from the service's own OpenAPI schema, which a running service gives out at
 def http_page() -> str:
     """Markdown."""
     schema = create_app(load_settings(None, decode_workers=0)).openapi()
-    parts = [INTRODUCTION, "| | |", "| --- | --- |"]
+    parts = [INTRODUCTION, "| route | what |", "| --- | --- |"]
     operations = [(m.upper(), path, found) for path, those in schema["paths"].items() for m, found in those.items()]
     parts += [f"| `{method} {path}` | {_first(found)} |" for method, path, found in operations]
     parts += [_operation(method, path, found) for method, path, found in operations]
@@ -35,7 +35,7 @@ def _first(operation: Schema) -> str:
 
 
 def _operation(method: str, path: str, found: Schema) -> str:
-    parts = [f"\n## {method} {path.replace('{', '').replace('}', '')}\n", f"`{method} {path}`\n"]
+    parts = [f"\n## `{method} {path}`\n"]
     parts.append(found.get("description") or found.get("summary", ""))
     parameters = [
         (f"`{p['name']}` ({p['in']})", _kind(p["schema"]), p.get("description", ""))
@@ -48,13 +48,18 @@ def _operation(method: str, path: str, found: Schema) -> str:
         parts.append(f"\nBody, `{kind}`: {_kind(schema)}")
         if "properties" in schema:
             parts.append(_fields(schema))
-    answers = [(code, _answer(told), told.get("description", "")) for code, told in found["responses"].items()]
+    answers = [(code, _answer(told), _meaning(told)) for code, told in found["responses"].items()]
     parts.append(_table(("status", "body", "meaning"), answers))
     return "\n".join(parts)
 
 
 def _answer(told: Schema) -> str:
     return ", ".join(_kind(content.get("schema", {})) for content in told.get("content", {}).values())
+
+
+def _meaning(told: Schema) -> str:
+    text = str(told.get("description", ""))
+    return "as asked" if text == "Successful Response" else text  # FastAPI's words where a route has none
 
 
 def _model(name: str, found: Schema) -> str:

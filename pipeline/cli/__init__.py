@@ -1,6 +1,5 @@
 """The command `noisegate`."""
 
-import inspect
 import os
 import sys
 from importlib.metadata import entry_points
@@ -26,15 +25,19 @@ from . import (
     show,
     verify,
 )
+from .look import Group, arrange, flowing
 
 __all__ = ["app", "main"]
 
 STOPPED = "run the same command again, without --overwrite, and it goes on"
 
-EXAMPLE = "[cyan]"
 HELP = """Scores every image-text pair of your shards once, so that training can trust the right ones.
 
 A first look, with drawn scenes and the small embedded model (no download, no GPU):
+
+[cyan]noisegate demo[/]
+
+The same step by step:
 
 [cyan]noisegate scenes clean --count 2000[/]
 
@@ -46,33 +49,20 @@ A first look, with drawn scenes and the small embedded model (no download, no GP
 
 [cyan]noisegate show tables[/]
 
-or all of it at once:
-
-[cyan]noisegate demo[/]
-
 Your own data, with a real CLIP:
 
 [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 """
 
 
-def _flowing(text: str) -> str:
-    """Help from a docstring: sentences flow to the terminal's width, examples stand one under the other behind a $."""
-    found = ""
-    for part in inspect.cleandoc(text).split("\n\n"):
-        example = part.startswith(EXAMPLE)
-        after_example = found.rpartition("\n")[2].startswith("$")
-        found += ("\n" if example and after_example else "\n\n") + ("$ " if example else "") + " ".join(part.split())
-    return found.strip()
-
-
 app = typer.Typer(
     name="noisegate",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help=_flowing(HELP),
+    help=flowing(HELP),
 )
 for module in (
     annotate,
@@ -95,8 +85,7 @@ for module in (
     module.register(app)
 for package in entry_points(group="noisegate.commands"):  # service and trainers, which this package must not know
     package.load().register(app)
-for command in app.registered_commands:
-    command.help = _flowing((command.callback.__doc__ if command.callback else None) or "")
+arrange(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -33,10 +33,18 @@ BODY = {
                 "schema": {
                     "type": "object",
                     "properties": {
-                        "image": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                        "text": {"type": "array", "items": {"type": "string"}},
-                        "classes": {"type": "string"},
-                        "against": {"type": "string"},
+                        "image": {
+                            "type": "array",
+                            "items": {"type": "string", "format": "binary"},
+                            "description": "Files of pictures.",
+                        },
+                        "text": {
+                            "type": "array",
+                            "items": {"type": "string"},
+                            "description": "As many captions, in the same order; none where only labels are judged.",
+                        },
+                        "classes": {"type": "string", "description": "As in ScoreRequest."},
+                        "against": {"type": "string", "description": "As in ScoreRequest."},
                         "request": {
                             "type": "string",
                             "contentMediaType": "application/json",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import app
+from pipeline.cli.look import GROUPS
 from tests.commands import FAKE, called, command
 from tests.fakes import pairs, picture, write_tar
 
@@ -136,6 +137,21 @@ def on_terminal(*words: str, **environment: str) -> str:
 def test_colours_respect_no_color(words: tuple[str, ...]) -> None:
     assert COLOUR.search(on_terminal(*words, TERM="xterm-256color"))
     assert not COLOUR.search(on_terminal(*words, TERM="xterm-256color", NO_COLOR="1"))
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_its_group() -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == COMMANDS
+    assert [one.name for one in app.registered_commands] == grouped
+
+
+def test_flags_do_not_look_as_if_they_took_a_value(tmp_path: Path) -> None:
+    shown = called("annotate", "--help", cwd=tmp_path, columns=120).stdout
+    assert "SHARDS" in shown and "--draft" in shown
+    assert "<bool>" not in shown + called("--help", cwd=tmp_path, columns=120).stdout
 
 
 # --- completion ------------------------------------------------------------------------------------------------------

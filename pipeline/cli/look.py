@@ -1,0 +1,63 @@
+"""How help looks: commands in groups by what one wants to do, flags without a type, arguments in capitals."""
+
+import inspect
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["GROUPS", "Group", "arrange", "flowing"]
+
+GROUPS = {
+    "Begin": ("demo", "doctor"),
+    "Score shards": ("calibrate", "plan", "annotate", "rescore", "score-embeddings", "adapt"),
+    "Look at a run": ("show", "report", "verify", "compare", "export"),
+    "Train with it": ("train", "evaluate-model", "bench"),
+    "Ask for single scores": ("score", "serve"),
+    "Data whose truth is known": ("scenes", "noise", "evaluate", "convert"),
+}
+EXAMPLE = "[cyan]"
+
+
+class _Plain:
+    """Shows no type for options that take no value: `--draft <bool>` looks as if it took one."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if parameter.metavar is None:
+                if parameter.param_type_name == "argument":
+                    parameter.metavar = parameter.name.upper()
+                elif parameter.is_flag:
+                    parameter.metavar = ""
+        return found
+
+
+class Command(_Plain, TyperCommand):
+    """A command of `noisegate`."""
+
+
+class Group(_Plain, TyperGroup):
+    """`noisegate` itself."""
+
+
+def arrange(app: typer.Typer) -> None:
+    """Put every registered command into its group, in the order of `GROUPS`; one of another package stays at the end."""
+    group_of = {name: group for group, names in GROUPS.items() for name in names}
+    order = list(group_of)
+    app.registered_commands.sort(key=lambda c: order.index(c.name) if c.name in group_of else len(order))
+    for command in app.registered_commands:
+        command.cls = Command
+        command.help = flowing((command.callback.__doc__ if command.callback else None) or "")
+        if command.name in group_of:
+            command.rich_help_panel = group_of[command.name]
+
+
+def flowing(text: str) -> str:
+    """Help from a docstring: sentences flow to the terminal's width, examples stand one under the other behind a $."""
+    found = ""
+    for part in inspect.cleandoc(text).split("\n\n"):
+        example = part.startswith(EXAMPLE)
+        after_example = found.rpartition("\n")[2].startswith("$")
+        found += ("\n" if example and after_example else "\n\n") + ("$ " if example else "") + " ".join(part.split())
+    return found.strip()
