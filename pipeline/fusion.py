@@ -15,29 +15,31 @@ Confident joint takes wrong predictions for wrong labels, the more so the weaker
 labels are repaired, only where `pipeline.noise_evidence` finds noise shown; a mere hint of it is believed in part,
 T' = λ T + (1 - λ) I, and repairs nothing. Else every label stands.
 
-Where more than half of a class is called one other class, that name passes for the right one. Sources that learned from
-no label stop such changes (`disputed_changes`); without them nothing in the data tells, and the repair spreads the name.
+Even then no label is changed where nothing tells which of two names is the right one (`pipeline.doubtful_names`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.calibration import Expected
+from pipeline.doubtful_names import withheld_changes
 from pipeline.errors import ConfigError
 from pipeline.label_pool import Pool, confident_joint, fit_pool, given_true, log_votes, readings, transition_matrix
-from pipeline.noise_evidence import disputed_changes, gather_evidence
+from pipeline.noise_evidence import gather_evidence
 
-__all__ = ["Fused", "confident_joint", "fuse"]
+__all__ = ["Fused", "Posterior", "confident_joint", "fuse"]
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
+"""(R, C) of the rows with these numbers, which ascend: made when it is asked for, so that (N, C) need not fit the memory."""
 
 ENTRIES = 10_000_000  # of all sources together that are looked at in one go
 BELIEFS = (0.1, 0.25, 0.5, 0.75, 1.0)  # values tried for λ
@@ -81,7 +83,7 @@ class Fused:
 
 
 def fuse(
-    sources: Mapping[str, ArrayLike],
+    sources: Mapping[str, ArrayLike | Posterior],
     labels: ArrayLike,
     classes: int,
     *,
@@ -89,26 +91,29 @@ def fuse(
     seed: int = 0,
     entries: int = ENTRIES,
 ) -> Fused:
-    """Fuse posteriors (N, C) of the given label, none of which may have seen that row's own label.
+    """Fuse posteriors (N, C) of the given label, none of which may have seen that row's own label, or functions of rows.
 
     label_free: the sources that learned from no label at all, such as text anchors, and so speak of the true class.
     labels: (N,), anything outside 0..classes-1 is no label. A row of a source that is not finite or sums to 0 abstains.
     A class that no label names is never the repaired one. At most `entries` numbers are held at a time: the fit samples
     rows with `seed` where there are more, and scoring goes in chunks. The noise rate cannot see label errors that the
-    sources make as well: noise that follows the embeddings in every detail passes as clean. A repair that the label-free
-    sources stop leaves the label, but `clean_probability` and the noise rate still speak as if it were wrong.
+    sources make as well: noise that follows the embeddings in every detail passes as clean. A change that is withheld
+    leaves the label, but `clean_probability` and the noise rate still speak as if it were wrong.
 
     >>> rng = np.random.default_rng(0)
     >>> truth = rng.integers(0, 3, 900)
-    >>> given = np.where(rng.random(900) < 0.3, (truth + 1) % 3, truth)
+    >>> given = np.where(rng.random(900) < 0.3, (truth + rng.integers(1, 3, 900)) % 3, truth)
     >>> soft = lambda: np.eye(3)[truth] * 3 + rng.random((900, 3))
     >>> fused = fuse({"neighbours": soft(), "probe": soft(), "chance": rng.random((900, 3))}, given, classes=3)
     >>> bool((fused.refined_label == truth).mean() > 0.99), round(fused.noise_rate, 1), fused.weights["chance"] < 0.1
     (True, 0.3, True)
     """
     given, names = np.asarray(labels), list(sources)
-    posteriors = [np.asarray(sources[name]) for name in names]
-    _check(posteriors, names, given, classes)
+    if not names:
+        raise ConfigError("fuse: sources is empty; give at least one (N, C) posterior, such as visual_consistency(...)")
+    if given.ndim != 1:
+        raise ConfigError(f"fuse: labels has shape {given.shape}; give (N,)")
+    posteriors = [_asked(sources[name], name, len(given), classes) for name in names]
     known = np.flatnonzero((given >= 0) & (given < classes))
     present, y = np.unique(given[known], return_inverse=True)
     if len(present) < 2:
@@ -116,10 +121,13 @@ def fuse(
     rng = np.random.default_rng(seed)
     rows = max(1, entries // (2 * len(names) * len(present)))
     fit_rows = _sample(len(known), rows, rng)
-    votes = np.stack([log_votes(p, known[fit_rows], present) for p in posteriors])
+    votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
     learned = _learn(votes, y[fit_rows], [place for place, name in enumerate(names) if name not in label_free])
     if not learned.repairs:
         log.info("labels: no noise is surely shown, so every given label stands")
+    elif learned.withheld.any():
+        open_names = int(learned.withheld.any(axis=1).sum())
+        log.info("labels: in %d classes some stand, because nothing tells which of two names is right", open_names)
     return _score(learned, posteriors, names, given, known, present, y, step=max(1, rows // 4))
 
 
@@ -129,7 +137,7 @@ class _Learned(NamedTuple):
     taught: list[int]  # places of the sources that learned from given labels
     transition: Array  # T
     repairs: bool
-    disputed: NDArray[np.bool_]  # (C, C) changes [from, to] that are not made
+    withheld: NDArray[np.bool_]  # (C, C) changes [from, to] that are not made
     lowest: float
     highest: float
 
@@ -164,9 +172,7 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
         believed = noisy = fit_pool(votes, y, transition, noisy)
         sharp = confident_joint(noisy.predict(votes), y)
     untaught = [place for place in range(len(plain)) if place not in taught]
-    disputed = disputed_changes(
-        plain[untaught], y, given_true(believed.predict(votes), y, believed.transition).argmax(axis=1)
-    )
+    repaired = given_true(believed.predict(votes), y, believed.transition).argmax(axis=1)
     most = max(claimed, float(1 - np.trace(sharp) / sharp.sum()))
     least, error = evidence.least, float(np.sqrt(evidence.least * (1 - evidence.least) / evidence.assured))
     return _Learned(
@@ -175,7 +181,7 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
         taught,
         transition,
         evidence.shown,
-        disputed,
+        withheld_changes(plain[untaught], y, repaired),
         lowest=evidence.belief * ((1 - MODEL) * least - 1.96 * error),
         highest=(1 + MODEL) * most + 1.96 * float(np.sqrt(most * (1 - most) / rows)) + 3 / rows,
     )
@@ -183,7 +189,7 @@ def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
 
 def _score(
     learned: _Learned,
-    posteriors: list[NDArray[Any]],
+    posteriors: list[Posterior],
     names: list[str],
     given: NDArray[Any],
     known: Index,
@@ -201,7 +207,7 @@ def _score(
     reliability = np.zeros((2, 10))
     for start in range(0, total, step):
         rows = np.arange(start, min(start + step, total))
-        plain = np.stack([log_votes(p, rows, present) for p in posteriors])
+        plain = np.stack([log_votes(of(rows), present) for of in posteriors])
         rows = rows[(np.ptp(plain, axis=2) > 0).any(axis=0)]  # where every source abstains there is nothing to say
         votes = learned.votes(plain[:, rows - start])
         prediction = learned.believed.predict(votes)
@@ -216,7 +222,7 @@ def _score(
         best = label
         if learned.repairs:
             likeliest = true.argmax(axis=1)
-            stands = (true[at] >= true.max(axis=1, initial=0)) | learned.disputed[label, likeliest]
+            stands = (true[at] >= true.max(axis=1, initial=0)) | learned.withheld[label, likeliest]
             best = np.where(stands, label, likeliest)
         refined[rows], confidence[rows] = present[best], true[np.arange(len(rows)), best]
         reliability += _reliability(prediction @ learned.believed.transition, label)
@@ -278,11 +284,11 @@ def _sample(rows: int, most: int, rng: np.random.Generator) -> Index:
     return np.arange(rows) if rows <= most else np.sort(rng.choice(rows, max(most, 1), replace=False))
 
 
-def _check(posteriors: list[NDArray[Any]], names: list[str], given: NDArray[Any], classes: int) -> None:
-    if not names:
-        raise ConfigError("fuse: sources is empty; give at least one (N, C) posterior, such as visual_consistency(...)")
-    if given.ndim != 1:
-        raise ConfigError(f"fuse: labels has shape {given.shape}; give (N,)")
-    for name, posterior in zip(names, posteriors, strict=True):
-        if posterior.shape != (len(given), classes):
-            raise ConfigError(f"fuse: source {name} has shape {posterior.shape}; {len(given), classes} is needed")
+def _asked(source: ArrayLike | Posterior, name: str, rows: int, classes: int) -> Posterior:
+    """A function of rows, for a source that may be a whole array."""
+    if callable(source):
+        return source
+    posterior = np.asarray(source)
+    if posterior.shape != (rows, classes):
+        raise ConfigError(f"fuse: source {name} has shape {posterior.shape}; {rows, classes} is needed")
+    return posterior.__getitem__

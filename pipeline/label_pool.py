@@ -58,9 +58,9 @@ def fit_pool(votes: Array, y: Index, transition: Array, near: Pool | None = None
     return Pool(np.asarray(found.x[:count]), np.asarray(found.x[count:]), transition, float(found.fun))
 
 
-def log_votes(posterior: NDArray[Any], rows: Index, present: NDArray[Any]) -> Array:
+def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Array:
     """Logarithms of a source's votes for the present classes, (n, C); 0 everywhere for a row that abstains."""
-    votes = np.maximum(np.asarray(posterior[rows][:, present], dtype=np.float64), 0)
+    votes = np.maximum(np.asarray(posterior[:, present], dtype=np.float64), 0)
     total = votes.sum(axis=1, keepdims=True)
     says = np.isfinite(total) & (total > 0)
     share = np.where(says, votes, 1) / np.where(says, total, len(present))

@@ -1,6 +1,5 @@
 """Label scores of a whole run: neighbours, anchors and an out-of-fold probe, TANGO's columns and the fused ones."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,19 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .anchors import Anchors
-from .consistency import anchor_consistency, refine, visual_consistency
+from .consistency import refine
+from .consistency.anchors import AnchorVotes
+from .consistency.visual import VisualVotes, chunk_rows
 from .errors import ConfigError
 from .estimators.device import Device
-from .fusion import Fused, fuse
+from .fusion import Fused, Posterior, fuse
 from .neighbours import Neighbours, default_k, near_duplicates
-from .probe import probe_probabilities
+from .probe import fit_probe
+from .rows import Embeddings, Rows, as_rows
 
 __all__ = ["LabelScores", "count_classes", "score_labels"]
 
 MAX_CLASSES = 25_000  # every sample gets a number for each
 NEAR = 50  # a second, closer neighbourhood for the fused score
-
-Rows = Sequence[NDArray[np.floating[Any]]]
+HELD = 50_000_000  # numbers of a source that are kept in memory; beyond, they are made when they are asked for
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
 
 
 def score_labels(
-    images: Rows,
+    images: Embeddings,
     labels: NDArray[np.int64],
     neighbours: Neighbours,
     anchors: Anchors | None = None,
@@ -66,38 +67,44 @@ def score_labels(
     duplicate_cosine: float = 0.985,
     seed: int = 0,
     device: str = "auto",
+    held: int = HELD,
 ) -> LabelScores:
-    """Score every label. `images` are row blocks (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
+    """Score every label. `images` (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
 
-    The probe is trained on `device`. Raises ConfigError for anchors that do not fit the images or the labels.
+    The probe is trained on `device`. Of each source `held` numbers at most are in memory. Raises ConfigError for anchors
+    that do not fit the images or the labels.
     """
-    classes = count_classes(labels, anchors)
-    if anchors is not None and anchors.embeddings.shape[1] != images[0].shape[1]:
+    classes, rows = count_classes(labels, anchors), as_rows(images, "images")
+    if anchors is not None and anchors.embeddings.shape[1] != rows.width:
         raise ConfigError(
-            f"anchors have {anchors.embeddings.shape[1]} numbers, the images {images[0].shape[1]}; use one model for both"
+            f"anchors have {anchors.embeddings.shape[1]} numbers, the images {rows.width}; use one model for both"
         )
     duplicates = near_duplicates(neighbours, duplicate_cosine)
     tango = refine(
         labels,
         classes,
         neighbours=neighbours,
-        images=images,
+        images=rows,
         anchors=anchors.embeddings if anchors else None,
         anchor_labels=anchors.labels if anchors else None,
     )
     usable = np.where(tango.invalid, -1, labels)
-    matrix = np.concatenate([np.asarray(block, np.float32) for block in images])
     lists = neighbours.indices
-    sources = {"neighbours": _votes(lists, usable, classes, duplicates)}
+    asked: dict[str, Posterior] = {"neighbours": _votes(lists, usable, classes, duplicates)}
     if lists.shape[1] > NEAR:
-        sources["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
-    place = Device.choose(device).name
-    sources["probe"] = probe = probe_probabilities(matrix, usable, classes, seed=seed, device=place)
+        asked["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
+    asked["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name)
     if anchors is not None:
-        sources["anchors"] = anchor_consistency(images, anchors.embeddings, anchors.labels, classes)
+        asked["anchors"] = _texts(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
+    sources = asked
+    if len(usable) * classes <= held:
+        sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in asked.items()}
     fused = fuse(sources, usable, classes, label_free={"anchors"}, seed=seed)
     known = usable >= 0
-    at_label = np.where(known, probe[np.arange(len(usable)), np.maximum(usable, 0)], np.nan)
+    at_label = np.full(len(usable), np.nan, np.float32)
+    for part in chunk_rows(len(usable), classes):
+        some = np.arange(part.start, part.stop)[known[part]]
+        at_label[some] = sources["probe"](some)[np.arange(len(some)), usable[some]]
     return LabelScores(
         columns={
             "knn_consistency": tango.p_vis,
@@ -123,11 +130,31 @@ def score_labels(
 
 def _votes(
     lists: NDArray[np.integer[Any]], labels: NDArray[np.int64], classes: int, duplicates: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """p_vis (N, C), NaN where no labelled neighbour speaks: the row's own label must not speak for itself."""
-    votes = visual_consistency(lists, labels, classes, duplicates=duplicates)
-    votes[~((lists >= 0) & (labels[lists] >= 0)).any(axis=1)] = np.nan
-    return votes
+) -> Posterior:
+    """p_vis (R, C), NaN where no labelled neighbour speaks: the row's own label must not speak for itself."""
+    votes = VisualVotes.of(lists, labels, classes, duplicates)
+
+    def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = np.empty((len(rows), classes), np.float32)
+        for part in chunk_rows(len(rows), max(classes, lists.shape[1])):
+            found[part], alone = votes.shares(lists[rows[part]])
+            found[part][alone] = np.nan
+        return found
+
+    return of
+
+
+def _texts(votes: AnchorVotes, images: Rows) -> Posterior:
+    """p_sem (R, C)."""
+
+    def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = np.empty((len(rows), votes.classes), np.float32)
+        for start in range(0, len(rows), votes.chunk):
+            part = slice(start, start + votes.chunk)
+            found[part] = votes.consistency(images.take(rows[part]))
+        return found
+
+    return of
 
 
 def neighbours_wanted(count: int, classes: int, k: int | None) -> int:

@@ -1,6 +1,5 @@
 """The neighbourhood score of a run: what it says alone, and what it adds to the cosine where there is one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,9 @@ from .beta import mismatched_pairs
 from .calibration import LEAST, Intersection, PairCalibration, calibrate_pairs, intersection
 from .errors import ConfigError
 from .estimators.base import paired_cosines
-from .neighbourhood import neighbourhood_agreement
-from .neighbours import Neighbours, find_neighbours
+from .neighbourhood import Side, either_side
+from .neighbours import Neighbours
+from .rows import Embeddings, Rows, as_rows, gather
 
 __all__ = ["NeighbourhoodScores", "score_neighbourhood"]
 
@@ -21,8 +21,8 @@ NEIGHBOURS = 20
 MISMATCHED = 10_000
 FOLDS = 5
 MOST = 100.0  # weight of the agreement where the cosine has none
+READ = 16_384  # rows looked at in one go
 
-Blocks = Sequence[NDArray[np.float32]]
 Floats = NDArray[np.floating[Any]]
 
 
@@ -65,51 +65,56 @@ class NeighbourhoodScores:
 
 
 def score_neighbourhood(
-    images: Blocks,
-    texts: Blocks,
+    images: Embeddings,
+    texts: Embeddings,
     graph: Neighbours,
+    text_graph: Neighbours | None,
     k: int,
     seed: int,
     similarity: NDArray[np.float32] | None,
     *,
     decides: bool = True,
-    text_graph: Neighbours | None = None,
 ) -> NeighbourhoodScores:
     """Score all pairs by the `k` nearest on either side; `graph` has those of the images, and may list more.
 
-    `text_graph` has those of the texts; they are searched where it is not given.
+    `text_graph` has those of the texts, None where no text could be embedded.
 
     `similarity` (N,) is their cosine where both sides share a space, NaN for failed pairs; without it the agreement
     decides what is clean, if `decides`. What the score means is learned as for cosines: from pairs that are mismatched
     on purpose and judged by the same neighbours. Raises ConfigError where there are pictures but no texts.
     """
-    left, right = np.concatenate(images), np.concatenate(texts)
-    if left.any() and not right.any():
+    left, right = as_rows(images), as_rows(texts)
+    pictures, captions = _embedded(left), _embedded(right)
+    if text_graph is None or (pictures.any() and not captions.any()):
         raise ConfigError("neighbourhood: no sample has a text embedding to compare; leave --neighbourhood out")
-    of_texts = find_neighbours(texts, k) if text_graph is None else text_graph
-    near_images, near_texts = graph.indices[:, :k], of_texts.indices[:, :k]
-    valid = np.flatnonzero(left.any(axis=1) & right.any(axis=1))
+    near_images, near_texts = graph.indices[:, :k], text_graph.indices[:, :k]
+    valid = pictures & captions
     rng = np.random.default_rng(seed)
-    chosen = rng.permutation(valid)[:MISMATCHED]
-    first, second = mismatched_pairs(left[chosen], right[chosen], rng, rounds=1)
+    chosen = rng.permutation(np.flatnonzero(valid))[:MISMATCHED]
+    some_left, some_right = (found[place] for found, place in (gather(rows, chosen) for rows in (left, right)))
+    first, second = mismatched_pairs(some_left, some_right, rng, rounds=1)
     picture, caption = chosen[first], chosen[second]
-    # mismatched pairs are rows behind the given ones; the pair that their caption, or picture, came from is no neighbour
-    found = neighbourhood_agreement(
-        np.concatenate([near_images, _without(near_images[picture], caption)]),
-        np.concatenate([near_texts, _without(near_texts[caption], picture)]),
-        np.concatenate([left, left[picture]]),
-        np.concatenate([right, right[caption]]),
+    of_texts, of_images, every = Side.of(right), Side.of(left), np.arange(len(left))
+    given = either_side(of_texts.agreement(every, near_images), of_images.agreement(every, near_texts))
+    given[~valid] = np.nan
+    # the pair that a mismatched one's caption, or picture, came from is no neighbour of it
+    wrong = either_side(
+        of_texts.agreement(caption, _without(near_images[picture], caption)),
+        of_images.agreement(picture, _without(near_texts[caption], picture)),
     )
-    given, wrong = found[: len(left)], found[len(left) :]
-    given[~np.isin(np.arange(len(left)), valid)] = np.nan
     if similarity is None or not len(wrong):
         return _finish(given, given, wrong, k, 0.0, alone=similarity is None and decides, seed=seed)
-    cosine_wrong = paired_cosines(left, right, picture, caption)
+    cosine_wrong = paired_cosines(some_left, some_right, first, second)
     centre, spread = float(cosine_wrong.mean()), max(float(cosine_wrong.std()), 1e-9)
     first_given, first_wrong = (similarity - centre) / spread, (cosine_wrong - centre) / spread
     weight = _earned_weight(np.stack([first_given, given], axis=1), np.stack([first_wrong, wrong], axis=1), rng)
     both = first_given + weight * given, first_wrong + weight * wrong
     return _finish(given, *both, k, weight, alone=False, seed=seed)
+
+
+def _embedded(rows: Rows) -> NDArray[np.bool_]:
+    """(N,) which rows are not zeros."""
+    return np.concatenate([np.zeros(0, np.bool_), *(block.any(axis=1) for _, block in rows.chunks(READ))])
 
 
 def _without(lists: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:

@@ -4,10 +4,14 @@ All folds are solved together, so that one pass over the embeddings serves every
 tried starts from where the one before ended. The solver is L-BFGS in coordinates in which Böhning's bound on the
 Hessian, ½ Cov(x) + λ I (Böhning 1992, "Multinomial logistic regression algorithm"), is the identity: a handful of
 steps per strength, and a full step from the start never overshoots.
+
+Rows may be on disk. All of them are held to train on where they have at most `TRAINED` numbers together, else a sample of
+the labelled ones; all the others are read a few at a time when they are predicted.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,18 +20,23 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pipeline.errors import ConfigError
+from pipeline.rows import Embeddings, Rows, as_rows
 
-__all__ = ["STRENGTHS", "probe_probabilities"]
+__all__ = ["STRENGTHS", "Probe", "fit_probe", "probe_probabilities"]
 
 STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 ROUGH, FINE = 1e-3, 3e-4  # a step that gains less (nats per row) ends the search for λ, and the fit at the chosen λ
 FIRST = 0.3  # λ that is tried first
 MEMORY = 6  # L-BFGS pairs
 STEPS = 40
+TRAINED = 2**29  # numbers of the rows trained on: a million rows of 512; they are in memory twice for a moment
+READ = 2**24  # numbers read at a time
+
+Index = NDArray[np.int64]
 
 
 def probe_probabilities(
-    embeddings: ArrayLike,
+    embeddings: Embeddings,
     labels: ArrayLike,
     classes: int,
     folds: int = 5,
@@ -37,10 +46,7 @@ def probe_probabilities(
 ) -> NDArray[np.float32]:
     """P(given label | embedding) from probes that were not trained on the row: (N, d), (N,) -> (N, classes) float32.
 
-    Minimises mean cross-entropy + λ/2 |W|² on unit-length, centred rows scaled to mean square 1 per dimension, over
-    stratified folds; λ is the value in `strengths` with the least held-out loss, sought from 0.3 on in the direction in
-    which that loss falls. Rows whose label is outside 0..classes-1 are predicted, as the mean over the folds, but not
-    trained on; a row with nan, inf or no length gets nan. With a single class that class has probability 1.
+    What `fit_probe` says of every row.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.repeat([0, 1], 50)
@@ -49,42 +55,108 @@ def probe_probabilities(
     >>> probability.shape, bool((probability.argmax(axis=1) == labels).mean() > 0.9)
     ((100, 2), True)
     """
-    rows = np.asarray(embeddings)
-    given = np.asarray(labels)
-    if rows.ndim != 2 or given.shape != (len(rows),):
-        raise ConfigError(f"probe: embeddings {rows.shape} and labels {given.shape} do not fit; give (N, d) and (N,)")
+    probe = fit_probe(embeddings, labels, classes, folds, seed, device, strengths)
+    return probe(np.arange(len(probe.rows)))
+
+
+def fit_probe(
+    embeddings: Embeddings,
+    labels: ArrayLike,
+    classes: int,
+    folds: int = 5,
+    seed: int = 0,
+    device: str = "cpu",
+    strengths: tuple[float, ...] = STRENGTHS,
+    most: int = TRAINED,
+) -> Probe:
+    """One probe for each fold of the rows.
+
+    Minimises mean cross-entropy + λ/2 |W|² on unit-length, centred rows scaled to mean square 1 per dimension, over
+    stratified folds; λ is the value in `strengths` with the least held-out loss, sought from 0.3 on in the direction in
+    which that loss falls. Rows whose label is outside 0..classes-1 are not trained on. Where the rows have more than
+    `most` numbers, so many of the labelled ones are drawn to train on.
+    """
+    rows, given = as_rows(embeddings), np.asarray(labels)
+    if given.shape != (len(rows),):
+        raise ConfigError(
+            f"probe: embeddings {len(rows), rows.width} and labels {given.shape} do not fit; give (N, d) and (N,)"
+        )
     if folds < 2:
         raise ConfigError(f"probe: folds is {folds}, at least 2 are needed; 5 works")
     if not strengths or min(strengths) <= 0:
         raise ConfigError(f"probe: strengths is {strengths}, all must be above 0; {STRENGTHS} works")
-    x, valid = _prepared(rows, torch.device(device))
-    probability = np.full((len(rows), classes), np.nan, dtype=np.float32)
+    rng, place = np.random.default_rng(seed), torch.device(device)
     known = (given >= 0) & (given < classes)
-    y = np.where(known, given, -1)[valid].astype(np.int64)
-    present = np.unique(y[y >= 0])
-    if len(present) == 0:
-        probability[valid] = 1 / classes
-    elif len(present) == 1:
-        probability[valid] = np.eye(classes, dtype=np.float32)[present[0]]
-    else:
-        fold = _stratified_folds(y, folds, np.random.default_rng(seed))
-        narrow = _solve(x, torch.from_numpy(np.searchsorted(present, y)), torch.from_numpy(fold), folds, strengths)
-        wide = np.zeros((len(y), classes), dtype=np.float32)
-        wide[:, present] = narrow
-        probability[valid] = wide
-    return probability
-
-
-def _prepared(rows: NDArray[np.generic], device: torch.device) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Valid rows at unit length, centred and scaled, float32 on the device; and which rows are valid."""
-    x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
-    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    valid = torch.isfinite(length[:, 0]) & (length[:, 0] > 1e-12)
-    x = x[valid] / length[valid]
+    chosen = np.arange(len(rows))
+    if len(rows) * rows.width > most:
+        chosen = np.flatnonzero(known)
+        chosen = np.sort(rng.choice(chosen, min(len(chosen), max(folds, most // rows.width)), replace=False))
+    x, valid = _unit(rows, chosen, place)
+    chosen = chosen[valid]
+    mean, scale = x.new_zeros(rows.width), x.new_ones(())
     if len(x):
-        x -= x.mean(dim=0)
-        x *= 1 / x.square().mean().sqrt().clamp_min(1e-12)
-    return x, valid.cpu().numpy()
+        mean = x.mean(dim=0)
+        x -= mean
+        scale = 1 / x.square().mean().sqrt().clamp_min(1e-12)
+        x *= scale
+    y = np.where(known, given, -1)[chosen].astype(np.int64)
+    present, fold, weights = np.unique(y[y >= 0]), np.full(len(rows), -1, np.int8), None
+    if len(present) > 1:
+        fold[chosen] = _stratified_folds(y, folds, rng)
+        weights = _solve(
+            x, torch.from_numpy(np.searchsorted(present, y)), torch.from_numpy(fold[chosen]), folds, strengths
+        )
+    return Probe(rows, classes, present, fold, weights, mean, scale)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Probes of one run, asked about some of its rows at a time."""
+
+    rows: Rows
+    classes: int
+    present: Index
+    """classes that were learned from"""
+    fold: NDArray[np.int8]
+    """(N,) the fold that holds a row out, -1 for rows that none was trained on"""
+    weights: Tensor | None
+    """(F, present classes, d + 1), the bias last; None where there were fewer than two classes"""
+    mean: Tensor
+    scale: Tensor
+
+    def __call__(self, rows: Index) -> NDArray[np.float32]:
+        """(R, classes) by the fold that held the row out; the mean over the folds for rows that none was trained on.
+
+        The numbers of the rows must ascend. nan for a row with nan, inf or no length. With a single class that class has
+        probability 1, with none all are alike.
+        """
+        found = np.full((len(rows), self.classes), np.nan, np.float32)
+        classes = self.present if len(self.present) else np.arange(self.classes)
+        step = max(1, READ // max(1, self.rows.width))
+        for start in range(0, len(rows), step):
+            x, valid = _unit(self.rows, rows[start : start + step], self.mean.device)
+            shares = np.full((len(x), len(classes)), 1 / len(classes), np.float32)
+            if self.weights is not None:
+                fold = torch.from_numpy(self.fold[rows[start : start + step][valid]]).to(x.device)
+                shares = _predict((x - self.mean) * self.scale, fold, self.weights).cpu().numpy()
+            wide = np.zeros((len(x), self.classes), np.float32)
+            wide[:, classes] = shares
+            found[start : start + step][valid] = wide
+        return found
+
+
+def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, NDArray[np.bool_]]:
+    """The valid ones of the named rows at unit length, float32 on the device; and which are valid."""
+    x, valid = torch.empty(len(numbers), rows.width, device=device), np.zeros(len(numbers), np.bool_)
+    filled, step = 0, max(1, READ // max(1, rows.width))
+    for start in range(0, len(numbers), step):
+        part = torch.from_numpy(rows.take(numbers[start : start + step])).to(device)
+        length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+        good = torch.isfinite(length[:, 0]) & (length[:, 0] > 1e-12)
+        part = part[good] / length[good]
+        x[filled : filled + len(part)] = part
+        valid[start : start + step], filled = good.cpu().numpy(), filled + len(part)
+    return x[:filled], valid
 
 
 def _stratified_folds(y: NDArray[np.int64], folds: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -121,13 +193,14 @@ class _Probes(NamedTuple):
     held_out: float  # mean cross-entropy of the rows at the fold that holds them out
 
 
-def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[float, ...]) -> NDArray[np.float32]:
-    """λ by the held-out loss of the first two folds, then all folds at that λ."""
-    y, fold = y.to(x.device), fold.to(x.device)
+def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[float, ...]) -> Tensor:
+    """(F, C, d + 1): λ by the held-out loss of the first two folds, then all folds at that λ."""
+    y, fold = y.to(x.device), fold.to(x.device, torch.int64)
     held_out = fold[:, None] == torch.arange(folds, device=x.device)
     trains = ((fold >= 0)[:, None] & ~held_out).float()
-    one_hot = torch.nn.functional.one_hot(y.clamp_min(0)).float()
-    counts = trains.T @ one_hot
+    classes = int(y.max()) + 1
+    members = torch.bincount((fold * classes + y)[fold >= 0], minlength=folds * classes).view(folds, classes)
+    counts = (members.sum(dim=0) - members).float()
     some = x[:: max(1, len(x) // (4 * x.shape[1]))]  # the coordinates need not be exact
     spectrum, basis = torch.linalg.eigh(some.T @ some / len(some))
     problem = _Problem(x, y, trains / trains.sum(dim=0).clamp_min(1), held_out, basis, spectrum.clamp_min(0))
@@ -135,7 +208,7 @@ def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[floa
     start[:, :, -1] = torch.log((counts + 0.5) / (counts + 0.5).sum(dim=1, keepdim=True))
     chosen = _choose_strength(problem.first(2), start[:2], sorted(strengths, reverse=True))
     # All folds start afresh: the two that were searched with have seen the rows that the others hold out.
-    return _predict(problem, _minimise(problem, _evaluate(problem, start), chosen, FINE).weights)
+    return _minimise(problem, _evaluate(problem, start), chosen, FINE).weights
 
 
 def _choose_strength(problem: _Problem, start: Tensor, strengths: list[float]) -> float:
@@ -198,7 +271,7 @@ def _evaluate(problem: _Problem, weights: Tensor) -> _Probes:
     flat = weights.view(folds * classes, -1)
     slopes, bias = flat[:, :-1].contiguous(), flat[:, -1]
     loss, held_out, gradient = weights.new_zeros(folds), weights.new_zeros(()), torch.zeros_like(flat)
-    rows = _rows(problem.x)
+    rows = _at_once(problem.x)
     for part in range(0, len(problem.x), rows):
         x, y = problem.x[part : part + rows], problem.y[part : part + rows]
         weight, outside = problem.weight[part : part + rows], problem.held_out[part : part + rows]
@@ -231,20 +304,20 @@ def _two_loop(gradient: Tensor, changes: list[tuple[Tensor, Tensor, Tensor]]) ->
     return direction
 
 
-def _predict(problem: _Problem, weights: Tensor) -> NDArray[np.float32]:
-    """(n, C): each row by the fold that held it out, rows without a label by the mean over the folds."""
-    parts = []
+def _predict(x: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
+    """(n, C): each row by the fold that held it out, rows without one by the mean over the folds."""
     folds, classes, _ = weights.shape
-    share = torch.where(problem.held_out.any(dim=1, keepdim=True), problem.held_out.float(), 1 / folds)
+    held_out = fold[:, None] == torch.arange(folds, device=x.device)
+    share = torch.where((fold >= 0)[:, None], held_out.float(), 1 / folds)
     flat = weights.view(folds * classes, -1)
-    rows = _rows(problem.x)
-    for part in range(0, len(problem.x), rows):
-        logits = torch.addmm(flat[:, -1], problem.x[part : part + rows], flat[:, :-1].T).view(-1, folds, classes)
-        parts.append((torch.softmax(logits, dim=2) * share[part : part + rows, :, None]).sum(dim=1))
-    return np.asarray(torch.cat(parts).cpu().numpy(), dtype=np.float32)
+    found, rows = x.new_empty(len(x), classes), _at_once(x)
+    for part in range(0, len(x), rows):
+        logits = torch.addmm(flat[:, -1], x[part : part + rows], flat[:, :-1].T).view(-1, folds, classes)
+        found[part : part + rows] = (torch.softmax(logits, dim=2) * share[part : part + rows, :, None]).sum(dim=1)
+    return found
 
 
-def _rows(x: Tensor) -> int:
+def _at_once(x: Tensor) -> int:
     """Rows per matrix product: on a CPU few enough that the second product finds them in the cache."""
     return 512 if x.device.type == "cpu" else 65536
 

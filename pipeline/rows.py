@@ -4,16 +4,48 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
 
-__all__ = ["RowBlocks", "identical_rows", "top_by_value", "unit_rows"]
+__all__ = ["Embeddings", "RowBlocks", "Rows", "as_rows", "gather", "identical_rows", "top_by_value", "unit_rows"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """One (N, d) matrix of which a few rows are asked for at a time, so that it may be larger than the memory."""
+
+    width: int
+
+    def __len__(self) -> int: ...
+    def chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        """(number of the first row, at most `size` rows) in order."""
+        ...
+
+    def take(self, rows: Index) -> Float32:
+        """(R, d) float32: the given rows, whose numbers must ascend."""
+        ...
+
+
+Embeddings: TypeAlias = Rows | NDArray[np.floating] | Sequence[NDArray[np.floating]]
+"""(N, d), whole, in blocks of rows, or on disk."""
+
+
+def as_rows(embeddings: Embeddings, name: str = "embeddings") -> Rows:
+    """What is given, to be asked for some rows at a time."""
+    return embeddings if isinstance(embeddings, Rows) else RowBlocks(embeddings, name)
+
+
+def gather(rows: Rows, numbers: Index) -> tuple[Float32, Index]:
+    """The rows (U, d) that an array of any order and shape names, each read once, and where each number's row is."""
+    named, place = np.unique(numbers, return_inverse=True)
+    return rows.take(named), place.reshape(numbers.shape)
 
 
 class RowBlocks:
@@ -32,13 +64,11 @@ class RowBlocks:
         return int(self.offsets[-1])
 
     def chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
-        """(number of the first row, at most `size` rows) in order."""
         for offset, block in zip(self.offsets, self.blocks, strict=False):
             for start in range(0, len(block), size):
                 yield int(offset) + start, block[start : start + size]
 
     def take(self, rows: Index) -> Float32:
-        """(R, d) float32: the given rows, whose numbers must ascend."""
         ends = np.searchsorted(rows, self.offsets)
         parts = [
             np.asarray(block[rows[a:b] - offset], dtype=np.float32)

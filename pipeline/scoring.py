@@ -6,10 +6,10 @@ Used by `annotate` when every shard is encoded, by `rescore` with other settings
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from .anchors import Anchors
 from .beta import Beta, check_mode
-from .embeddings import read_embeddings
 from .errors import ConfigError
-from .neighbour_search import MappedRows, NeighbourSearch, neighbour_graph, search_folder
+from .neighbour_search import NeighbourSearch, neighbour_graph, search_folder
 from .neighbours import Neighbours, near_duplicates
+from .run_rows import RunRows
 from .scorer import score_pairs
 from .table import SCORE_COLUMNS, RunFolder, read_metadata
 from .weigh import PairScoring, learn_pair_scoring, pair_columns, with_columns
@@ -164,7 +164,8 @@ def _learn_with_neighbours(
     """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
     from .neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
 
-    if not any(block.any() for block in _usable_rows(run, stems, _mapped(run, stems, "image"))):
+    images = RunRows(run, stems, "image")
+    if not _any(images):
         return RunScores(pairs, None, None, None)  # every sample failed, and its row says why
     given = np.concatenate([_labels(run, stem) for stem in stems])
     around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
@@ -173,10 +174,10 @@ def _learn_with_neighbours(
         from .label_scoring import count_classes, neighbours_wanted, score_labels  # brings torch
 
         k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
-        graph = kept_graph(run, stems, "image", max(k, around) if settings.neighbourhood else k, device, search, note)
+        graph = kept_graph(run, stems, images, max(k, around) if settings.neighbourhood else k, device, search, note)
         note("labels: neighbours, anchors and an out-of-fold probe")
         labels = score_labels(
-            _blocks(run, stems, "image"),
+            images,
             given,
             _nearest(graph, k),
             anchors,
@@ -185,22 +186,20 @@ def _learn_with_neighbours(
             device=device,
         )
     else:
-        graph = kept_graph(run, stems, "image", settings.k or NEIGHBOURS, device, search, note)
+        graph = kept_graph(run, stems, images, settings.k or NEIGHBOURS, device, search, note)
     if settings.neighbourhood:
-        texts = _blocks(run, stems, "text")
-        near_texts = None
-        if any(block.any() for block in texts):
-            near_texts = kept_graph(run, stems, "text", around, device, search, note)
+        texts = RunRows(run, stems, "text")
+        near_texts = kept_graph(run, stems, texts, around, device, search, note) if _any(texts) else None
         cosines = None if pairs is None else np.concatenate([_similarity(run, stem) for stem in stems])
         neighbourhood = score_neighbourhood(
-            _blocks(run, stems, "image"),
+            images,
             texts,
             graph,
+            near_texts,
             around,
             settings.seed,
             cosines,
             decides="pairs" in settings.tasks,
-            text_graph=near_texts,
         )
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 
@@ -208,35 +207,34 @@ def _learn_with_neighbours(
 def kept_graph(
     run: RunFolder,
     stems: Sequence[str],
-    part: Literal["image", "text"],
+    rows: RunRows,
     k: int,
     device: str,
     search: NeighbourSearch | None,
     note: Callable[[str], None],
 ) -> Neighbours:
-    """The neighbour graph of the run's pictures, kept in `neighbours.safetensors` and reused while nothing changed.
+    """The neighbour graph of the run's rows, kept in its folder and reused while nothing changed.
 
-    That of the texts is kept in `text_neighbours.safetensors`. A search that was stopped goes on.
+    A search that was stopped goes on.
     """
     search = search or NeighbourSearch()
-    path = run.path / ("neighbours.safetensors" if part == "image" else "text_neighbours.safetensors")
-    rows = _mapped(run, stems, part)
+    path = run.path / ("neighbours.safetensors" if rows.part == "image" else "text_neighbours.safetensors")
     shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
     digest = hashlib.sha256(json.dumps([shards, k], sort_keys=True).encode())
-    for block in _usable_rows(run, stems, rows):
+    for _, block in rows.chunks(ROWS_AT_ONCE):
         digest.update(block.data)
     if search.index != "auto":
         digest.update(search.index.encode())
     made_from = digest.hexdigest()
-    of = "neighbours" if part == "image" else "neighbours of texts"
+    of = "neighbours" if rows.part == "image" else "neighbours of texts"
     if _made_from(path) == made_from:
         note(f"{of}: the graph is there already")
         shutil.rmtree(search_folder(path), ignore_errors=True)  # killed after its last step
         return Neighbours.load(path)
     note(f"{of}: searching {len(rows):,} rows, k = {k}")
     return neighbour_graph(
-        rows,
-        lambda place: _ok(run, stems[place]),
+        rows.mapped,
+        rows.usable,
         k,
         path,
         made_from=made_from,
@@ -246,23 +244,9 @@ def kept_graph(
     )
 
 
-def _mapped(run: RunFolder, stems: Sequence[str], part: str) -> MappedRows:
-    return MappedRows([str(run.embeddings(stem)) for stem in stems], part)
-
-
-def _usable_rows(run: RunFolder, stems: Sequence[str], rows: MappedRows) -> Iterator[NDArray[np.float32]]:
-    """Embeddings a few at a time, in order, failed samples as rows of zeros."""
-    ok, before = np.empty(0, np.bool_), -1
-    for place, start, block in rows.chunks(ROWS_AT_ONCE):
-        if place != before:
-            ok, before = _ok(run, stems[place]), place
-        local = start - int(rows.offsets[place])
-        yield np.where(ok[local : local + len(block), None], block.astype(np.float32), np.float32(0))
-
-
-def _ok(run: RunFolder, stem: str) -> NDArray[np.bool_]:
-    ok: NDArray[np.bool_] = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
-    return ok
+def _any(rows: RunRows) -> bool:
+    """Whether anything could be embedded."""
+    return any(block.any() for _, block in rows.chunks(ROWS_AT_ONCE))
 
 
 def _nearest(graph: Neighbours, k: int) -> Neighbours:
@@ -284,19 +268,6 @@ def _made_from(path: Path) -> str | None:
 def _similarity(run: RunFolder, stem: str) -> NDArray[np.float32]:
     cosines: NDArray[np.float32] = run.read(stem, ["similarity"])["similarity"].to_numpy().astype(np.float32)
     return cosines
-
-
-def _blocks(run: RunFolder, stems: Sequence[str], part: str) -> list[NDArray[np.float32]]:
-    """Embeddings by shard, with failed samples as rows of zeros, which no search finds.
-
-    A shard in which nothing could be encoded has rows of no width; they get the others'.
-    """
-    blocks = []
-    for stem in stems:
-        rows = read_embeddings(run.embeddings(stem), part)
-        blocks.append(np.where(_ok(run, stem)[:, None], rows, np.float32(0)))
-    width = max(block.shape[1] for block in blocks)
-    return [block if block.shape[1] else np.zeros((len(block), width), np.float32) for block in blocks]
 
 
 def _labels(run: RunFolder, stem: str) -> NDArray[np.int64]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,14 +10,13 @@ from scipy.sparse import csr_matrix
 
 from pipeline.consistency.visual import checked_labels, chunk_rows, mean_or
 from pipeline.errors import ConfigError
-from pipeline.rows import RowBlocks, identical_rows, top_by_value, unit_rows
+from pipeline.rows import Embeddings, Rows, as_rows, identical_rows, top_by_value, unit_rows
 
 __all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_logits"]
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Index = NDArray[np.int64]
-Embeddings: TypeAlias = NDArray[np.floating] | Sequence[NDArray[np.floating]]
 
 
 def anchor_consistency(
@@ -35,7 +32,7 @@ def anchor_consistency(
     array([[1., 0.]], dtype=float32)
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = RowBlocks(images, "images")
+    rows = as_rows(images, "images")
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
         result[start : start + len(block)] = votes.consistency(block)
@@ -60,7 +57,7 @@ def inject_truth(
     ([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], [1, 1, 0])
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = RowBlocks(images, "images")
+    rows = as_rows(images, "images")
     listed, picks = votes.truth(rows, quota)
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
@@ -86,7 +83,7 @@ def text_anchor_logits(
     5.138
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = RowBlocks(images, "images")
+    rows = as_rows(images, "images")
     factor = len(votes.label) / classes if scale is None else scale
     order = np.argsort(votes.label, kind="stable")
     starts = np.searchsorted(votes.label[order], np.arange(classes))
@@ -159,7 +156,7 @@ class AnchorVotes:
         share[~valid] = np.nan
         return share
 
-    def truth(self, images: RowBlocks, quota: int | ArrayLike | None) -> tuple[csr_matrix, Index]:
+    def truth(self, images: Rows, quota: int | ArrayLike | None) -> tuple[csr_matrix, Index]:
         """(N, C) sparse votes of the anchors that list an image, and (N,) how many do.
 
         All images are held once in float32; a block of anchors is compared with them at a time.

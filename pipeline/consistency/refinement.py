@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +12,7 @@ from pipeline.consistency.anchors import AnchorVotes
 from pipeline.consistency.visual import NeighbourLists, VisualVotes, checked_labels, chunk_rows, mean_or, row_sums
 from pipeline.errors import ConfigError
 from pipeline.neighbours import Neighbours
-from pipeline.rows import RowBlocks, unit_rows
+from pipeline.rows import Embeddings, Rows, as_rows, unit_rows
 
 __all__ = ["Refinement", "mix_sources", "refine", "verdict"]
 
@@ -62,7 +61,7 @@ def refine(
     classes: int,
     *,
     neighbours: NeighbourLists | None = None,
-    images: NDArray[np.floating] | Sequence[NDArray[np.floating]] | None = None,
+    images: Embeddings | None = None,
     anchors: NDArray[np.floating] | None = None,
     anchor_labels: ArrayLike | None = None,
     b: float = 0.5,
@@ -96,7 +95,7 @@ def refine(
         raise ConfigError("neighbours and anchors are both None; give one of them or both")
     if anchors is not None and (images is None or anchor_labels is None):
         raise ConfigError("anchors came without images or anchor_labels; give all three")
-    rows = None if images is None else RowBlocks(images, "images")
+    rows = None if images is None else as_rows(images, "images")
     if rows is not None and len(rows) != len(given):
         raise ConfigError(f"images has {len(rows)} rows for {len(given)} labels; give one row per label")
     left_out = _invalid(invalid, rows, neighbours, len(given))
@@ -131,7 +130,7 @@ def refine(
     return columns.result(left_out)
 
 
-def _invalid(invalid: ArrayLike | None, rows: RowBlocks | None, neighbours: NeighbourLists | None, total: int) -> Mask:
+def _invalid(invalid: ArrayLike | None, rows: Rows | None, neighbours: NeighbourLists | None, total: int) -> Mask:
     mask = np.zeros(total, dtype=np.bool_)
     if invalid is not None:
         named = np.asarray(invalid, dtype=np.bool_)

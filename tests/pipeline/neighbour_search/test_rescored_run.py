@@ -11,6 +11,7 @@ from pipeline.neighbour_search import NeighbourSearch
 from pipeline.neighbour_search.plan import Task
 from pipeline.neighbours import find_neighbours
 from pipeline.rescore import rescore
+from pipeline.run_rows import RunRows
 from pipeline.scoring import ScoreSettings, kept_graph
 from pipeline.table import RunFolder
 from tests.embeddings import captions, clusters, scored
@@ -57,10 +58,10 @@ def test_a_stopped_rescore_goes_on_and_the_run_is_the_same(tmp_path: Path) -> No
 def test_a_kind_that_is_asked_for_is_not_answered_by_a_graph_of_another(tmp_path: Path) -> None:
     images, _ = clusters(count=120)
     scored(tmp_path, images, captions(images), settings=ScoreSettings("fixed:0.3"))
-    said: list[str] = []
+    run, said = RunFolder(tmp_path / "out"), list[str]()
     for index in ("flat", "ivf", "ivf"):
         search = NeighbourSearch(index=index)  # type: ignore[arg-type]
-        kept_graph(RunFolder(tmp_path / "out"), ["images"], "image", 5, "cpu", search, said.append)
+        kept_graph(run, ["images"], RunRows(run, ["images"], "image"), 5, "cpu", search, said.append)
     assert ["there already" in line for line in said if line.startswith("neighbours: ") and "span" not in line] == [
         *(False, False, False, True),  # flat; ivf, and its recall; ivf once more
     ]
