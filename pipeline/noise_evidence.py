@@ -10,7 +10,7 @@ So noise is taken for shown, and labels are repaired, only under one of two sign
   disagree less than all do, as they must where noise and doubt come together; and most labels are right.
 
 Anything less leaves every label as it is: a repair that is not made costs a gain, one made in error costs right labels.
-Even then texts, which learned from no label, may stop a change.
+Even then a change may be withheld (`pipeline.doubtful_names`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.label_pool import Array, Index, Pool
 
-__all__ = ["NoiseEvidence", "disputed_changes", "gather_evidence"]
+__all__ = ["NoiseEvidence", "gather_evidence"]
 
 ASSURED = 0.1  # of every class: the rows whose predictions are hardly ever wrong
 ALIKE = 0.01  # probabilities that differ by less are equally sure
@@ -36,8 +35,6 @@ BEYOND, WHOLE, PLAIN, HINT = 6.0, 2.0, 8.0, 3.0  # standard errors of the gain, 
 MANY = 100  # labels per class below which more is asked for than BEYOND: a row of T is learned from so many
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
-COMMON = 0.25  # a label that is rarer than so, relative to the one it would be changed to, is surely not the right one
-FOR = 2.0  # times as many label-free opinions for the given label as for the other that stop a change
 
 
 class NoiseEvidence(NamedTuple):
@@ -112,26 +109,6 @@ def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], vo
         likeliest=max(gains, key=lambda belief: gains[belief]),
         rival=rival,
     )
-
-
-def disputed_changes(votes: Array, y: Index, repaired: Index) -> NDArray[np.bool_]:
-    """(C, C) changes [from, to] against which sources that learned from no label speak; votes (F, n, C) are theirs.
-
-    Where more than half of a class is called one other class, that name passes for the right one, and the labels cannot
-    tell. Texts can: they name the classes themselves. They may be wrong, so that they only stop changes of a label that
-    is common where it is given, and only with a clear majority beyond chance.
-    """
-    classes = votes.shape[2]
-    rows, opinion = np.arange(len(y)), votes.sum(axis=0)
-    lead = opinion[rows, y] - opinion[rows, repaired]
-
-    def count(which: NDArray[np.bool_]) -> Array:
-        pairs = np.bincount(y[which] * classes + repaired[which], minlength=classes**2)
-        return np.asarray(pairs.reshape(classes, classes), dtype=np.float64)
-
-    changes, given, other = count(rows >= 0), count(lead > 0), count(lead < 0)
-    common = changes >= COMMON * np.diag(changes)
-    return np.asarray(common & (given > FOR * other) & (given - other > CHANCE * np.sqrt(given + other)))
 
 
 def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, float, int]:
