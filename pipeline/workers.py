@@ -1,11 +1,9 @@
 """Decoding in worker processes: order kept, bounded, and a crash of the decoder costs one sample, not the job."""
 
-import ctypes
 import hashlib
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
 from .errors import ConfigError
+from .malloc import reuse_memory
 from .processors import processors
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
@@ -26,7 +25,6 @@ __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_w
 
 TASKS = ("pairs", "labels")
 STARTS = 3  # tries to start workers: one may be killed in that very moment
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,9 @@ def default_workers() -> int:
 
 def _start(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _keep_memory()
+    reuse_memory(
+        16 << 20, 64 << 20
+    )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
     leave_with(parent)
 
 
@@ -143,16 +143,6 @@ def leave_with(parent: int) -> None:
         os._exit(1)  # the job was killed: do not stay behind
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _keep_memory() -> None:
-    """Use blocks of up to 16 MB again: glibc gives them back to the system, and packing a chunk of pixels then takes longer
-    for new pages than for the copy (benchmarks/stages.py).
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):  # musl has none
-        libc.mallopt(_M_MMAP_THRESHOLD, 16 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:

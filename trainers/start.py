@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
 from pipeline.lock import folder_lock
+from pipeline.malloc import reuse_memory
 
 from .checkpoint import State, load_state
 from .checks import Checked, check
@@ -113,6 +114,8 @@ def train(
     if not fabric.is_global_zero:
         display = Silent()
     display = display or display_for(quiet)
+    if fabric.device.type == "cpu":
+        reuse_memory()
     torch.manual_seed(parsed.seed + fabric.global_rank)
     if parsed.loop.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
