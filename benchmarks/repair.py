@@ -2,6 +2,7 @@
 
 python -m benchmarks.repair                        # the unseen cases, by which the rule is judged
 python -m benchmarks.repair --split chosen         # those with which it was chosen
+python -m benchmarks.repair --grid flipped         # classes that are apart, but go mostly by one other name
 python -m benchmarks.repair --cases 200 --json
 
 Every case draws its settings and its data from its own seed: Gaussian classes of one or three modes, even or uneven in
@@ -10,7 +11,8 @@ the share of right labels after the repair minus that before. A repair that mend
 chance where m - s < -2 sqrt(m + s), two standard errors if mending and spoiling were equally likely.
 
 A case is identifiable where in every true class the right label is the commonest, or where the anchors are good: else
-neither the labels nor the anchors say which name is right.
+neither the labels nor the anchors say which name is right. Among the others are those in which names are exchanged: a ring
+of classes, five eighths or more of each called the next one. With the names as most labels have them, that is plain noise.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from pipeline.anchors import Anchors
 from pipeline.label_scoring import score_labels
@@ -34,14 +37,19 @@ from pipeline.noise.labels import instance_dependent
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
-FIRST_SEED = {"chosen": 0, "unseen": 1_000_000}
+FIRST_SEED = {"chosen": 0, "unseen": 4_000_000}
 LOST = 0.002  # of accuracy
+EXCHANGED = 0.625  # share of the next name, next to the right one, from which names are exchanged
 ROWS, ROWS_SHARE = (50, 200, 1000, 4000), (0.1, 0.45, 0.4, 0.05)
 WIDTHS = (2, 4, 16, 64)
 CLASSES = (2, 3, 10)
 APART = (1.0, 2.5, 4.0, 5.5, 7.0)  # distance of class centres, in deviations within a class
 KINDS = ("none", "symmetric", "pairwise", "confusion", "instance", "border")
 RATES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+FLIPS = ("ring", "swap", "one", "onto", "rare", "mode")
+FLIP_RATES = (0.55, 0.6, 0.65, 0.7, 0.8, 0.9)
+BESIDES = 0.1  # symmetric noise besides the flips, by which noise is shown
+RARE = 0.05  # share of the class that a large one swallows
 ANCHORS = ("absent", "absent", "good", "weak", "another's")
 TEXTS = 8  # anchors per class
 
@@ -70,6 +78,7 @@ class Outcome(NamedTuple):
     spoilt: int
     changed: int
     identifiable: bool
+    exchanged: bool
 
     @property
     def gain(self) -> float:
@@ -98,6 +107,24 @@ def draw_case(seed: int) -> Case:
     )
 
 
+def draw_flipped(seed: int) -> Case:
+    """Classes that are apart, of which one or more go mostly by one other name."""
+    rng = np.random.default_rng([seed, 2])
+    kind = str(rng.choice(FLIPS))
+    return Case(
+        seed,
+        rows=int(rng.choice((200, 1000), p=(0.4, 0.6))),
+        width=int(rng.choice((4, 16, 64))),
+        classes=int(rng.choice((2, 3, 5, 10))),
+        apart=float(rng.choice((4.0, 5.5, 7.0))),
+        modes=3 if kind == "mode" else int(rng.choice((1, 3), p=(0.7, 0.3))),
+        even=bool(rng.random() < 0.7),
+        kind=kind,
+        rate=float(rng.choice(FLIP_RATES)),
+        anchors=str(rng.choice(ANCHORS)),
+    )
+
+
 class Drawn(NamedTuple):
     """The data of a case."""
 
@@ -110,10 +137,14 @@ class Drawn(NamedTuple):
 def draw(case: Case) -> Drawn:
     rng = np.random.default_rng([case.seed, 1])
     share = np.full(case.classes, 1 / case.classes) if case.even else rng.dirichlet(np.full(case.classes, 3.0))
+    if case.kind == "rare":
+        share = np.concatenate([[RARE], share[1:] / share[1:].sum() * (1 - RARE)])
     truth = rng.choice(case.classes, case.rows, p=share).astype(np.int64)
     centres = rng.standard_normal((case.classes, case.modes, case.width)) * case.apart / np.sqrt(2 * case.width)
     mode = rng.integers(0, case.modes, case.rows)
     features = (centres[truth, mode] + rng.standard_normal((case.rows, case.width))).astype(np.float32)
+    if case.kind in FLIPS:
+        return Drawn(features, truth, flipped(case, truth, mode, rng), _anchors(case, centres, rng))
     labels = mislabelled(case, truth, features, centres, rng)
     return Drawn(features, truth, labels, _anchors(case, centres, rng))
 
@@ -147,6 +178,23 @@ def mislabelled(case: Case, truth: Labels, features: Floats, centres: NDArray[An
     return np.where(rng.random(case.rows) < rate, wrong, truth)
 
 
+def flipped(case: Case, truth: Labels, mode: Labels, rng: np.random.Generator) -> Labels:
+    """The given labels (N,), most of some classes called one other name, and a tenth of all labels wrong besides."""
+    classes, target = case.classes, np.arange(case.classes)
+    if case.kind in ("ring", "mode"):  # each class, or one cluster of each, to the next
+        target = np.roll(target, -1)
+    elif case.kind == "swap":  # two classes to each other
+        target[:2] = [1, 0]
+    elif case.kind == "onto":  # half of the classes to one of the others
+        target[: classes // 2] = classes - 1
+    else:  # one class to one other; in "rare" it has few samples
+        target[0] = 1
+    rate = np.clip(case.rate + rng.uniform(-0.1, 0.1, classes), 0.5, 0.95)[truth]
+    flips = (rng.random(case.rows) < rate) & ((case.kind != "mode") | (mode == 0))
+    labels = np.where(flips, target[truth], truth)
+    return np.where(rng.random(case.rows) < BESIDES, rng.integers(0, classes, case.rows), labels)
+
+
 def _anchors(case: Case, centres: NDArray[Any], rng: np.random.Generator) -> Anchors | None:
     """Texts in the directions of a class's clusters: near them, far off them, or near the next class's."""
     if case.anchors == "absent":
@@ -164,11 +212,24 @@ def _anchors(case: Case, centres: NDArray[Any], rng: np.random.Generator) -> Anc
 
 def identifiable(case: Case, truth: Labels, labels: Labels) -> bool:
     """Whether something in the data says which name is right."""
+    own, others = _called(case, truth, labels)
+    return bool(case.anchors == "good" or (own >= others.max(axis=1)).all())
+
+
+def exchanged(case: Case, truth: Labels, labels: Labels) -> bool:
+    """Whether the names of a ring of classes are exchanged in most of their labels."""
+    own, others = _called(case, truth, labels)
+    wrong = others > EXCHANGED * (others + own[:, None])
+    return bool(connected_components(wrong, directed=True, connection="strong")[0] < case.classes)
+
+
+def _called(case: Case, truth: Labels, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+    """How many of each class have the right label (C,), and each of the others (C, C)."""
     counts = np.zeros((case.classes, case.classes))
     np.add.at(counts, (truth, labels), 1)
     own = np.diag(counts).copy()
     np.fill_diagonal(counts, 0)
-    return bool(case.anchors == "good" or (own >= counts.max(axis=1)).all())
+    return own, counts
 
 
 def repair(case: Case) -> Outcome:
@@ -186,6 +247,7 @@ def repair(case: Case) -> Outcome:
         spoilt=int((before & ~after).sum()),
         changed=int((refined != data.labels).sum()),
         identifiable=identifiable(case, data.truth, data.labels),
+        exchanged=exchanged(case, data.truth, data.labels),
     )
 
 
@@ -206,11 +268,16 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def figures(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
-    """The summary of the cases that can be told, of each kind of noise among them, and of those that cannot."""
-    known = [outcome for outcome in outcomes if outcome.identifiable]
-    by_kind = {kind: summary([outcome for outcome in known if outcome.case.kind == kind]) for kind in KINDS}
-    unknown = [outcome for outcome in outcomes if not outcome.identifiable]
-    return {"identifiable": summary(known), **by_kind, "not identifiable": summary(unknown)}
+    """The summary of all cases whose names are not exchanged, of parts of them, and of those whose names are."""
+    plain = [outcome for outcome in outcomes if not outcome.exchanged or outcome.identifiable]
+    kinds = [kind for kind in (*KINDS, *FLIPS) if any(outcome.case.kind == kind for outcome in outcomes)]
+    return {
+        "identifiable": summary([outcome for outcome in plain if outcome.identifiable]),
+        "not identifiable": summary([outcome for outcome in plain if not outcome.identifiable]),
+        **{kind: summary([outcome for outcome in plain if outcome.case.kind == kind]) for kind in kinds},
+        "all of these": summary(plain),
+        "names exchanged": summary([o for o in outcomes if o.exchanged and not o.identifiable]),
+    }
 
 
 def report(outcomes: Sequence[Outcome], result: dict[str, dict[str, Any]]) -> None:
@@ -222,19 +289,21 @@ def report(outcomes: Sequence[Outcome], result: dict[str, dict[str, Any]]) -> No
     print("\nlosses, the worst first")
     for outcome in sorted((o for o in outcomes if o.gain < -LOST), key=lambda o: o.gain):
         chance = "beyond chance" if outcome.beyond_chance else "within chance"
-        known = "" if outcome.identifiable else ", not identifiable"
+        known = ", names exchanged" * outcome.exchanged if not outcome.identifiable else ", identifiable"
         print(f"  {outcome.gain:+.4f} mended {outcome.mended} spoilt {outcome.spoilt}, {chance}{known}: {outcome.case}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", choices=sorted(FIRST_SEED), default="unseen")
+    parser.add_argument("--grid", choices=("usual", "flipped"), default="usual")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     first = FIRST_SEED[options.split]
-    cases = [draw_case(seed) for seed in range(first, first + options.cases)]
+    drawn = draw_case if options.grid == "usual" else draw_flipped
+    cases = [drawn(seed) for seed in range(first, first + options.cases)]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         outcomes = list(pool.map(repair, cases, chunksize=8))
     result = figures(outcomes)
