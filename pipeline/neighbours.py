@@ -24,6 +24,7 @@ Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 QUERIES = 4096  # rows searched at a time; faiss works in the same blocks, so smaller would cost and larger not help
 LINKED = 65_536  # rows whose lists are looked through at a time for near duplicates
+LINKS = 1 << 24  # links between near duplicates that are held at a time
 FORMAT = "noisegate-neighbours-1"
 
 
@@ -197,11 +198,12 @@ def _candidates(index: NearestIndex, bank: Bank, queries: Float32, others: int) 
     return order_ties(listed, similarity), similarity
 
 
-def near_duplicates(neighbours: Neighbours, threshold: float = 0.98) -> Index:
+def near_duplicates(neighbours: Neighbours, threshold: float = 0.98, links: int = LINKS) -> Index:
     """(N,) int64: the lowest row that each row is a near duplicate of, -1 for rows that are nobody's (or the lowest).
 
     Two rows are linked when one lists the other with a cosine of at least `threshold`; duplicates are the connected
     parts, so a chain of small changes is one part.  Copies beyond k are still linked, since lists prefer low indices.
+    About `links` of them are held at a time.
 
     >>> rows = np.array([[1., 0.], [0., 1.], [1., .01], [1., .02]])
     >>> near_duplicates(find_neighbours(rows, k=1)).tolist()
@@ -211,15 +213,19 @@ def near_duplicates(neighbours: Neighbours, threshold: float = 0.98) -> Index:
     from scipy.sparse.csgraph import connected_components
 
     total = len(neighbours.indices)
-    rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for start in range(0, total, LINKED):  # a graph may be larger than the memory
+    part = np.arange(total)
+    rows, columns, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for start in range(0, total, LINKED):  # a graph may be larger than the memory, and so may its links
         listed, cosine = neighbours.indices[start : start + LINKED], neighbours.similarities[start : start + LINKED]
         close = (listed >= 0) & (cosine >= threshold)
-        rows.append(np.nonzero(close)[0] + start)
-        columns.append(np.asarray(listed[close], np.int64))
-    row, column = np.concatenate(rows), np.concatenate(columns)
-    links = coo_matrix((np.ones(len(row), dtype=np.int8), (row, column)), shape=(total, total))
-    _, part = connected_components(links, directed=False)
+        rows.append(part[np.nonzero(close)[0] + start])
+        columns.append(part[listed[close]])
+        found += len(rows[-1])
+        if found > links or start + LINKED >= total:
+            row, column = np.concatenate(rows), np.concatenate(columns)
+            joined = coo_matrix((np.ones(len(row), dtype=np.int8), (row, column)), shape=(total, total))
+            part = connected_components(joined, directed=False)[1][part]
+            rows, columns, found = [], [], 0
     _, lowest, part = np.unique(part, return_index=True, return_inverse=True)
     representative: Index = lowest[part].astype(np.int64)
     representative[representative == np.arange(total)] = -1

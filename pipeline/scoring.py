@@ -350,19 +350,19 @@ def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") 
 class _KeyFinder:
     """The name of a global row: its key, after its shard where that is another than the asking row's.
 
-    Keys may repeat across shards. Tables are read once.
+    Keys may repeat across shards. Tables are read once, and their keys kept as they are stored.
     """
 
     def __init__(self, run: RunFolder, stems: Sequence[str]) -> None:
         self._run, self._stems = run, list(stems)
         self._ends = np.cumsum([pq.read_metadata(run.table(stem)).num_rows for stem in stems])
-        self._keys: dict[int, list[str]] = {}
+        self._keys: dict[int, pa.ChunkedArray] = {}
 
     def __call__(self, row: int, asking: int) -> str:
         place, here = np.searchsorted(self._ends, [row, asking], side="right").tolist()
         if place not in self._keys:
-            self._keys[place] = self._run.read(self._stems[place], ["key"])["key"].to_pylist()
-        key = self._keys[place][row - (int(self._ends[place - 1]) if place else 0)]
+            self._keys[place] = self._run.read(self._stems[place], ["key"])["key"]
+        key: str = self._keys[place][row - (int(self._ends[place - 1]) if place else 0)].as_py()
         return key if place == here else f"{self._stems[place]}/{key}"
 
 

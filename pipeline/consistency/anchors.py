@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_matrix
 
+from pipeline.consistency.row_votes import RowVotes
 from pipeline.consistency.visual import checked_labels, chunk_rows, mean_or
 from pipeline.errors import ConfigError
 from pipeline.rows import Embeddings, Rows, as_rows, identical_rows, top_by_value, unit_rows
@@ -17,6 +18,9 @@ __all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_log
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Index = NDArray[np.int64]
+HELD = 2**29  # numbers of images in memory: a million rows of 512
+READ = 16_384  # images looked at in one go
+AT_ONCE = 1 << 24  # cosines of anchors with images that are not all in memory
 
 
 def anchor_consistency(
@@ -156,31 +160,51 @@ class AnchorVotes:
         share[~valid] = np.nan
         return share
 
-    def truth(self, images: Rows, quota: int | ArrayLike | None) -> tuple[csr_matrix, Index]:
-        """(N, C) sparse votes of the anchors that list an image, and (N,) how many do.
+    def truth(self, images: Rows, quota: int | ArrayLike | None, held: int = HELD) -> tuple[RowVotes, Index]:
+        """(N, C) votes of the anchors that list an image, and (N,) how many do.
 
-        All images are held once in float32; a block of anchors is compared with them at a time.
+        All images are in memory where they have at most `held` numbers; else they are read once for every so many anchors.
         """
-        blocks = [unit_rows(block) for _, block in images.chunks(self.chunk)]
-        valid = np.concatenate([ok for _, ok in blocks]) if blocks else np.zeros(0, dtype=np.bool_)
+        valid = np.concatenate([np.zeros(0, np.bool_), *(unit_rows(block)[1] for _, block in images.chunks(READ))])
         rows = np.flatnonzero(valid)
-        unit = np.concatenate([part[ok] for part, ok in blocks]) if blocks else np.zeros((0, images.width), np.float32)
+        lengths = np.minimum(self._quotas(quota, len(rows)), len(rows))[self.label]
+        votes, picks = RowVotes(len(images), self.ballot, int(lengths.sum())), np.zeros(len(images), np.int64)
+        lists = self._lists_held if len(images) * images.width <= held else self._lists_read
+        for members, listed in lists(images, rows, lengths):
+            votes.add(listed.ravel(), np.repeat(self.label[members], listed.shape[1]))
+            picks += np.bincount(listed.ravel(), minlength=len(images))
+        return votes, picks
+
+    def _lists_held(self, images: Rows, rows: Index, lengths: Index) -> Iterator[tuple[Index, Index]]:
+        """(m,) anchors and their (m, length) nearest of the valid `rows`, a block of anchors at a time."""
+        unit = unit_rows(images.take(rows))[0]
         first, which = _groups(unit)
         unit = unit[first]
-        lengths = np.minimum(self._quotas(quota, len(rows)), len(rows))[self.label]
-        chosen, choice = [], []
         for length in np.unique(lengths):
             members = np.flatnonzero(lengths == length)
             for part in chunk_rows(len(members), 4 * len(rows)):
                 cosine = self.distinct[self.which[members[part]]] @ unit.T
                 if len(unit) < len(rows):
                     cosine = cosine[:, which]
-                chosen.append(rows[top_by_value(cosine, int(length))].ravel())
-                choice.append(np.repeat(self.label[members[part]], length))
-        image = np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.int64)
-        given = np.concatenate(choice) if choice else np.zeros(0, dtype=np.int64)
-        votes = csr_matrix((self.ballot[given], (image, given)), shape=(len(images), self.classes))
-        return votes, np.bincount(image, minlength=len(images))
+                yield members[part], rows[top_by_value(cosine, int(length))]
+
+    def _lists_read(self, images: Rows, rows: Index, lengths: Index) -> Iterator[tuple[Index, Index]]:
+        """The same; the best so far are kept, and compared with the next images."""
+        for length in np.unique(lengths):
+            members = np.flatnonzero(lengths == length)
+            for part in chunk_rows(len(members), max(1, int(length)), AT_ONCE):
+                anchors = self.distinct[self.which[members[part]]]
+                best, listed = np.empty((len(anchors), 0), np.float32), np.empty((len(anchors), 0), np.int64)
+                step = max(1, AT_ONCE // len(anchors))
+                for start in range(0, len(rows), step):
+                    some = rows[start : start + step]
+                    cosine = np.hstack([best, anchors @ unit_rows(images.take(some))[0].T])
+                    number = np.hstack([listed, np.broadcast_to(some, (len(anchors), len(some)))])
+                    top = top_by_value(
+                        cosine, min(int(length), cosine.shape[1])
+                    )  # ties: the lower row, which came first
+                    best, listed = np.take_along_axis(cosine, top, axis=1), np.take_along_axis(number, top, axis=1)
+                yield members[part], listed
 
     def _quotas(self, quota: int | ArrayLike | None, images: int) -> Index:
         """(C,) how many images an anchor of each class lists."""

@@ -80,8 +80,8 @@ def refine(
     invalid: (N,) bool, rows to leave out besides those that show it themselves: images without a direction, or (without
         images) rows that have no list in a graph of `find_neighbours` where others have one.
 
-    Memory: N x C is held with `keep_soft` only, else a few million numbers of it at a time; and the votes as sparse
-    matrices (about 25 bytes per neighbour-list entry, 12 per pick of an anchor, while they are made).
+    Memory: N x C is held with `keep_soft` only, else a few million numbers of it at a time. Votes, one per entry of a
+    neighbour list and per pick of an anchor, go to a temporary file where they are many (see `RowVotes`).
 
     >>> lists = np.array([[1, 2], [0, 2], [0, 1], [0, 1]])
     >>> result = refine([0, 0, 0, 1], classes=2, neighbours=lists)
@@ -115,10 +115,11 @@ def refine(
         shares, soft = [], []
         if visual is not None and pickers is not None:
             p_vis, columns.no_neighbours[part] = visual.consistency(part)
-            columns.indegree0[part] = row_sums(pickers[part]) == 0
+            picked = pickers[part]
+            columns.indegree0[part] = row_sums(picked) == 0
             columns.at_label(columns.p_vis, part, label[part], p_vis)
             shares.append(p_vis)
-            soft.append(mean_or(pickers[part], p_vis))
+            soft.append(mean_or(picked, p_vis))
         if semantic is not None and truth is not None and rows is not None:
             p_sem = semantic.consistency(rows.take(np.arange(part.start, part.stop)))
             columns.unpicked[part] = picks[part] == 0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
+from pipeline.consistency.row_votes import RowVotes
 from pipeline.errors import ConfigError
 from pipeline.neighbours import Neighbours
 
@@ -58,11 +59,13 @@ def propagate_labels(neighbours: NeighbourLists, labels: ArrayLike, classes: int
     ([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]], [2, 1, 0])
     """
     votes = VisualVotes.of(neighbours, labels, classes, None)
-    counts = votes.pickers()
-    indegree = row_sums(counts)
+    pickers = votes.pickers()
     result = np.empty((len(votes.label), classes), dtype=np.float32)
+    indegree = np.empty(len(result), dtype=np.int64)
     for part in chunk_rows(len(result), max(classes, votes.lists.shape[1])):
-        result[part] = mean_or(counts[part], votes.consistency(part)[0])
+        counts = pickers[part]
+        indegree[part] = row_sums(counts)
+        result[part] = mean_or(counts, votes.consistency(part)[0])
     return result, indegree
 
 
@@ -135,21 +138,14 @@ class VisualVotes:
         onehot[label < 0] = np.nan
         return onehot
 
-    def pickers(self) -> csr_matrix:
-        """(N, C) sparse: how many of the samples that list a row carry each class (Eq. 11).
-
-        A^T Y of two sparse matrices, so that N x C is never dense; about 25 bytes per list entry while it is made.
-        """
-        edge = (self.lists >= 0) & (self.label >= 0)[:, None]
-        ends = np.concatenate([[0], np.cumsum(edge.sum(axis=1))])
-        picked = self.lists[edge]
-        total = len(self.label)
-        adjacency = csr_matrix((np.ones(len(picked), dtype=np.float32), picked, ends), shape=(total, total))
-        voting = np.flatnonzero(self.label >= 0)
-        onehot = csr_matrix(
-            (np.ones(len(voting), dtype=np.float32), (voting, self.label[voting])), shape=(total, self.classes)
-        )
-        return (adjacency.T @ onehot).tocsr()
+    def pickers(self) -> RowVotes:
+        """How many of the samples that list a row carry each class: A^T Y of Eq. 11."""
+        votes = RowVotes(len(self.label), np.ones(self.classes), self.lists.size)
+        for part in chunk_rows(len(self.label), self.lists.shape[1]):
+            listed = np.asarray(self.lists[part])
+            edge = (listed >= 0) & (self.label[part] >= 0)[:, None]
+            votes.add(listed[edge], np.repeat(self.label[part], edge.sum(axis=1)))
+        return votes
 
 
 def mean_or(votes: csr_matrix, fallback: Float64) -> Float64:
@@ -175,7 +171,7 @@ def checked_labels(labels: ArrayLike, classes: int) -> Index:
     return label.astype(np.int64)
 
 
-def chunk_rows(rows: int, width: int) -> list[slice]:
-    """Slices of rows that hold about 4 million numbers at the given width."""
-    step = max(1, 4_000_000 // max(width, 1))
+def chunk_rows(rows: int, width: int, numbers: int = 4_000_000) -> list[slice]:
+    """Slices of rows that hold about so many numbers at the given width."""
+    step = max(1, numbers // max(width, 1))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

@@ -17,8 +17,11 @@ from pipeline.consistency import (
     text_anchor_logits,
     visual_consistency,
 )
+from pipeline.consistency import anchors as anchors_module
+from pipeline.consistency.anchors import AnchorVotes
 from pipeline.errors import ConfigError
 from pipeline.neighbours import find_neighbours, near_duplicates
+from pipeline.rows import RowBlocks
 
 small = settings(max_examples=80, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -249,6 +252,19 @@ def test_anchors_pick_a_floor_of_n_over_c_images_each() -> None:
     assert inject_truth(images, anchors, labels, 10, quota=np.arange(10))[1].sum() == 5 * 45
     assert inject_truth(images, anchors, labels, 10, quota=1000)[1].tolist() == [50] * 103
     assert inject_truth(images[:3], anchors, labels, 10)[1].sum() == 50  # N < C: one each
+
+
+def test_images_that_are_read_again_for_some_anchors_are_picked_as_those_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(1)
+    images = rng.integers(-1, 2, (60, 4)).astype(np.float32)  # copies, and some without a direction
+    votes = AnchorVotes.of(np.eye(4)[np.arange(12) % 4] + 0.1 * rng.standard_normal((12, 4)), np.arange(12) % 3, 3)
+    monkeypatch.setattr(anchors_module, "AT_ONCE", 40)  # one anchor and a few images at a time
+    for quota in (None, 7, np.array([2, 0, 11])):
+        (soft, picks), (read, read_picks) = (votes.truth(RowBlocks(images), quota, held) for held in (10_000, 0))
+        np.testing.assert_array_equal(picks, read_picks)
+        np.testing.assert_array_equal(soft[slice(0, 60)].toarray(), read[slice(0, 60)].toarray())
 
 
 def test_a_text_shared_by_two_classes_speaks_for_both() -> None:

@@ -59,6 +59,18 @@ def test_columns_are_what_the_pure_functions_say(anchors: Anchors | None) -> Non
     assert set(found.flags) == {"no_neighbours", "indegree0", *(["unpicked"] if anchors else [])}
 
 
+def test_sources_that_are_made_when_asked_for_say_what_kept_ones_say() -> None:
+    images, true = clusters(count=240)
+    images[7] = 0
+    given = spoilt(true)
+    given[11] = -1
+    graph = find_neighbours(images, NEAR + 10)
+    kept, asked = (score_labels(images, given, graph, ANCHORS, seed=3, held=held) for held in (10_000, 0))
+    for name, values in kept.columns.items():
+        np.testing.assert_allclose(asked.columns[name], values, atol=1e-6)
+    assert asked.facts() == kept.facts()
+
+
 def test_wrong_labels_are_found_and_mended() -> None:
     images, true = clusters(count=400)
     given = spoilt(true)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from sklearn.neighbors import NearestNeighbors
 
 from pipeline.errors import ConfigError, TableError
-from pipeline.neighbours import Neighbours, default_k, find_neighbours, near_duplicates
+from pipeline.neighbours import LINKED, Neighbours, default_k, find_neighbours, near_duplicates
 from pipeline.rows import RowBlocks, top_by_value, unit_rows
 
 small = settings(max_examples=80, deadline=None)
@@ -192,6 +192,17 @@ def test_near_duplicates_equal_a_flood_fill(seed: int) -> None:
             todo += fresh
         expected.append(-1 if min(reached) == i else min(reached))
     assert near_duplicates(found, 0.99).tolist() == expected
+
+
+@pytest.mark.parametrize("links", [1, 10_000_000])
+def test_links_are_joined_a_few_at_a_time(links: int) -> None:
+    row = np.arange(3 * LINKED + 5)
+    ahead = np.where(row % 7 == 0, -1, row - 1)[:, None]  # chains of seven, some across the blocks that are looked at
+    far = np.where(row == LINKED + 1, 2 * LINKED, -1)[:, None]
+    graph = Neighbours(np.hstack([ahead, far]), np.ones((len(row), 2), np.float32), None, "flat")
+    first = row // 7 * 7
+    first[first == 2 * LINKED // 7 * 7] = (LINKED + 1) // 7 * 7
+    assert np.array_equal(near_duplicates(graph, links=links), np.where(first == row, -1, first))
 
 
 def test_more_copies_than_k_are_one_group() -> None:

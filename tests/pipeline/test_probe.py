@@ -9,7 +9,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from pipeline.errors import ConfigError
-from pipeline.probe import _stratified_folds, probe_probabilities
+from pipeline.probe import _stratified_folds, fit_probe, probe_probabilities
 
 
 def noisy_blobs(n: int, d: int, classes: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,6 +88,29 @@ def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
     labels[wrong] = (truth[wrong] + 1) % 5
     probability = probe_probabilities(embeddings, labels, 5)
     assert probability[wrong, labels[wrong]].mean() < 0.3
+
+
+def test_a_sample_to_train_on_says_what_all_rows_say_and_holds_its_own_rows_out() -> None:
+    embeddings, labels, truth = noisy_blobs(1500, 12, 3, 0.3, seed=1)
+    labels[:30] = -1
+    every = np.arange(1500)
+    whole, part = (fit_probe(embeddings, labels, 3, most=most) for most in (1500 * 12, 600 * 12))
+    assert [(probe.fold >= 0).sum() for probe in (whole, part)] == [1470, 600]
+    assert (part.fold[:30] == -1).all()
+    assert np.corrcoef(whole(every).ravel(), part(every).ravel())[0, 1] > 0.98
+    hits = [(probe(every).argmax(axis=1) == truth).mean() for probe in (whole, part)]
+    assert abs(hits[0] - hits[1]) < 0.02
+    np.testing.assert_allclose(part(every[100:700:3]), part(every)[100:700:3], atol=1e-6)
+
+
+def test_a_row_of_the_sample_is_judged_by_the_fold_that_has_not_seen_it() -> None:
+    """With as many dimensions as rows a probe knows every label that it has seen, and none that it has not."""
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.normal(size=(400, 300)), rng.integers(0, 2, 400)
+    probe = fit_probe(embeddings, labels, 2, strengths=(1e-4,), most=200 * 300)
+    right = probe(np.arange(400)).argmax(axis=1) == labels
+    assert abs(right[probe.fold >= 0].mean() - 0.5) < 0.1
+    assert abs(right[probe.fold < 0].mean() - 0.5) < 0.1
 
 
 def test_rows_without_a_label_are_predicted_and_not_learned_from() -> None:
