@@ -112,15 +112,19 @@ def contrastive(
 
     labels: (B,). trust: (B,) >= 0, by which that mean weighs the others, since a wrong label spoils the loss of those that it
     is put together with as well. An image without any (trusted) other of its class in the batch has loss 0 and no gradient.
+    negatives: (B,) bool, which images stand in the softmax of others although they are no (trusted) ones of their class.
     """
     itself = _diagonal(similarity)
     positive = (labels[:, None] == labels[None, :]) & ~itself
+    if trust is not None:
+        trust = trust.to(similarity.device, similarity.dtype)
+        positive = positive & (trust > 0)[None, :]
     hidden = itself if negatives is None else itself | (~negatives[None, :] & ~positive)
     logs = (similarity / temperature).masked_fill(hidden, -torch.inf).log_softmax(dim=1)
     logs = logs.masked_fill(~positive, 0)
     if trust is None:
         return -logs.sum(dim=1) / positive.sum(dim=1).clamp(min=1)
-    share = positive * trust.to(logs.device, logs.dtype)[None, :]
+    share = positive * trust[None, :]
     return -(logs * share).sum(dim=1) / share.sum(dim=1).clamp(min=torch.finfo(logs.dtype).tiny)
 
 
