@@ -24,6 +24,9 @@ CODES = {
 }  # fmt: skip
 
 
+NO_ROUTE = "there is no such route; / is the page, and /openapi.json has all routes"
+
+
 class ApiError(Exception):
     """An answer that is no success: `code` is for programs and stays, `message` is for people and may change."""
 
@@ -93,7 +96,8 @@ def add_handlers(app: FastAPI) -> None:
     async def _(request: Request, error: HTTPException) -> JSONResponse:
         code = CODES.get(error.status_code, f"http_{error.status_code}")
         headers = {**(error.headers or {}), "Allow": _allowed(request)} if error.status_code == 405 else error.headers
-        return _answer(request, ApiError(error.status_code, code, str(error.detail)), headers)
+        message = NO_ROUTE if error.status_code == 404 else str(error.detail)
+        return _answer(request, ApiError(error.status_code, code, message), headers)
 
 
 def _allowed(request: Request) -> str:

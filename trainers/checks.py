@@ -118,7 +118,10 @@ def _check_device(config: TrainConfig) -> None:
 
 def _check_target(config: TrainConfig) -> TargetConfig:
     if not config.target:
-        raise ConfigError("target.name is not given; use for example target.name=clip with target.model=ViT-B-32")
+        raise ConfigError(
+            "target.name is not given; use for example target.name=clip with target.model=ViT-B-32, on the command line "
+            "--target ViT-B-32 --pretrained openai"
+        )
     target = target_config(config.target)
     if config.task.name == "classification" and not target.classes:
         raise ConfigError(

@@ -124,21 +124,22 @@ def _print(made: "Plan", output: Output) -> None:
         [(one.name, _between(one.seconds, milliseconds), one.by) for one in made.stages],
         ("stage", "ms", "by"),
     )
-    output.table(
-        "On known devices (estimates, see below)",
-        [
-            (
-                one.name + ("  OSA's own figure" if one.measured_by_paper else ""),
-                duration(3600 * one.hours),
-                f"{one.samples_per_second:,.0f}",
-                f"{one.workers_needed:,}",
-                f"{one.price:.2f}",
-                f"{one.money:,.2f}",
-            )
-            for one in made.devices
-        ],
-        ("device", "time", "samples/s", "decode workers", "per hour", "money"),
-    )
+    if made.devices:
+        output.table(
+            "On known devices (estimates, see below)",
+            [
+                (
+                    one.name + ("  OSA's own figure" if one.measured_by_paper else ""),
+                    duration(3600 * one.hours),
+                    f"{one.samples_per_second:,.0f}",
+                    f"{one.workers_needed:,}",
+                    f"{one.price:.2f}",
+                    f"{one.money:,.2f}",
+                )
+                for one in made.devices
+            ],
+            ("device", "time", "samples/s", "decode workers", "per hour", "money"),
+        )
     for text in made.advice:
         output.tell(f"[green]faster[/]: {escape(text)}")
     for text in made.notes:

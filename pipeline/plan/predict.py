@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from .devices import DEVICES, PAPER, paper_rate
+from .devices import DEVICES, LEAST_GFLOPS, PAPER, paper_rate
 from .estimate import Estimate, ratio
 from .measure import Measured
 from .words import advice, assumptions
@@ -220,6 +220,8 @@ def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]
 def _on_known_devices(
     samples: float, stages: Mapping[str, Stage], gflops: float | None, prices: Mapping[str, float]
 ) -> tuple[DevicePlan, ...]:
+    if gflops is not None and gflops < LEAST_GFLOPS:
+        return ()
     found = []
     for device in DEVICES:
         rate, price = paper_rate(device, gflops), prices.get(device.name, device.price)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .devices import PAPER, PAPER_GFLOPS
+from .devices import LEAST_GFLOPS, PAPER, PAPER_GFLOPS
 from .measure import Measured
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[st
             "more hosts: --engine ray, or --nodes N --node-rank R",
         ]
     if machine.device == "cpu":
-        return ["the model is the limit: a GPU (--device cuda) does the same much faster, see the table of devices"]
+        return ["the model is the limit: a GPU (--device cuda) does the same much faster"]
     return [
         "the model is the limit, as it should be: more devices share the shards, with --devices all, or --engine ray"
     ]
@@ -47,6 +47,11 @@ def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours:
     )
     given = "given" if machine.price_given else "assumed; give yours with --price 1.20"
     found.append(f"this machine costs {machine.price:.2f} an hour ({given})")
+    if measured.gflops and measured.gflops < LEAST_GFLOPS:
+        found.append(
+            f"this model takes {measured.gflops:.2g} GFLOP per sample, too little to fill a GPU: known devices are left out"
+        )
+        return found
     found.append(
         f"known devices: OSA's own figure, a billion pairs in 75 hours on an {PAPER.name}, times the makers' dense 16-bit "
         "matrix throughput over its 71 TFLOPS: an estimate, nothing was run there"

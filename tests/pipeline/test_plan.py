@@ -111,6 +111,13 @@ def test_embeddings_and_graph_only_where_they_are_kept() -> None:
     assert made.disk.total == made.disk.tables == 3_000_000
 
 
+def test_a_model_that_fills_no_gpu_says_nothing_about_known_devices() -> None:
+    made = make_plan(seen(gflops=0.016), "m", 100, MACHINE)
+    assert made.devices == ()
+    assert any("0.016 GFLOP per sample, too little" in text for text in made.assumptions)
+    assert not any("makers' dense" in text for text in made.assumptions)
+
+
 def test_prices_and_operations_of_the_known_devices() -> None:
     plain = make_plan(seen(), "m", 100, MACHINE)
     dear = make_plan(seen(gflops=2 * PAPER_GFLOPS), "m", 100, MACHINE, prices={"A100": 9.0})

@@ -90,7 +90,7 @@ def test_going_on_with_a_finished_run(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train", "--method", "osa"), "target.name is not given"),
+        (("train", "--method", "osa"), "on the command line --target ViT-B-32"),
         (("train", "--config", "none.yaml"), "config none.yaml cannot be read"),
         (("train", "--config", "config.yaml", "--set", "optimizer.lrr=1"), "did you mean optimizer.lr?"),
         (("train", "--config", "config.yaml", "--table", "nowhere"), "data.table=nowhere: no run there"),

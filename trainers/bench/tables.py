@@ -208,7 +208,8 @@ def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Mar
     values = [one.mean for line in points.values() for one in line if one.count]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     low, high = max(0.0, low - 0.05 * (high - low) - 1), high + 0.05 * (high - low) + 1
-    left, right, top, bottom = 44, width - 130, 14, height - 40
+    longest = max(map(len, points))
+    left, right, top, bottom = 44, width - max(130, 40 + 7 * longest), 14, height - 40
 
     def x(rate: float) -> float:
         return left + (right - left) * (rate - rates[0]) / max(rates[-1] - rates[0], 1e-9)
@@ -238,11 +239,17 @@ def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Mar
 
 
 def _alone(picture: Markup) -> str:
-    """As a file of its own, on white and with letters that need no page around it."""
-    style = "<style>text { font: 12px sans-serif; fill: #374151 } svg { background: white }</style>"
-    return str(picture).replace("</desc>", f"</desc>{style}", 1) + "\n"
+    """As a file of its own: letters that need no page around it, and lighter lines on a dark page."""
+    return str(picture).replace("</desc>", f"</desc><style>{ALONE}</style>", 1) + "\n"
 
 
+ALONE = """
+text { font: 12px sans-serif; fill: #374151 }
+@media (prefers-color-scheme: dark) {
+text { fill: #a6adb4 } line.grid { stroke: #33393f }
+polyline, circle, rect, line:not(.grid) { filter: brightness(1.5) }
+}
+"""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111827 }
 table { border-collapse: collapse; margin: 1rem 0 }
