@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
 
-from benchmarks.repair import KINDS, Case, repair
+from benchmarks.repair import KINDS, Case, draw_case, draw_flipped, repair
 from pipeline.consistency import visual_consistency
 from pipeline.errors import ConfigError
 from pipeline.fusion import Fused, confident_joint, fuse
@@ -80,12 +80,15 @@ def test_finds_and_repairs_wrong_labels(kind: str, rate: float) -> None:
     assert low <= fused.noise_rate <= high
     assert f1(fused.clean, clean) > 0.97
     assert (fused.refined_label == truth).mean() >= clean.mean()
+    if (kind, rate) == ("pairwise", 0.4):  # or 60 % are wrong, and each name stands for the class before it
+        assert (fused.refined_label == labels).mean() > 0.99
+    elif rate > 0:
+        assert (fused.refined_label == truth).mean() > 0.97
     if rate == 0:
         assert fused.noise_rate == 0 and (fused.refined_label == labels).all()
     else:
         best = max(roc_auc_score(clean, source[np.arange(1500), labels]) for source in sources.values())
         assert auroc(fused, labels, truth) > max(best - 0.001, 0.98)
-        assert (fused.refined_label == truth).mean() > 0.97
         assert fused.noise_rate == pytest.approx(rate, abs=0.05)
         assert fused.expected.clean_precision == pytest.approx(clean[fused.clean].mean(), abs=0.05)
         assert fused.expected.clean_recall == pytest.approx(fused.clean[clean].mean(), abs=0.05)
@@ -155,24 +158,43 @@ def test_no_kind_of_noise_makes_the_repair_do_harm(kind: str) -> None:
             gains.append(done.gain)
     if kind == "none":
         assert gains == [0] * 8
-    elif kind != "border":
-        assert np.mean(gains) > 0.05
+    elif kind != "border":  # of pairs, 40 % stand: which of the two names is right is open
+        assert np.mean(gains) > (0.01 if kind == "pairwise" else 0.05)
 
 
-@pytest.mark.parametrize("rate", [0.6, 0.7])
-def test_texts_stop_a_repair_that_would_spread_the_wrong_name(rate: float) -> None:
-    """Most of each class is called the next one: the labels alone say that this name is right."""
-    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", rate, "absent")
-    assert repair(case).gain < -0.2  # the limit that the documentation states
-    for anchors in ("good", "weak"):
-        assert repair(case._replace(anchors=anchors)).gain >= -0.002
+@pytest.mark.parametrize("anchors", ["absent", "good", "weak", "another's"])
+@pytest.mark.parametrize("rate", [0.55, 0.6])
+def test_names_that_moved_by_one_are_left_alone(rate: float, anchors: str) -> None:
+    """Most of each class is called the next one: the labels say that this name is right, and wrong texts do so too."""
+    assert repair(Case(10_000_000, 600, 16, 3, 5.5, 1, True, "pairwise", rate, anchors)).gain >= -0.002
+
+
+@pytest.mark.parametrize("seed", [1_000_087, 1_000_326, 1_000_336, 1_000_445])
+def test_cases_that_were_once_lost(seed: int) -> None:
+    """Two or three classes, 60 % of the labels wrong, and texts of the very class that the labels name: 20 to 40 points."""
+    assert repair(draw_case(seed)).gain >= -0.002
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(st.integers(5_000_000, 6_000_000), st.sampled_from(["ring", "one", "onto", "mode"]))
+def test_most_of_a_class_by_another_name_does_no_harm(seed: int, kind: str) -> None:
+    case = draw_flipped(seed)
+    modes, rate = (3 if kind == "mode" else 1), min(case.rate, 0.6 if kind == "ring" else 0.9)
+    done = repair(case._replace(rows=400, kind=kind, rate=rate - 0.1 * (kind == "ring"), modes=modes))
+    assert done.gain >= -0.002, done
 
 
 def test_texts_do_not_stop_a_right_repair() -> None:
-    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", 0.4, "absent")
+    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", 0.2, "absent")
     alone = repair(case).gain
     for anchors in ("good", "weak"):
-        assert repair(case._replace(anchors=anchors)).gain >= alone - 0.005 > 0.3
+        assert repair(case._replace(anchors=anchors)).gain >= alone - 0.005 > 0.15
+
+
+def test_texts_of_many_classes_vouch_for_their_names() -> None:
+    case = Case(10_000_000, 1200, 64, 24, 7.0, 1, True, "pairwise", 0.4, "absent")
+    assert repair(case).gain == pytest.approx(0, abs=0.002)
+    assert repair(case._replace(anchors="good")).gain > 0.3
 
 
 def test_noise_from_one_class_to_one_other_is_read_through_the_noise() -> None:
@@ -182,7 +204,8 @@ def test_noise_from_one_class_to_one_other_is_read_through_the_noise() -> None:
     sources = opinions(embeddings, labels, 10)
     largest = max((source.argmax(axis=1) == truth).mean() for source in sources.values())
     fused = fuse(sources, labels, 10)
-    assert largest < 0.95 < 0.99 < (fused.refined_label == truth).mean()
+    assert largest < 0.95 < 0.99 < (fused.clean == (labels == truth)).mean()
+    assert (fused.refined_label == labels).mean() > 0.99  # found, but not mended: which of two names is right is open
     assert fused.noise_interval[0] <= (labels != truth).mean() <= fused.noise_interval[1]
     blind = fuse(sources, labels, 10, label_free=set(sources))  # as if none had learned from these labels
     assert auroc(fused, labels, truth) > auroc(blind, labels, truth)

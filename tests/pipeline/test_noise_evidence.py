@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.label_pool import Pool, fit_pool
-from pipeline.noise_evidence import NoiseEvidence, disputed_changes, gather_evidence
+from pipeline.noise_evidence import NoiseEvidence, gather_evidence
 
 NOTHING = NoiseEvidence(
     claimed=0.3, least=0.2, assured=200, members=200, doubt=0.2, whole=-5, beyond=-1, likeliest=0.25, rival=0.05
@@ -75,28 +75,6 @@ def test_what_is_gathered() -> None:
     gain = np.where(np.isin(np.arange(20), [0, 10]), wrong - np.log(0.01), right - np.log(0.99))
     assert found.whole == found.beyond == pytest.approx(gain.mean() / (gain.std() / np.sqrt(20)))
     assert fixed.log_likelihood(votes, y)[0] == pytest.approx(wrong)
-
-
-@pytest.mark.parametrize(
-    ("kept", "changed", "for_given", "stopped"),
-    [
-        (30, 20, 20, True),
-        (60, 60, 41, True),
-        (60, 60, 40, False),  # not more than twice as many
-        (30, 3, 3, False),  # and three to nothing may be chance
-        (90, 20, 20, False),  # a label so rare is not the right one, whatever the texts say
-    ],
-)
-def test_texts_stop_changes_of_common_labels(kept: int, changed: int, for_given: int, stopped: bool) -> None:
-    """`changed` rows go from class 1 to class 0, in which `kept` rows stay; so many texts are for class 1."""
-    y = np.repeat([0, 1], [kept, changed])
-    favours = np.concatenate([np.zeros(kept, int), np.repeat([1, 0], [for_given, changed - for_given])])
-    votes = np.log(np.eye(3)[favours] * 0.7 + 0.1)[None]
-    found = disputed_changes(votes, y, np.zeros(len(y), int))
-    expected = np.zeros((3, 3), dtype=bool)
-    expected[1, 0] = stopped
-    assert (found == expected).all()
-    assert not disputed_changes(votes[:0], y, np.zeros(len(y), int)).any()  # no texts, no dispute
 
 
 def test_pool_finds_the_weight_of_the_source_that_knows() -> None:
