@@ -37,7 +37,10 @@ from pipeline.noise.labels import instance_dependent
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
-FIRST_SEED = {"chosen": 0, "unseen": 4_000_000}
+FIRST_SEED = {
+    "usual": {"chosen": 1_000_000, "unseen": 4_000_000},
+    "flipped": {"chosen": 2_000_000, "unseen": 4_000_000},
+}
 LOST = 0.002  # of accuracy
 EXCHANGED = 0.625  # share of the next name, next to the right one, from which names are exchanged
 ROWS, ROWS_SHARE = (50, 200, 1000, 4000), (0.1, 0.45, 0.4, 0.05)
@@ -295,13 +298,13 @@ def report(outcomes: Sequence[Outcome], result: dict[str, dict[str, Any]]) -> No
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--split", choices=sorted(FIRST_SEED), default="unseen")
-    parser.add_argument("--grid", choices=("usual", "flipped"), default="usual")
+    parser.add_argument("--split", choices=("chosen", "unseen"), default="unseen")
+    parser.add_argument("--grid", choices=sorted(FIRST_SEED), default="usual")
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    first = FIRST_SEED[options.split]
+    first = FIRST_SEED[options.grid][options.split]
     drawn = draw_case if options.grid == "usual" else draw_flipped
     cases = [drawn(seed) for seed in range(first, first + options.cases)]
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:

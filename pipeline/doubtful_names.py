@@ -22,7 +22,7 @@ from pipeline.label_pool import Array, Index
 
 __all__ = ["disputed_changes", "open_names", "vouched_changes", "withheld_changes"]
 
-RIVAL = 0.375  # share among two names from which either may be right; human noise has wrong ones of up to 0.3
+RIVAL = 0.375  # share among two names from which either may be right; the wrong ones of CIFAR-10N have up to 0.25
 COMMON = 0.25  # a label that is rarer than so, relative to the one it would be changed to, is surely not the right one
 CHANCE = 2.0  # standard errors
 FOR = 2.0  # times as many rows with texts for the given label as for the other stop a change
