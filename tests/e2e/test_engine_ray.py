@@ -1,21 +1,24 @@
 """The job on a real Ray of this machine, started once: the plain job's bytes, also when a worker is killed."""
 
+import os
 import re
+import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import ray
 
+from pipeline.decode import Limits
 from pipeline.engines.on_ray import SLOW_START, Ray
 from pipeline.errors import ConfigError
 from pipeline.neighbour_search import search
 from pipeline.workers import DecodeOptions
 from tests.commands import ROOT, called
 from tests.fakes import ColourModel, pairs, picture, write_tar
-from tests.jobs import Notes, files_of, said, score
+from tests.jobs import Notes, files_of, said, score, stamps
 from tests.pipeline.engines.deadly import FOLDER, SPEC, sample, without_times
 
 TWO = Ray(actors=2, cpus_per_worker=1)
@@ -80,12 +83,65 @@ def test_neighbours_are_searched_on_ray_too_once_the_encoders_have_made_room(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
 
 
+def test_ctrl_c_leaves_no_worker_and_a_run_that_goes_on_is_replaced_and_reads_what_failed_again(
+    deaths: Path, tmp_path: Path
+) -> None:
+    """The run that goes on needs both processors of this Ray: a worker that stayed behind would leave no room."""
+    one = Ray(actors=1, cpus_per_worker=1)
+    members = [("l.png", picture("red", (90, 90))), ("l.txt", b"red")]
+    for i in range(4):
+        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *members])
+    small = {"options": DecodeOptions(limits=Limits(max_pixels=1000)), "estimator": noting(deaths)}
+    score(tmp_path / "s", tmp_path / "plain", **small)
+    (deaths / f"pid-{os.getpid()}").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        score(tmp_path / "s", tmp_path / "out", engine=TWO, progress=Notes(stop_after=3), **small)
+    workers = [int(path.name.removeprefix("pid-")) for path in deaths.glob("pid-*")]
+    assert workers
+    for pid in workers:
+        ended(pid)
+    went_on = score(tmp_path / "s", tmp_path / "out", engine=TWO, **small)
+    assert went_on.statuses == {"ok": 16, "too_large": 4}
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+    before = stamps(tmp_path / "out")
+    assert score(tmp_path / "s", tmp_path / "out", engine=one, overwrite=True, **small).encoded == 20
+    assert not set(stamps(tmp_path / "out").values()) & set(before.values())
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+    score(tmp_path / "s", tmp_path / "plain", estimator=noting(deaths), retry_failed=True)
+    again = score(tmp_path / "s", tmp_path / "out", estimator=noting(deaths), engine=one, retry_failed=True)
+    assert (again.encoded, again.statuses) == (4, {"ok": 20})
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+
+
+def noting(folder: Path) -> Callable[[], ColourModel]:
+    """The fake, which leaves the number of its process in a folder."""
+
+    def make() -> ColourModel:
+        (folder / f"pid-{os.getpid()}").touch()
+        return ColourModel()
+
+    return make
+
+
+def ended(pid: int) -> None:
+    """Wait until a process is gone."""
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([watched], [], [], 60)[0], f"worker {pid} is still there"
+    finally:
+        os.close(watched)
+
+
 def test_the_command_says_what_a_worker_raises(deaths: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "s" / "x.tar", pairs(2))
     words = ("annotate", "s", "--out", "out", "--engine", "ray", "--ray-workers", 1, "--workers", 0, "--quiet")
     done = called(*words, "--model", "python:tests.fakes:Nobody", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: model 'python:tests.fakes:Nobody': module 'tests.fakes' has no 'Nobody'")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_function_goes_to_the_workers_and_an_object_does_not(deaths: Path, tmp_path: Path) -> None:

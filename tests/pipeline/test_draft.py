@@ -56,6 +56,14 @@ def test_turned_and_grey_pictures_shrink_too_other_formats_do_not() -> None:
         assert decode_image(encoded(gradient(640, 480), kind), LIMITS, 224).size == (640, 480)
 
 
+def test_sixteen_bits_are_scaled_and_of_full_size_as_without() -> None:
+    grey = np.linspace(0, 65535, 640 * 480).reshape(480, 640).astype(np.uint16)
+    data = encoded(Image.fromarray(grey))
+    drafted = decode_image(data, LIMITS, 224)
+    assert np.array_equal(np.asarray(drafted), np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+    assert np.array_equal(Preprocess(size=224, draft=True)(drafted), Preprocess(size=224)(decode_image(data, LIMITS)))
+
+
 def test_limits_are_those_of_the_whole_picture() -> None:
     with pytest.raises(BadSample, match=r"image of 640 x 480 pixels; the limit is 300,000"):
         decode_image(encoded(gradient(640, 480), "JPEG"), Limits(max_pixels=300_000), 224)

@@ -464,6 +464,15 @@ class TestLengthBatches:
         for found in (estimator, small):
             assert np.abs(normalise(found.encode_texts(texts)) - whole).max() <= 1e-6
 
+    def test_no_tokens_and_ten_thousand(self, estimator: OpenClipEstimator) -> None:
+        few, many = "word " * 100, "word " * 10_000  # both beyond what the model reads
+        alone = [estimator.encode_texts([text])[0] for text in ("", few, many)]
+        assert np.isfinite(alone).all()
+        np.testing.assert_array_equal(alone[1], alone[2])
+        assert np.abs(normalise(alone[0][None]) - normalise(alone[1][None])).max() > 1e-3
+        together = estimator.encode_texts([many, "a red bird", "", few])
+        np.testing.assert_allclose(normalise(together[[2, 3, 0]]), normalise(np.stack(alone)), atol=1e-6)
+
     def test_a_long_text_does_not_lengthen_the_others(self, estimator: OpenClipEstimator) -> None:
         seen = []
         watched = copy.copy(estimator)

@@ -3,12 +3,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline import workers
 from pipeline.decode import Limits
 from pipeline.errors import ConfigError
 from pipeline.preprocess import Preprocess
@@ -132,14 +137,39 @@ class TestDecodeSample:
             DecodeOptions(tasks=tasks)
 
 
+class Starts:
+    """Pools that work in this process, one after the other; those with a 1 are broken from the start."""
+
+    def __init__(self, broken: list[int]) -> None:
+        self._broken, self.made = iter(broken), list[InThisProcess]()
+
+    def __call__(self, count: int, **_: object) -> "InThisProcess":
+        self.made.append(InThisProcess(breaks=bool(next(self._broken))))
+        return self.made[-1]
+
+
+class InThisProcess(Executor):
+    def __init__(self, breaks: bool) -> None:
+        self.breaks = self._broken = breaks
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **_: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        if self.breaks:
+            self._broken = True
+            future.set_exception(BrokenProcessPool("killed"))
+        else:
+            future.set_result(work(*arguments))
+        return future
+
+
 class TestPool:
     def test_same_result_and_order_whatever_the_number_of_workers(self) -> None:
         raws = [pair(i) for i in range(40)] + [sample(40, txt=b"a"), sample(41, png=b"x", txt=b"b")]
         raws.append(sample(42, png=encoded(Image.new("L", (300, 200))), txt=b"c"))
         chunks = [raws[i : i + 5] for i in range(0, len(raws), 5)]
         results = []
-        for workers in (0, 1, 2):
-            with DecodePool(workers, SMALL, DecodeOptions()) as pool:
+        for count in (0, 1, 2):
+            with DecodePool(count, SMALL, DecodeOptions()) as pool:
                 results.append(plain(decode_all(pool, chunks)))
         assert results[0] == results[1] == results[2]
         assert [row["index"] for row in results[0]] == list(range(43))
@@ -160,6 +190,31 @@ class TestPool:
             if s.index not in poison:
                 assert s.text == f"caption {s.index}" and s.pixels is not None
                 assert np.array_equal(s.pixels, np.full((6, 8, 3), (s.index, 90, 200)))
+
+    @pytest.mark.parametrize("killed", [1, 2])
+    def test_workers_that_are_killed_as_they_start_are_started_again_and_nothing_is_lost(
+        self, killed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        starts = Starts([0, *[1] * killed, 0])  # the first ones live until they decode, the next never begin
+        monkeypatch.setattr(workers, "ProcessPoolExecutor", starts)
+        raws = [pair(i) for i in range(6)]
+        with DecodePool(2, SMALL, DecodeOptions()) as pool:
+            starts.made[0].breaks = True
+            found = decode_all(pool, [raws[:3], raws[3:]])
+        assert [s.index for s in found] == list(range(6))
+        assert {s.status for s in found} == {"ok"}
+        assert len(starts.made) == 2 + killed
+
+    def test_workers_that_are_killed_three_times_as_they_start_end_the_job_with_a_reason(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        starts = Starts([0, 1, 1, 1])
+        monkeypatch.setattr(workers, "ProcessPoolExecutor", starts)
+        with DecodePool(2, SMALL, DecodeOptions()) as pool:
+            starts.made[0].breaks = True
+            with pytest.raises(ConfigError, match="decode workers could not start"):
+                decode_all(pool, [[pair(0)]])
+        assert len(starts.made) == 1 + workers.STARTS
 
     def test_workers_import_neither_torch_nor_fsspec(self) -> None:
         code = "import sys, pipeline.workers, pipeline.preprocess; print({'torch', 'fsspec', 'pyarrow'} & set(sys.modules))"

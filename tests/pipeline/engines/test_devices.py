@@ -1,11 +1,13 @@
 """Real encoder processes: the plain job's bytes, also when one of them is killed."""
 
+import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from pipeline import annotate
@@ -14,8 +16,8 @@ from pipeline.engines.devices import Devices, _surroundings, placed, portable
 from pipeline.errors import ConfigError
 from pipeline.estimators import ModelSpec
 from pipeline.workers import DecodeOptions
-from tests.fakes import ColourModel, estimator, pairs, picture, write_tar
-from tests.jobs import Notes, files_of, said, score
+from tests.fakes import ColourModel, estimator, pairs, picture, tar_bytes, write_tar
+from tests.jobs import Notes, files_of, said, score, stamps
 
 from .deadly import FOLDER, SPEC, sample, without_times
 
@@ -58,6 +60,39 @@ def test_failed_samples_and_old_tables_are_done_again(tmp_path: Path) -> None:
     again = score(tmp_path / "s", tmp_path / "out", estimator=SPEC, retry_failed=True, engine=TWO, workers=2)
     assert (again.encoded, again.statuses) == (2, {"ok": 8})
     assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
+
+
+def test_a_run_is_replaced_and_shards_are_found_by_url_broken_empty_or_not_there_at_all(tmp_path: Path) -> None:
+    """Memory of this process is a store that no encoder sees; the others find all that the plain job finds."""
+    write_tar(tmp_path / "s" / "a.tar", pairs(4))
+    write_tar(tmp_path / "s" / "empty.tar", [])
+    (tmp_path / "s" / "junk.tar").write_bytes(b"this is no tar\n" * 100)
+    urls = [f"file://{path}" for path in sorted((tmp_path / "s").glob("*.tar"))]
+    with fsspec.open("memory://here/m.tar", "wb") as file:
+        file.write(tar_bytes(pairs(2)))
+    plain = score(urls, tmp_path / "plain", estimator=SPEC)
+    score(tmp_path / "s", tmp_path / "out", estimator=SPEC)
+    before = stamps(tmp_path / "out")
+    progress = Notes()
+    summary = score(
+        [*urls, "memory://here/m.tar"], tmp_path / "out", estimator=SPEC, engine=TWO, overwrite=True, progress=progress
+    )
+    assert (summary.encoded, summary.samples) == (plain.encoded, plain.samples) == (4, 4)
+    assert set(summary.failed_shards) == {str(tmp_path / "s" / "junk.tar"), "memory://here/m.tar"}
+    assert re.search(r"memory://here/m\.tar.*(not found|No such|FileNotFound)", said(progress))
+    after = stamps(tmp_path / "out")
+    assert set(after) == set(before)
+    assert not set(after.values()) & set(before.values())
+    found, wanted = files_of(tmp_path / "out"), files_of(tmp_path / "plain")
+    del found["_run.json"], wanted["_run.json"]  # one more shard is named there
+    assert found == wanted
+
+
+def test_one_shard_needs_one_process() -> None:
+    with TWO.start(SPEC, 1, print) as fleet:
+        assert len(multiprocessing.active_children()) == 1
+        assert fleet.identity.model == SPEC.model
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

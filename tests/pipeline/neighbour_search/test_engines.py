@@ -1,5 +1,8 @@
 """The same tasks by processes of this machine and on a Ray of this machine."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from pipeline.cli.neighbour_options import neighbour_search
 from pipeline.errors import ConfigError, NoisegateError
 from pipeline.neighbour_search import NeighbourSearch, neighbour_graph, on_processes, on_ray
 from pipeline.neighbour_search.plan import Task
+from tests.commands import ROOT
 
 from .embedding_files import all_of, clustered, cut_at, stored
 
@@ -26,9 +30,33 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
             list(run([Task(str(tmp_path), "exact", 0)]))
 
 
+def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal\n"
+        "from pathlib import Path\n"
+        "from pipeline.neighbour_search import on_processes\n"
+        "from pipeline.neighbour_search.plan import Task\n"
+        "if __name__ == '__main__':\n"
+        "    task = Task(str(Path(__file__).parent), 'exact', 0)\n"
+        "    (Path(__file__).parent / task.name).touch()\n"
+        "    with on_processes(1) as run:\n"
+        "        print(*run([task]), flush=True)\n"
+        "        signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Task(")
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)  # its worker holds the other end of this pipe: it ends when that has gone
+
+
 def test_two_workers_on_ray_find_what_one_process_finds(tmp_path: Path) -> None:
     with on_ray("local", cpus=1) as run:
         found = graph_of(tmp_path, "ray", NeighbourSearch(run=run, cut=cut_at(1024, 4096)))
+        with pytest.raises(ConfigError, match="holds no search here") as raised:
+            list(run([Task(str(tmp_path), "exact", 0)]))
+    assert len(str(raised.value).splitlines()) == 1
     assert found == graph_of(tmp_path, "alone", NeighbourSearch())
 
 
