@@ -18,6 +18,7 @@ __all__ = ["MappedRows"]
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 AT_ONCE = 16_384  # rows made unit length at a time
+MAPS = 256  # kept open, each with a file descriptor, of which a process often has no more than 1,024
 
 
 class MappedRows:
@@ -77,7 +78,7 @@ class MappedRows:
                 yield place, int(self.offsets[place]) + start, block[start : start + size]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=MAPS)
 def _cached(file: str, tensor: str, stamp: tuple[int, int, int]) -> NDArray[Any]:
     return map_embeddings(Path(file), tensor)
 
