@@ -14,7 +14,7 @@ from .errors import ConfigError
 from .estimators.device import Device
 from .fusion import Fused, Posterior, fuse
 from .neighbours import Neighbours, default_k, near_duplicates
-from .probe import fit_probe
+from .probe import TRAINED, fit_probe
 from .rows import Embeddings, Rows, as_rows
 
 __all__ = ["LabelScores", "count_classes", "score_labels"]
@@ -68,11 +68,12 @@ def score_labels(
     seed: int = 0,
     device: str = "auto",
     held: int = HELD,
+    trained: int = TRAINED,
 ) -> LabelScores:
     """Score every label. `images` (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
 
-    The probe is trained on `device`. Of each source `held` numbers at most are in memory. Raises ConfigError for anchors
-    that do not fit the images or the labels.
+    The probe is trained on `device`, on rows of `trained` numbers at most. Of each source `held` numbers at most are in
+    memory. Raises ConfigError for anchors that do not fit the images or the labels.
     """
     classes, rows = count_classes(labels, anchors), as_rows(images, "images")
     if anchors is not None and anchors.embeddings.shape[1] != rows.width:
@@ -93,7 +94,7 @@ def score_labels(
     asked: dict[str, Posterior] = {"neighbours": _votes(lists, usable, classes, duplicates)}
     if lists.shape[1] > NEAR:
         asked["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
-    asked["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name)
+    asked["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name, most=trained)
     if anchors is not None:
         asked["anchors"] = _texts(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
     sources = asked

@@ -22,7 +22,8 @@ class RowVotes:
     Votes take 8 bytes each in a temporary file (see TMPDIR), sorted by spans of rows of which one is counted at a time.
     """
 
-    def __init__(self, rows: int, weight: NDArray[np.floating[Any]], most: int, held: int = HELD) -> None:
+    def __init__(self, rows: int, weight: NDArray[np.floating[Any]], most: int, held: int | None = None) -> None:
+        held = held or HELD
         spans = max(1, -(-most // held))
         self._rows, self._weight = rows, weight
         self._span = max(1, -(-rows // spans))
