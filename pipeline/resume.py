@@ -23,6 +23,7 @@ from .table import RunFolder, read_metadata
 __all__ = ["Resume", "check_settings", "clear", "failed_rows", "sweep"]
 
 ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
+RESCORED = ("beta", "k", "neighbourhood")  # what `rescore` changes from the kept embeddings
 _HALF_WRITTEN = re.compile(r"\..+\.(parquet|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
 
 
@@ -31,16 +32,15 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
     then, now = _flat(before), _flat(wanted)
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
-    differences += [
-        f"{name}: {then.get(name)} there, {now[name]} now"
-        for name in now
-        if name not in raised and then.get(name) != now[name]
-    ]
+    other = [name for name in now if name not in raised and then.get(name) != now[name]]
+    cheap = not differences and all(name in RESCORED for name in other)
+    differences += [f"{name}: {then.get(name)} there, {now[name]} now" for name in other]
     if differences:
         raise MismatchError(
             f"{folder} was made with other settings:\n  "
             + "\n  ".join(differences)
             + "\nUse the same settings to go on, another --out, or --overwrite to start again."
+            + (f" Without the model, in seconds: noisegate rescore {folder}" if cheap else "")
         )
 
 

@@ -242,6 +242,7 @@ def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
         ("  sources", sources),
         ("expected of clean", promise),
+        *([("labels repaired", "none: refined_label is the given one")] if not facts.get("repairs", True) else []),
     ]
 
 

@@ -60,14 +60,16 @@ def print_glance(found: "Glance", output: Output) -> None:
         if worst:
             output.say(f"\n[bold]Lowest {histogram.score}[/]")
         for one in worst:
-            output.console.print(Text(_line(one)), no_wrap=True, overflow="ellipsis")
+            output.console.print(Text(line_of(one)), no_wrap=True, overflow="ellipsis")
     if found.notes:
         output.say("")
     for note in found.notes:
         output.say(f"[yellow]note[/]: {escape(note)}")
 
 
-def _line(one: "Worst") -> str:
-    classes = "" if one.given is None else f"  {one.given} → {one.refined}"
+def line_of(one: "Worst") -> str:
+    """A sample in one line; a class that was not changed is named once."""
+    changed = f" → {one.refined}" if one.refined != one.given else ""
+    classes = "" if one.given is None else f"  {one.given}{changed}"
     caption = "" if one.caption is None else f"  {one.caption}"
     return f"{one.score:7.3f}  {one.shard}/{one.key}{classes}{caption}"

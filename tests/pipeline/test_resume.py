@@ -238,8 +238,11 @@ def test_other_settings_are_refused_by_name_and_cost_nothing(
 ) -> None:
     score(shards, tmp_path / "out")
     before = files_of(tmp_path / "out")
-    with pytest.raises(MismatchError, match=f"out was made with other settings:\n(.*\n)*.*{named}\n.*--overwrite"):
+    with pytest.raises(
+        MismatchError, match=f"out was made with other settings:\n(.*\n)*.*{named}\n.*--overwrite"
+    ) as refused:
         score(shards, tmp_path / "out", **setting)
+    assert ("noisegate rescore" in str(refused.value)) == ("beta" in setting), "what needs no model is said"
     assert files_of(tmp_path / "out") == before
 
 

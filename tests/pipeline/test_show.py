@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from rich.cells import cell_len
 from pipeline import read_table
 from pipeline.anchors import Anchors
 from pipeline.captions import one_line, read_captions
+from pipeline.cli.show import line_of
 from pipeline.errors import ConfigError, TableError
 from pipeline.rescore import score_embeddings
 from pipeline.scoring import anchors_file
@@ -191,7 +193,11 @@ def test_labels_show_the_given_and_the_better_class_by_name(tmp_path: Path) -> N
     assert glance(tmp_path / "run").worst["label_quality"][0].given == f"name-{first['label']}"
     shown = called("show", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert f"name-{first['label']} → name-{first['refined_label']}" in shown.stdout
+    line = next(line for line in shown.stdout.splitlines() if f"x/{first['key']}" in line)
+    assert first["refined_label"] == first["label"], "nothing is repaired in so few"
+    assert f"name-{first['label']}" in line and "→" not in line
+    changed = replace(one, given="name-3", refined="name-5", caption=None)
+    assert line_of(changed) == f"{one.score:7.3f}  x/{first['key']}  name-3 → name-5"
 
 
 def test_runs_of_arrays(tmp_path: Path) -> None:
