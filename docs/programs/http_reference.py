@@ -30,7 +30,9 @@ def http_page() -> str:
 
 
 def _first(operation: Schema) -> str:
-    text = operation.get("description") or operation.get("summary", "")
+    summary = str(operation.get("summary", ""))
+    named = summary == summary.title()  # FastAPI's own, after the function
+    text = (operation.get("description") if named else None) or summary
     return str(text.split("\n")[0].split(". ")[0]).rstrip(".")
 
 
