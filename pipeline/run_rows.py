@@ -23,7 +23,7 @@ class RunRows:
         self.part = part
         self.mapped = MappedRows([str(run.embeddings(stem)) for stem in stems], part)
         self.width = self.mapped.width
-        self.ok = np.concatenate([_ok(run, stem) for stem in stems])
+        self.ok = np.concatenate([np.zeros(0, np.bool_), *(_ok(run, stem) for stem in stems)])
 
     def __len__(self) -> int:
         return len(self.ok)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ __all__ = ["MappedRows"]
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 AT_ONCE = 16_384  # rows made unit length at a time
-MAPS = 256  # kept open, each with a file descriptor, of which a process often has no more than 1,024
+MAPS = max(64, min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))  # each has a file descriptor
 
 
 class MappedRows:

@@ -4,18 +4,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
-from pipeline.one_step.batches import permuted_batches
-from pipeline.rows import identical_rows, unit_rows
+from pipeline.one_step.pairs import Float32, Floats, Pairs, mean_and_spread
+from pipeline.rows import Embeddings
 
 __all__ = ["crcl_columns", "matching_probability"]
 
-Floats = NDArray[np.floating]
-Float32 = NDArray[np.float32]
-
 
 def crcl_columns(
-    images: Floats,
-    texts: Floats,
+    images: Embeddings,
+    texts: Embeddings,
     *,
     batch: int = 128,
     permutations: int = 5,
@@ -33,21 +30,13 @@ def crcl_columns(
     >>> crcl_columns(rows, rows[[0, 2, 1]])["crcl_label"].round(2).tolist()
     [1.0, 0.0, 0.0]
     """
-    if images.ndim != 2 or images.shape != texts.shape:
-        raise ConfigError(f"images {images.shape} and texts {texts.shape} do not fit; give (N, d) for both")
     if not temperature > 0:
         raise ConfigError(f"temperature={temperature} cannot divide similarities; use 0.05, or 0.01 for a CLIP")
-    (left, left_valid), (right, right_valid) = unit_rows(images), unit_rows(texts)
-    valid = np.flatnonzero(left_valid & right_valid)
-    left, right = left[valid], right[valid]
-    pictures, captions = _kinds(left), _kinds(right)
-    found = np.full((permutations, len(images)), np.nan)
-    if len(valid) > 1:
-        for number, rows in permuted_batches(len(valid), batch, permutations, seed):
-            same = pictures[rows, None] == pictures[rows]
-            same |= captions[rows, None] == captions[rows]
-            found[number, valid[rows]] = matching_probability(left[rows] @ right[rows].T, temperature, same)
-    return {"crcl_label": found.mean(axis=0).astype(np.float32), "crcl_label_sd": found.std(axis=0).astype(np.float32)}
+    pairs = Pairs(images, texts)
+    found = np.full((permutations, len(pairs.valid)), np.nan)
+    for number, one in pairs.batches(batch, permutations, seed):
+        found[number, one.rows] = matching_probability(one.similarity, temperature, one.same)
+    return mean_and_spread("crcl_label", found, pairs)
 
 
 def matching_probability(similarity: Floats, temperature: float, same: NDArray[np.bool_] | None = None) -> Floats:
@@ -72,9 +61,3 @@ def _log_sum(logits: Floats, axis: int) -> Floats:
     largest = logits.max(axis=axis)
     total: Floats = largest + np.log(np.exp(logits - np.expand_dims(largest, axis)).sum(axis=axis))
     return total
-
-
-def _kinds(rows: Float32) -> NDArray[np.int64]:
-    """(N,) numbers, equal for identical rows."""
-    known: dict[bytes, int] = {}
-    return np.array([known.setdefault(digest, len(known)) for digest in identical_rows(rows)], dtype=np.int64)

@@ -8,14 +8,15 @@ from numpy.typing import NDArray
 
 from pipeline.mixtures import bmm_split
 from pipeline.one_step.galc import anchor_labels
-from pipeline.one_step.pairs import Float32, Floats, PairBatch, Pairs, hinge_peaks, mean_and_spread
+from pipeline.one_step.pairs import Float32, PairBatch, Pairs, hinge_peaks, mean_and_spread
+from pipeline.rows import Embeddings
 
 __all__ = ["gsl_columns", "sct_loss"]
 
 
 def gsl_columns(
-    images: Floats,
-    texts: Floats,
+    images: Embeddings,
+    texts: Embeddings,
     *,
     batch: int = 128,
     permutations: int = 5,

@@ -4,13 +4,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.mixtures import gmm_split
-from pipeline.one_step.pairs import Float32, Floats, PairBatch, Pairs, hinge_means, mean_and_spread
+from pipeline.one_step.pairs import Float32, PairBatch, Pairs, hinge_means, mean_and_spread
+from pipeline.rows import Embeddings
 
 __all__ = ["lnc_columns", "prediction"]
 
 
 def lnc_columns(
-    images: Floats, texts: Floats, *, batch: int = 128, permutations: int = 5, seed: int = 0, margin: float = 0.2
+    images: Embeddings,
+    texts: Embeddings,
+    *,
+    batch: int = 128,
+    permutations: int = 5,
+    seed: int = 0,
+    margin: float = 0.2,
 ) -> dict[str, Float32]:
     """`lnc_confidence` and `lnc_prediction` (N,) with their `_sd`: mean and spread over seeded permutations into batches.
 

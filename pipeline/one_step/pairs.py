@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
 from pipeline.one_step.batches import permuted_batches
-from pipeline.rows import identical_rows, unit_rows
+from pipeline.rows import Embeddings, Rows, as_rows, gather, identical_rows, unit_rows
 
 __all__ = ["PairBatch", "Pairs", "hinge_means", "hinge_peaks", "mean_and_spread"]
 
 Floats = NDArray[np.floating]
 Float32 = NDArray[np.float32]
+READ = 16_384  # rows looked at in one go
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,20 @@ class PairBatch:
 
 
 class Pairs:
-    """(N, d) images and texts, pair by pair; those where either has no direction are left out of everything."""
+    """(N, d) images and texts, pair by pair; those where either has no direction are left out of everything.
 
-    def __init__(self, images: Floats, texts: Floats) -> None:
-        if images.ndim != 2 or images.shape != texts.shape:
-            raise ConfigError(f"images {images.shape} and texts {texts.shape} do not fit; give (N, d) for both")
-        (left, left_valid), (right, right_valid) = unit_rows(images), unit_rows(texts)
-        self.count = len(images)
+    Rows are read for one batch at a time.
+    """
+
+    def __init__(self, images: Embeddings, texts: Embeddings) -> None:
+        self._sides = as_rows(images, "images"), as_rows(texts, "texts")
+        shapes = [(len(side), side.width) for side in self._sides]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(f"images {shapes[0]} and texts {shapes[1]} do not fit; give (N, d) for both")
+        self.count = shapes[0][0]
+        (left, left_valid), (right, right_valid) = (_kinds(side) for side in self._sides)
         self.valid = np.flatnonzero(left_valid & right_valid)
-        self.images, self.texts = left[self.valid], right[self.valid]
-        self._kinds = _kinds(self.images), _kinds(self.texts)
+        self._kinds = left[self.valid], right[self.valid]
 
     def batches(self, batch: int, permutations: int, seed: int) -> Iterator[tuple[int, PairBatch]]:
         """(number of the permutation, batch), every valid pair once in each; nothing where there are fewer than two."""
@@ -47,7 +52,8 @@ class Pairs:
         for number, rows in permuted_batches(len(self.valid), batch, permutations, seed):
             same = ~np.eye(len(rows), dtype=bool)
             same &= np.logical_or(*(kinds[rows, None] == kinds[rows] for kinds in self._kinds))
-            images, texts = self.images[rows], self.texts[rows]
+            read = (gather(side, self.valid[rows]) for side in self._sides)
+            images, texts = (unit_rows(found)[0][place] for found, place in read)
             cosines = np.clip(images @ texts.T, -1, 1).astype(np.float64)
             yield number, PairBatch(rows, images, texts, cosines, same)
 
@@ -90,7 +96,14 @@ def _hinges(batch: PairBatch, margin: float) -> tuple[NDArray[np.float64], NDArr
     return rows, columns
 
 
-def _kinds(rows: Float32) -> NDArray[np.int64]:
-    """(N,) numbers, equal for identical rows."""
-    known: dict[bytes, int] = {}
-    return np.array([known.setdefault(digest, len(known)) for digest in identical_rows(rows)], dtype=np.int64)
+def _kinds(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """(N,) numbers, equal for rows of one direction, and whether a row has one."""
+    digests, valid = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.bool_)
+    for start, block in rows.chunks(READ):
+        unit, valid[start : start + len(block)] = unit_rows(block)
+        digests[start : start + len(block)] = np.frombuffer(b"".join(identical_rows(unit)), np.uint64).reshape(-1, 2)
+    order = np.lexsort((digests[:, 1], digests[:, 0]))
+    digests = digests[order]
+    kinds = np.empty(len(rows), np.int64)
+    kinds[order] = np.cumsum(np.concatenate([[False], (digests[1:] != digests[:-1]).any(axis=1)])[: len(rows)])
+    return kinds, valid

@@ -3,18 +3,18 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.embeddings import read_embeddings
 from pipeline.errors import ConfigError, TableError
 from pipeline.one_step.crcl import crcl_columns
 from pipeline.one_step.galc import RECONSTRUCTION
 from pipeline.one_step.gsl import gsl_columns
 from pipeline.one_step.lnc import lnc_columns
+from pipeline.rows import RowBlocks, Rows
+from pipeline.run_rows import RunRows
 from pipeline.table import RunFolder, read_metadata
 from pipeline.weigh import with_columns
 
@@ -29,6 +29,8 @@ METHODS: Mapping[str, Callable[..., dict[str, Float32]]] = {
 """Every method that can say something before training, by name."""
 RECORD = "one_step"
 """the tables' metadata of these columns, by method"""
+HELD = 2**29
+"""numbers of either side that are held in memory: a million rows of 512; more are read for one batch at a time"""
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ def learn_columns(
     """What the methods say of all pairs of the run; no table is changed. None where no method is asked for."""
     if not wanted.methods:
         return None
-    images, texts = (_rows(run, stems, part) for part in ("image", "text"))
-    if images.shape[1] != texts.shape[1] or not images.shape[1]:
+    images, texts = _rows(run, stems, "image"), _rows(run, stems, "text")
+    if images.width != texts.width or not images.width:
         raise TableError(
             f"{run.path}: --with {','.join(wanted.methods)} compares images with texts in one space, and these have "
-            f"{images.shape[1]} and {texts.shape[1]} numbers; use a run of pairs by one model"
+            f"{images.width} and {texts.width} numbers; use a run of pairs by one model"
         )
     columns: dict[str, Float32] = {}
     records: dict[str, dict[str, Any]] = {}
@@ -108,16 +110,10 @@ def write_columns(run: RunFolder, stems: Sequence[str], found: Found | None) -> 
         run.write_table(stem, with_columns(run.read(stem), columns, {**metadata, RECORD: records}))
 
 
-def _rows(run: RunFolder, stems: Sequence[str], part: str) -> Float32:
-    """(N, d) of all shards, zeros for samples that failed."""
-    blocks = []
-    for stem in stems:
-        rows = read_embeddings(run.embeddings(stem), part)
-        ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy()
-        blocks.append(np.where(ok[:, None], rows, np.float32(0)))
-    width = max((block.shape[1] for block in blocks), default=0)
-    filled = [block if block.shape[1] else np.zeros((len(block), width), np.float32) for block in blocks]
-    return np.concatenate(filled) if filled else np.zeros((0, 0), np.float32)
+def _rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "text"]) -> Rows:
+    """(N, d) of all shards, zeros for samples that failed; in memory where that is not too much."""
+    rows = RunRows(run, stems, part)
+    return rows if len(rows) * rows.width > HELD else RowBlocks(rows.take(np.arange(len(rows))))
 
 
 def _digest(columns: Mapping[str, Float32]) -> str:
