@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ __all__ = ["MappedRows"]
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 AT_ONCE = 16_384  # rows made unit length at a time
-MAPS = max(64, min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))  # each has a file descriptor
+OPEN = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # files at a time, of which each map is one
 
 
 class MappedRows:
@@ -79,7 +79,7 @@ class MappedRows:
                 yield place, int(self.offsets[place]) + start, block[start : start + size]
 
 
-@lru_cache(maxsize=MAPS)
+@lru_cache(maxsize=max(64, min(8192, OPEN // 4)))
 def _cached(file: str, tensor: str, stamp: tuple[int, int, int]) -> NDArray[Any]:
     return map_embeddings(Path(file), tensor)
 
