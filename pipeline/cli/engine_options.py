@@ -1,5 +1,6 @@
 """Options of `annotate` that say who encodes: devices of this host, Ray workers, or one of several nodes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ __all__ = [
     "NodeRank",
     "Nodes",
     "RayWorkers",
+    "asks_for_ray",
     "chosen",
 ]
 
@@ -89,6 +91,16 @@ NodeRank = Annotated[
 ]
 
 
+def asks_for_ray(engine: str, of_ray: Mapping[str, object]) -> bool:
+    """Whether the engine is Ray; raises ConfigError for an unknown one, and where Ray's options are given without it."""
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"engine {engine!r} is unknown; use local or ray")
+    given = next((name for name, value in of_ray.items() if value is not None), None)
+    if given and engine != "ray":
+        raise ConfigError(f"--{given} is for Ray; add --engine ray")
+    return engine == "ray"
+
+
 def chosen(
     engine: str,
     devices: str | None,
@@ -99,19 +111,14 @@ def chosen(
     nodes: str | None,
 ) -> "EngineSettings | None":
     """The engine that these options ask for, None for the plain one; raises ConfigError for options that do not go together."""
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"engine {engine!r} is unknown; use local or ray")
     of_ray = {"address": address, "ray-workers": workers, "gpus-per-worker": gpus, "cpus-per-worker": cpus}
-    if engine == "ray":
+    if asks_for_ray(engine, of_ray):
         for name, value in {"devices": devices, "nodes": nodes}.items():
             if value is not None:
                 raise ConfigError(f"--engine ray finds its devices and nodes itself; leave out --{name} {value}")
         from ..engines.on_ray import Ray
 
         return Ray(address, workers, gpus, cpus)
-    given = next((name for name, value in of_ray.items() if value is not None), None)
-    if given:
-        raise ConfigError(f"--{given} is for Ray; add --engine ray")
     if devices is None:
         return None
     from ..engines.devices import Devices as DeviceSettings

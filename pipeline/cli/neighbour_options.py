@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .engine_options import asks_for_ray
+
 if TYPE_CHECKING:
     from ..neighbour_search import NeighbourSearch
 
@@ -55,17 +57,14 @@ def neighbour_search(
     from ..errors import ConfigError
     from ..neighbour_search import NeighbourSearch, on_processes, on_ray, read_size
 
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"engine {engine!r} is unknown; use local or ray")
-    if address and engine != "ray":
-        raise ConfigError(f"address {address!r} is that of a Ray cluster; add --engine ray")
-    if workers != 1 and engine == "ray":
+    ray = asks_for_ray(engine, {"address": address})
+    if workers != 1 and ray:
         raise ConfigError(
             f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray"
         )
     size = read_size(memory) if memory else None
     with ExitStack() as started:
-        if engine == "ray":
+        if ray:
             yield NeighbourSearch(size, index, started.enter_context(on_ray(address)))
         elif workers != 1:
             yield NeighbourSearch(size, index, started.enter_context(on_processes(workers)), at_once=workers)

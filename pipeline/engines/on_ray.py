@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..estimators import ModelSpec
 from ..neighbour_search import on_ray as search_on_ray
+from ..neighbour_search.engines import first_line
 from ..neighbour_search.plan import Task
 from ..shard_task import Advanced
 from .devices import portable
@@ -221,9 +222,5 @@ class _Actors:
             try:
                 heard.append((link, self._ray.get(call)))
             except self._ray.exceptions.RayActorError as error:
-                heard.append((link, [Lost(_reason(error))]))
+                heard.append((link, [Lost(first_line(error))]))
         return heard
-
-
-def _reason(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

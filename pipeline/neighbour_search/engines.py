@@ -19,7 +19,7 @@ from .plan import Task
 from .search import RunTasks
 from .task import run_task
 
-__all__ = ["on_processes", "on_ray"]
+__all__ = ["first_line", "on_processes", "on_ray"]
 
 _AGAIN = "run the same command again, it goes on, or give it less with --neighbour-memory"
 
@@ -61,7 +61,8 @@ def _start(parent: int, count: int) -> None:
     leave_with(parent)  # another search may begin there, and this one must not write into its folder
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What Ray's many lines begin with."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
@@ -98,7 +99,7 @@ def on_ray(address: str | None = None, cpus: int | None = None) -> Iterator[RunT
                 raise error.cause from error  # what the task raised, without Ray's words around it
             except ray.exceptions.RayError as error:
                 raise NoisegateError(
-                    f"Ray lost a task of the neighbour search ({_first_line(error)}); {_AGAIN}"
+                    f"Ray lost a task of the neighbour search ({first_line(error)}); {_AGAIN}"
                 ) from error
             finally:
                 for unfinished in waiting if ray.is_initialized() else ():
