@@ -224,6 +224,6 @@ def _check_evaluation(config: TrainConfig) -> list[Shard]:
     if not config.data.eval_shards:
         raise ConfigError(
             "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0 to train "
-            "without measuring"
+            "without measuring; on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0"
         )
     return find_shards(config.data.eval_shards)

@@ -249,7 +249,7 @@ def _quick(words: list[str]) -> list[str]:
     """The same command with models that take no time."""
     text = "\0".join(words)
     if words[0] == "train":
-        text = re.sub("\0--target\0[^\0]+\0--pretrained\0[^\0]+", "\0--target\0local-dir:tiny", text)
+        text = re.sub("\0--target\0(embedded|[^\0]+\0--pretrained\0[^\0]+)", "\0--target\0local-dir:tiny", text)
         small = (
             () if "--resume" in words else ("--set", "data.batch_size=32", "--set", "loop.epochs=1", "--device", "cpu")
         )
