@@ -73,6 +73,14 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.py"))
 
 
+def test_lists_come_out_on_the_site_as_they_are_written() -> None:
+    """Python's Markdown wants four spaces before an inner item, and counts from 1 again after a block of code."""
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"^ {1,3}[-*] ", text, re.MULTILINE), page.name
+        assert not re.search(r"^```\n+[2-9]\. ", text, re.MULTILINE), page.name
+
+
 def test_the_references_have_all_there_is() -> None:
     commands, table, http = command_page(), table_page(), http_page()
     assert all(f"| `{name}` |" in table for name in ALL_COLUMNS)
