@@ -37,7 +37,7 @@ def seconds(preset: ScenePreset, prepared: Prepared, method: str, epochs: int, o
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", type=int, default=2048)
-    parser.add_argument("--epochs", type=int, default=3, help="that are timed")
+    parser.add_argument("--epochs", type=int, default=8, help="that are timed")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     preset = load_preset("scenes-retrieval")
