@@ -1,11 +1,11 @@
 """How memory grows where labels and neighbourhoods are scored: one size and eight times that, each in its own process.
 
-    python -m benchmarks.scoring_growth [--rows 100000] [--times 8] [--json]
+    python -m benchmarks.scoring_growth [--rows 12000] [--times 8] [--json]
 
 Rows of 64 numbers around 20 directions, lists of 40 neighbours that are drawn, not searched: what searching takes is in
-neighbours_growth. All limits of what is held (rows that the probe trains on, posteriors, votes) are set so low that both
-sizes are beyond them; so what is left to grow is what each row takes. Memory is that of the process itself: pages of
-mapped files, which the system takes back when it likes, do not count.
+neighbours_growth. All limits of what is held at a time (rows that the probe trains on, posteriors, votes, gathered
+neighbours) are set so low that both sizes are beyond them; so what is left to grow is what each row takes. Memory is that
+of the process itself: pages of mapped files, which the system takes back when it likes, do not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.memory import peak_of_its_own_mb
 
 ROOT = Path(__file__).parents[1]
-WIDTH, CLASSES, NEIGHBOURS, SHARD = 64, 20, 40, 10_000
+WIDTH, CLASSES, NEIGHBOURS, SHARD = 64, 20, 40, 2_000
 
 
 def write_run(folder: Path, rows: int) -> list[str]:
@@ -66,7 +66,8 @@ def write_run(folder: Path, rows: int) -> list[str]:
 
 def one(folder: Path, rows: int) -> dict[str, Any]:
     """Peak memory of the two scores, from the files in `folder`."""
-    from pipeline.consistency import row_votes
+    from pipeline import fusion, neighbourhood, probe
+    from pipeline.consistency import row_votes, visual
     from pipeline.label_scoring import score_labels
     from pipeline.neighbourhood_scoring import score_neighbourhood
     from pipeline.neighbours import Neighbours
@@ -74,7 +75,9 @@ def one(folder: Path, rows: int) -> dict[str, Any]:
     from pipeline.table import RunFolder
 
     run, stems = RunFolder(folder), [f"s-{i:05d}" for i in range(-(-rows // SHARD))]
-    row_votes.HELD = 1 << 21
+    row_votes.HELD, neighbourhood.GATHERED, probe.READ = 1 << 17, 1 << 20, 1 << 17
+    visual.chunk_rows.__defaults__ = (200_000,)
+    (fusion.fuse.__kwdefaults__ or {})["entries"] = 200_000
     images, texts = RunRows(run, stems, "image"), RunRows(run, stems, "text")
     given = np.concatenate([run.read(stem, ["label"])["label"].to_numpy() for stem in stems]).astype(np.int64)
     graph, of_texts = (Neighbours.load(folder / f"{name}.safetensors") for name in ("neighbours", "text_neighbours"))
@@ -83,7 +86,7 @@ def one(folder: Path, rows: int) -> dict[str, Any]:
     )
     began = time.process_time()
     with peak_of_its_own_mb() as labels:
-        scores = score_labels(images, given, graph, device="cpu", held=0, trained=1 << 20)
+        scores = score_labels(images, given, graph, device="cpu", held=0, trained=1 << 17)
     middle = time.process_time()
     with peak_of_its_own_mb() as neighbourhoods:
         score_neighbourhood(images, texts, graph, of_texts, 20, 0, None)
@@ -99,7 +102,7 @@ def one(folder: Path, rows: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=12_000)
     parser.add_argument("--times", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
