@@ -12,7 +12,6 @@ from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import create_app
-from service.engine import LocalEngine
 from service.settings import Settings, load_settings
 from tests.service.fakes import FakeEngine
 
@@ -30,11 +29,12 @@ QUERIES = [
 
 
 @pytest.fixture(scope="module")
-def exported() -> dict[str, set[str]]:
-    """Every series that the service exports, with its labels: asked of the real engine's own registry."""
-    engine = LocalEngine(load_settings(None, decode_workers=0))
-    found = {}
-    metrics = engine.metrics
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Every series that a service with jobs exports, with its labels: asked of its own registry."""
+    folder = tmp_path_factory.mktemp("jobs")
+    settings = load_settings(None, decode_workers=0, jobs_folder=folder, roots=[folder])
+    found: dict[str, set[str]] = {}
+    metrics = create_app(settings).state.service.metrics
     for metric, labels in (
         (metrics.requests, ("/v1/score", "200")),
         (metrics.seconds, ("/v1/score",)),
