@@ -33,7 +33,7 @@ def bench(
             "-p",
             help="scenes-retrieval, scenes-classification, scenes-image-retrieval, scenes for all of them, or a data set of "
             "the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, animal10n, cars98n, "
-            "msrvtt; repeatable.",
+            "msrvtt; or a YAML file of your own that changes a preset of scenes; repeatable.",
             show_default=False,
         ),
     ],
@@ -79,6 +79,9 @@ def bench(
     samples that are right in truth, the best that any table could do. All methods make the same number of updates; with
     @passes, as oracle@passes, as many passes over the samples they train on. On a data set of the papers, each method has
     the settings of its paper, and the paper's figures stand beside ours.
+
+    A preset of your own says what it changes, such as [cyan]base: scenes-retrieval[/] and [cyan]settings: {lnc@mine: {method:
+    {warmup: 2}}}[/] in mine.yaml: [cyan]noisegate bench --preset mine.yaml --methods lnc,lnc@mine[/]
     """
     from pipeline.errors import ConfigError
     from pipeline.extras import require_extra
@@ -123,9 +126,11 @@ def presets_of(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str
     """
     from pipeline.errors import ConfigError, did_you_mean
 
+    from .bench.preset import is_file_name
+
     known = [*scenes, "scenes", *papers]
     for name in given:
-        if name not in known:
+        if name not in known and not is_file_name(name):
             raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
     return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
 

@@ -15,6 +15,7 @@ from trainers.bench.cells import plan_cell
 from trainers.bench.preset import ScenePreset, check_methods, load_preset, merged, preset_names
 from trainers.bench.runner import BenchResult, run_bench
 from trainers.bench.scene_data import Prepared
+from trainers.cli_bench import presets_of
 from trainers.methods import METHODS
 
 TINY = ScenePreset.model_validate(
@@ -153,3 +154,33 @@ def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> 
 def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"preset 'scene' is unknown; use .*scenes-retrieval"):
         load_preset("scene")
+
+
+def test_a_preset_of_ones_own_changes_a_known_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: scenes-retrieval\nmethods: [lnc, lnc@plain]\nsettings: {lnc@plain: {method: {abandon: 0}}}\n"
+    )
+    mine, base = load_preset(str(file)), load_preset("scenes-retrieval")
+    assert mine.name == "mine" and mine.methods == ("lnc", "lnc@plain") and mine.data == base.data
+    check_methods(mine, list(METHODS))
+    plain = plan_cell(mine, PREPARED, "lnc@plain", 0.5, 0, tmp_path).config["method"]
+    assert plain["abandon"] == 0 and plain["warmup"] == base.settings["lnc"]["method"]["warmup"]
+    assert presets_of([str(file), "scenes-retrieval"], preset_names(), []) == [str(file), "scenes-retrieval"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (None, r"mine.yaml cannot be read: .*No such file"),
+        ("base: [", r"mine.yaml cannot be read"),
+        ("methods: [lnc]", r"mine.yaml does not say what it changes; begin it with base: scenes-retrieval"),
+        ("base: scenes-retreival", r"preset 'scenes-retreival' is unknown.*scenes-retrieval"),
+        ("base: scenes-retrieval\nrate: [0]", r"preset .*mine.yaml: rate: Extra inputs"),
+    ],
+)
+def test_a_preset_file_that_cannot_work_says_why(text: str | None, answer: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=answer):
+        load_preset(str(tmp_path / "mine.yaml"))

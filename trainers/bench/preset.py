@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import ConfigError, did_you_mean
 
-__all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "load_preset", "preset_names"]
+__all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "is_file_name", "load_preset", "preset_names"]
 
 ORACLE = "oracle"
 """`select` on the truth in place of the table's own verdict: what a perfect table would give"""
@@ -89,12 +90,39 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> ScenePreset:
-    """A preset by name; raises ConfigError that lists the known ones."""
-    if name not in preset_names():
-        known = preset_names()
+    """A preset by name, or from a YAML file that says what it changes in one of them (`base: scenes-retrieval`).
+
+    Raises ConfigError that lists the known ones.
+    """
+    if not is_file_name(name):
+        return _checked(_read(name), name)
+    try:
+        given = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"preset {name} cannot be read: {error}") from error
+    if not isinstance(given, dict) or "base" not in given:
+        raise ConfigError(f"preset {name} does not say what it changes; begin it with base: {preset_names()[-1]}")
+    changes = {key: value for key, value in given.items() if key != "base"}
+    return _checked(merged(_read(str(given["base"])), {"name": Path(name).stem, **changes}), name)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a preset is meant as a file.
+
+    >>> [is_file_name(name) for name in ("scenes-retrieval", "mine.yaml")]
+    [False, True]
+    """
+    return name.endswith((".yaml", ".yml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    known = preset_names()
+    if name not in known:
         raise ConfigError(f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}")
-    text = files("trainers").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
-    return _checked(yaml.safe_load(text), name)
+    tree: dict[str, Any] = yaml.safe_load(
+        files("trainers").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    return tree
 
 
 def _checked(values: Mapping[str, Any], name: str) -> ScenePreset:
