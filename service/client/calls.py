@@ -33,8 +33,8 @@ class Calls:
     def _post(self, path: str, body: Any) -> Flow:
         return ask(self._http.build_request("POST", path, json=body), self._retry, self._draw)
 
-    def _delete(self, path: str) -> Flow:
-        return ask(self._http.build_request("DELETE", path), self._retry, self._draw)
+    def _forget_job(self, job: str) -> Flow:
+        return ask(self._http.build_request("DELETE", job_path(job)), self._retry, self._draw, "unknown_job")
 
     def _post_batch(self, path: str, batch: Batch) -> Flow:
         request = self._http.build_request(

@@ -112,7 +112,7 @@ class Client(Calls):
 
     def forget_job(self, job: str) -> None:
         """Take a job that is over off the list; its tables stay on disk, and its name is free again."""
-        self._run(self._delete(job_path(job)))
+        self._run(self._forget_job(job))
 
     def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """Follow a job to its end, through restarts of the service, and return it; `progress` gets every event."""
@@ -257,7 +257,7 @@ class AsyncClient(Calls):
 
     async def forget_job(self, job: str) -> None:
         """As `Client.forget_job`."""
-        await self._run(self._delete(job_path(job)))
+        await self._run(self._forget_job(job))
 
     async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """As `Client.wait_job`."""

@@ -60,6 +60,11 @@ def _may_pass(outcome: Outcome) -> bool:
     return isinstance(outcome, (*NOT_SENT, *BROKEN))
 
 
+def _answer_lost(outcome: Outcome) -> bool:
+    """Whether the request may have reached the service though no answer came back."""
+    return isinstance(outcome, BROKEN) and not isinstance(outcome, NOT_SENT)
+
+
 def retry_after(response: httpx.Response, now: datetime | None = None) -> float | None:
     """Seconds that the service asks to wait, given as a number or as a date; None where it does not say."""
     text = response.headers.get("retry-after", "").strip()
@@ -73,13 +78,20 @@ def retry_after(response: httpx.Response, now: datetime | None = None) -> float 
     return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
-def ask(request: httpx.Request, retry: Retry, draw: Callable[[], float]) -> Flow:
-    """Send until it is answered: yields the request to send or the seconds to wait, and returns the answer's JSON."""
+def ask(request: httpx.Request, retry: Retry, draw: Callable[[], float], carried_out: str | None = None) -> Flow:
+    """Send until it is answered: yields the request to send or the seconds to wait, and returns the answer's JSON.
+
+    `carried_out` is the refusal that says, once an answer was lost, that an earlier try did what was asked.
+    """
+    lost = False
     for tries in count(1):
         outcome = yield request
         assert outcome is not None
         if isinstance(outcome, httpx.Response) and outcome.is_success:
             return {} if outcome.status_code == httpx.codes.NO_CONTENT else _json(outcome)
+        if lost and error_of(outcome, request).code == carried_out:
+            return {}
+        lost = lost or _answer_lost(outcome)
         wait = retry.wait(tries, outcome, draw())
         if wait is None:
             raise error_of(outcome, request)

@@ -20,6 +20,7 @@ def refused(status: int, code: str, **headers: str) -> httpx.Response:
 
 class Contract:
     """Answers by path. `faults` are used up first, one for each POST; `requests` remembers every body that came.
+    `lost` come in place of the answers to DELETE, which was carried out.
 
     A pair's similarity is its text's last word over a thousand, so that every result says whose it is.
     """
@@ -27,6 +28,7 @@ class Contract:
     def __init__(self, **limits: int) -> None:
         self.limits = {"max_items": 256, "max_body_bytes": 1 << 20, **limits}
         self.faults: list[Fault] = []
+        self.lost: list[Exception] = []
         self.requests: list[httpx.Request] = []
         self.digests = ["d1"]
         self.jobs: dict[str, list[dict[str, Any]]] = {}
@@ -68,7 +70,7 @@ class Contract:
             return httpx.Response(200, content=stream, headers={"Content-Type": "text/event-stream"})
         if request.method == "DELETE":
             del self.jobs[job]
-            return httpx.Response(204)
+            return self._fail(self.lost.pop(0)) if self.lost else httpx.Response(204)
         states = self.jobs[job]
         return httpx.Response(200, json=states.pop(0) if len(states) > 1 else states[0])
 

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError
 from service.client import AsyncClient, Client, Embedding, Event, Pair, Retry, Score, ServiceError
 from service.client.events import EventReader
 from service.client.pairs import Sizes, image_bytes, pair_batches
-from service.client.retry import retry_after
+from service.client.retry import ask, retry_after
 from tests.fakes import picture
 from tests.service.contract import BETA, Contract, Fault, refused
 
@@ -385,6 +385,24 @@ def test_a_job_is_forgotten(call: Caller) -> None:
     assert [job["id"] for job in call(contract, "jobs")] == ["j2"]
     with pytest.raises(ServiceError, match="unknown_job"):
         call(contract, "forget_job", "j1")
+
+
+def test_a_job_is_forgotten_though_the_first_answer_was_lost(call: Caller) -> None:
+    contract = Contract()
+    contract.jobs = {"j1": [{"id": "j1", "state": "done"}]}
+    contract.lost = [httpx.ReadError("reset")]
+    assert call(contract, "forget_job", "j1") is None
+    assert [request.method for request in contract.requests] == ["DELETE", "DELETE"]
+    assert contract.jobs == {}
+
+
+def test_a_job_that_never_was_is_unknown_after_a_refused_connection() -> None:
+    flow = ask(httpx.Request("DELETE", "http://h/v1/jobs/j1"), Retry(), lambda: 0.5, "unknown_job")
+    request = next(flow)
+    assert isinstance(flow.send(httpx.ConnectError("refused")), float)
+    assert flow.send(None) is request
+    with pytest.raises(ServiceError, match="unknown_job"):
+        flow.send(refused(404, "unknown_job"))
 
 
 def test_a_job_is_started(call: Caller) -> None:
