@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,10 +17,11 @@ from numpy.typing import NDArray
 from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
 from .errors import ConfigError
 from .malloc import reuse_memory
+from .parent import leave_with
 from .processors import processors
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
-__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers", "leave_with"]
+__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
 TASKS = ("pairs", "labels")
 STARTS = 3  # tries to start workers: one may be killed in that very moment
@@ -132,17 +132,6 @@ def _start(parent: int) -> None:
         16 << 20, 64 << 20
     )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
     leave_with(parent)
-
-
-def leave_with(parent: int) -> None:
-    """End this process, wherever it is, soon after its parent is gone."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)  # the job was killed: do not stay behind
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:

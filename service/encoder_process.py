@@ -25,6 +25,7 @@ from pipeline.decode import Preprocessor
 from pipeline.errors import ConfigError, NoisegateError
 from pipeline.estimators import ModelSpec, as_estimator
 from pipeline.estimators.base import Estimator, Identity, normalise
+from pipeline.parent import leave_with
 
 __all__ = ["Answer", "Batch", "EncoderProcess", "Failed", "Ready"]
 
@@ -92,7 +93,7 @@ def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[
     """The process itself: load, warm up, report, encode until the front closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the whole group is the front's to handle: it drains
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    leave_with(parent)  # and its device's memory is free again
     try:
         model = as_estimator(spec)
         send(connection, _warm(model, measure))
@@ -108,12 +109,6 @@ def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[
         began = time.perf_counter()
         rows, errors = encode_batch(model, batch)
         send(connection, Answer(batch.number, rows, time.perf_counter() - began, errors))
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)  # the server was killed: do not stay behind with the device's memory
 
 
 def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue[Batch | None]") -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.errors import ConfigError, NoisegateError
-from pipeline.workers import leave_with
+from pipeline.parent import leave_with
 
 from .part import threads
 from .plan import Task

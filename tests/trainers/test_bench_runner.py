@@ -1,6 +1,9 @@
 """The runner with cells that train nothing: what is kept, what is made again, and what a failure is."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,26 @@ def test_processes_give_what_one_gives(folder: Path) -> None:
 def test_a_killed_process_is_a_row_too(folder: Path) -> None:
     found = run_cells([cell(folder, 1, dies=True)], 2, run=squares)
     assert found[0].error is not None and found[0].error.startswith("its process was killed")
+
+
+def waits(one: Cell) -> CellResult:
+    """A training without end."""
+    print("begun", flush=True)
+    signal.pause()
+    raise AssertionError
+
+
+def test_trainings_do_not_outlive_a_killed_bench(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from tests.trainers.test_bench_runner import cell, waits\n"
+        "from trainers.bench.runner import run_cells\n"
+        "if __name__ == '__main__':\n"
+        f"    run_cells([cell(Path({str(folder)!r}), 1)], 2, run=waits)\n"
+    )
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=where)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)  # trainings hold the other end of this pipe: it ends when the last has gone

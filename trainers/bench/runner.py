@@ -1,6 +1,7 @@
 """All cells of a preset, several at a time, each finished one kept: a bench that was stopped goes on."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.parent import leave_with
 from pipeline.processors import processors
 
 from .cells import Cell, CellResult, plan_cell, read_result, run_cell
@@ -83,7 +85,9 @@ def _in_processes(
     while left:
         before, broken = len(left), False
         context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-        with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=CELLS_PER_PROCESS) as pool:
+        with ProcessPoolExecutor(
+            jobs, context, leave_with, (os.getpid(),), max_tasks_per_child=CELLS_PER_PROCESS
+        ) as pool:
             waiting = {pool.submit(run, cells[cell]): cell for cell in left}
             try:
                 for future in as_completed(waiting):
