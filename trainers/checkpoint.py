@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning_fabric import Fabric
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -18,7 +19,17 @@ from torch import Tensor
 from pipeline.errors import ConfigError
 from pipeline.table import write_atomically
 
-__all__ = ["State", "load_optimizer", "load_state", "optimizer_state", "save_state"]
+from .targets import gather_tensor
+
+__all__ = [
+    "State",
+    "load_optimizer",
+    "load_state",
+    "optimizer_state",
+    "random_states",
+    "save_state",
+    "set_random_states",
+]
 
 VERSION = 1
 
@@ -81,6 +92,27 @@ def load_optimizer(
     present = optimizer.state_dict()["param_groups"]
     joined = [{**group, "params": own["params"]} for group, own in zip(groups, present, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": joined})
+
+
+def random_states(fabric: Fabric) -> dict[str, Tensor]:
+    """torch's generators of every rank."""
+    own = {"cpu": torch.get_rng_state()}
+    if fabric.device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(fabric.device)
+    found = {}
+    for name, state in own.items():
+        rows = gather_tensor(state[None].to(fabric.device)).cpu()
+        found.update({f"{name}.{rank}": row for rank, row in enumerate(rows)})
+    return found
+
+
+def set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
+    """The inverse of `random_states`, on this rank."""
+    rank = fabric.global_rank
+    if f"cpu.{rank}" in states:
+        torch.set_rng_state(states[f"cpu.{rank}"])
+    if fabric.device.type == "cuda" and f"cuda.{rank}" in states:
+        torch.cuda.set_rng_state(states[f"cuda.{rank}"], fabric.device)
 
 
 def _stored(value: Any) -> Tensor:

@@ -109,12 +109,13 @@ def display_for(quiet: bool) -> Display:
 class Log:
     """log.jsonl and TensorBoard. Every line has `kind`, `batch` (batches so far, over all epochs) and seconds since the start.
 
-    After a stop, lines that came after the checkpoint are taken out: they will be written again.
+    After a stop, lines that came after the checkpoint are taken out: they will be written again. Where it was made before
+    the evaluation at its `batch`, and not `measured`, that line goes too.
     """
 
-    def __init__(self, file: Path, tensorboard: Path | None, batch: int = 0) -> None:
+    def __init__(self, file: Path, tensorboard: Path | None, batch: int = 0, measured: bool = True) -> None:
         self._began = time.monotonic()
-        _cut(file, batch)
+        _cut(file, batch, measured)
         self._file = file.open("a", encoding="utf-8")
         self._writer: Any = None
         if tensorboard is not None:
@@ -154,8 +155,12 @@ def read_log(file: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return found
 
 
-def _cut(file: Path, batch: int) -> None:
-    kept = [line for line in read_log(file) if line["batch"] <= batch]
+def _cut(file: Path, batch: int, measured: bool) -> None:
+    kept = [
+        line
+        for line in read_log(file)
+        if line["batch"] < batch or (line["batch"] == batch and (measured or line["kind"] != "eval"))
+    ]
     write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 

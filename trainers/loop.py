@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.errors import ConfigError, NoisegateError
 
 from .average import Average
-from .checkpoint import State, load_optimizer, optimizer_state, save_state
+from .checkpoint import State, load_optimizer, optimizer_state, random_states, save_state, set_random_states
 from .config import TrainConfig
 from .data import Batch
 from .logs import Display, Log
@@ -58,6 +58,8 @@ class Place:
     """of training, without evaluation and set-up"""
     over: str = ""
     """why there is nothing more to do"""
+    measuring: bool = False
+    """trained as far as this, and an evaluation is still due"""
 
 
 class Loop:
@@ -93,6 +95,8 @@ class Loop:
     def run(self, stop: StopRequest) -> Place:
         """Until all epochs are done, the figures stop getting better, or somebody asks to stop."""
         place = self.place
+        if place.measuring:  # it was killed meanwhile
+            self._finish_epoch()
         while not place.over and not self._asked(stop):
             self.running.epoch, self.running.batch, self.running.step = place.epoch, place.batches, place.step
             if place.batch == 0:
@@ -109,7 +113,6 @@ class Loop:
             elif not place.over:
                 break
             self._finish_epoch()
-            self.save()
         return place
 
     def _train_epoch(self, stop: StopRequest) -> bool:
@@ -149,26 +152,41 @@ class Loop:
             if left or saving:
                 place.seconds += time.monotonic() - began
                 began, ready = time.monotonic(), 0
-                place.over = f"max_steps={loop.max_steps} updates" if enough else ""
-                self.save()
+                place.over = self._enough() if enough else ""
+                if not enough:  # else after its evaluation is known to be due
+                    self.save()
             if left:
                 return False
         place.seconds += time.monotonic() - began
         return True
 
     def _finish_epoch(self) -> None:
-        """Evaluate, keep what is best, and see whether all is done."""
+        """Save, evaluate, keep what is best, see whether all is done, and save that.
+
+        An evaluation may take long; whoever is killed in it goes on with it, and not with the epoch before.
+        """
         place, loop = self.place, self.config.loop
         if loop.max_steps is not None and place.step >= loop.max_steps:
-            place.over = f"max_steps={loop.max_steps} updates"
+            place.over = self._enough()
         elif place.epoch >= self.epochs:
-            place.over = f"{self.epochs} epochs"
-        measured = self._evaluate is not None and (place.epoch % loop.evaluate_every == 0 or bool(place.over))
+            place.over = _counted(self.epochs, "epoch")
         self._save_weights("last")
-        if not measured:
-            if self._evaluate is None:
-                self._save_weights("best")
-            return
+        if self._evaluate is None:
+            self._save_weights("best")
+        elif place.epoch % loop.evaluate_every == 0 or place.over:
+            if not place.measuring:
+                place.measuring = True
+                self.save()
+            self._measure()
+        place.measuring = False
+        self.save()
+
+    def _enough(self) -> str:
+        most = self.config.loop.max_steps
+        return f"max_steps={most} update{'' if most == 1 else 's'}"
+
+    def _measure(self) -> None:
+        place = self.place
         place.last = self._figures()
         number = place.epoch + (place.batch > 0)  # max_steps may end a run within an epoch
         self._write("eval", place.last, number)
@@ -180,8 +198,14 @@ class Loop:
             self._save_weights("best")
             return
         place.waited += 1
-        if loop.patience is not None and place.waited >= loop.patience and not place.over:
-            place.over = f"no better {self._monitor} for {place.waited} evaluations"
+        if self._tired() and not place.over:
+            place.over = f"no better {self._monitor} for {_counted(place.waited, 'evaluation')}"
+
+    def _tired(self) -> bool:
+        """Whether patience is at its end; never before the last piece of a method that begins again."""
+        place, patience = self.place, self.config.loop.patience
+        start, epochs, _ = place.course or (0, self.epochs, 0.0)
+        return patience is not None and place.waited >= patience and start + epochs >= self.epochs
 
     def _figures(self) -> Metrics:
         found: Metrics = {}
@@ -287,7 +311,7 @@ class Loop:
     def save(self) -> None:
         """A checkpoint from which a run goes on as if it had never stopped."""
         tensors, groups = optimizer_state(self._optimizer)
-        rng = _random_states(self.fabric)
+        rng = random_states(self.fabric)
         if not self.fabric.is_global_zero:
             return
         contents: dict[str, Mapping[str, Any]] = {
@@ -303,6 +327,7 @@ class Loop:
             "precision": self.fabric.strategy.precision.state_dict(),
             "averaged": 0 if self._average is None else self._average.updates,
             "data": self.running.data_digest,
+            "epochs": self.epochs,
         }
         save_state(self.folder.state_file, contents, facts)
 
@@ -316,7 +341,7 @@ class Loop:
         values = dict(state.facts["place"])
         values["course"] = None if values["course"] is None else tuple(values["course"])
         self.place = Place(**values)
-        self._look_further()
+        self._look_further(state.facts.get("epochs", self.epochs))
         self.running.restarts = self.place.restarts
         for i, network in enumerate(self.networks):
             network.load_state_dict(state.group(f"network{i}"))
@@ -325,16 +350,16 @@ class Loop:
         self.method.load_state_dict({name: tensor.numpy() for name, tensor in state.group("method").items()})
         if self._average is not None:
             self._average.load(state.group("average"), state.facts["averaged"])
-        _set_random_states(state.group("rng"), self.fabric)
+        set_random_states(state.group("rng"), self.fabric)
 
-    def _look_further(self) -> None:
-        """There may be more to do now than there was then: more epochs, more updates, more patience."""
+    def _look_further(self, epochs: int) -> None:
+        """There may be more to do now than there was then: more than `epochs`, more updates, more patience."""
         place, loop = self.place, self.config.loop
-        tired = loop.patience is not None and place.waited >= loop.patience
-        if place.epoch < self.epochs and place.step < (loop.max_steps or math.inf) and not tired:
+        if place.course is not None and sum(place.course[:2]) == epochs:  # all epochs, or the last piece of them
+            start, _, warmup = place.course
+            place.course = (start, self.epochs - start, warmup)
+        if place.epoch < self.epochs and place.step < (loop.max_steps or math.inf) and not self._tired():
             place.over = ""
-        if place.course is not None and not place.restarts:
-            place.course = (place.course[0], self.epochs, place.course[2])
 
     def _save_weights(self, which: str) -> None:
         if not self.fabric.is_global_zero:
@@ -357,25 +382,9 @@ class Loop:
         return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _numbers(logs: Mapping[str, float | Tensor]) -> dict[str, float]:
     return {name: float(value) for name, value in logs.items()}
-
-
-def _random_states(fabric: Fabric) -> dict[str, Tensor]:
-    """torch's generators of every rank."""
-    own = {"cpu": torch.get_rng_state()}
-    if fabric.device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(fabric.device)
-    found = {}
-    for name, state in own.items():
-        rows = gather_tensor(state[None].to(fabric.device)).cpu()
-        found.update({f"{name}.{rank}": row for rank, row in enumerate(rows)})
-    return found
-
-
-def _set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
-    rank = fabric.global_rank
-    if f"cpu.{rank}" in states:
-        torch.set_rng_state(states[f"cpu.{rank}"])
-    if fabric.device.type == "cuda" and f"cuda.{rank}" in states:
-        torch.cuda.set_rng_state(states[f"cuda.{rank}"], fabric.device)

@@ -167,8 +167,13 @@ def _train(
     )
     log = None
     if fabric.is_global_zero:
-        done = 0 if state is None else int(state.facts["place"]["batches"])
-        log = Log(folder.log_file, folder.tensorboard if config.logging.tensorboard else None, done)
+        done = {} if state is None else state.facts["place"]
+        log = Log(
+            folder.log_file,
+            folder.tensorboard if config.logging.tensorboard else None,
+            done.get("batches", 0),
+            measured=not done.get("measuring", False),
+        )
         stack.callback(log.close)
     monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
     loop = Loop(config, fabric, method, networks, running, streams, folder, log, display, evaluate, monitor)
@@ -195,7 +200,10 @@ def _where(loop: Loop) -> str:
             more = f"loop.max_steps={2 * wanted.max_steps}"
         elif place.epoch < loop.epochs and wanted.patience is not None:
             more = f"loop.patience={2 * wanted.patience}"
-        return f"this run is over after {place.over}; make it longer with, for example, --set {more}"
+        still = ", once it is measured" if place.measuring else ""
+        return f"this run is over after {place.over}{still}; make it longer with, for example, --set {more}"
+    if place.measuring:
+        return f"going on with the evaluation after epoch {place.epoch}"
     return f"going on in epoch {place.epoch + 1} after {place.batch} of its batches"
 
 

@@ -34,7 +34,7 @@ def run(scored: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_people_get_figures_and_what_to_do_next(run: Path) -> None:
     said, progress = (run / "said.txt").read_text(), (run / "progress.txt").read_text()
-    assert "baseline, retrieval: 1 epochs, 5 updates, 0 batches skipped" in said
+    assert "baseline, retrieval: 1 epoch, 5 updates, 0 batches skipped" in said
     assert "best (epoch 1)" in said
     assert "rsum" in said
     assert "evaluate-model runs/001-baseline --shards SHARDS" in said

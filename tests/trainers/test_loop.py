@@ -156,6 +156,16 @@ def test_it_stops_when_nothing_gets_better(scored: Path, tmp_path: Path) -> None
     assert resumed.epochs == 3, "it stays over"
 
 
+def test_patience_waits_for_the_last_piece(scored: Path, tmp_path: Path) -> None:
+    """CRCL begins again after two epochs, whose second is no better: that says nothing of the piece to come."""
+    config = settings(
+        scored, tmp_path, method={"name": "crcl", "pieces": [2, 3], "freeze": 0}, optimizer__lr=1e-30,
+        loop={"patience": 1, "device": "cpu"},
+    )  # fmt: skip
+    result = train(config, quiet=True)
+    assert (result.epochs, result.best_epoch, result.over) == (4, 3, "no better rsum for 1 evaluation")
+
+
 def test_the_average_is_what_is_measured(scored: Path, tmp_path: Path) -> None:
     config = settings(scored, tmp_path, "baseline", loop__epochs=1, loop__ema=0.999)
     averaged = train(config, quiet=True)

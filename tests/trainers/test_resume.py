@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StoppedError
 from tests.commands import command
 from tests.trainers.runs import curve, same_weights, settings
 from trainers import train
+from trainers.checkpoint import load_state
 from trainers.logs import Silent, read_log
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,6 +77,56 @@ def test_killed_and_stopped_and_resumed_is_undisturbed(scored: Path, tmp_path: P
     assert (done.best, done.last, done.steps) == (whole.best, whole.last, whole.steps)
 
 
+class KilledAt(Silent):
+    """Ends the run when these words are said, as a second Ctrl-C does: nothing more is saved."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if text.startswith(self.words):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("steps", "over"), [(None, "3 epochs"), (7, "max_steps=7 updates")])
+def test_an_evaluation_that_was_cut_off_comes_first(scored: Path, tmp_path: Path, steps: int | None, over: str) -> None:
+    """Killed once the figures of epoch 2 are in the log and nothing else has happened; the epoch is not trained again."""
+    config = settings(scored, tmp_path, "baseline", loop={"epochs": 3, "max_steps": steps, "device": "cpu"})
+    whole = train(config, quiet=True)
+    run = tmp_path / "002-baseline"
+    with pytest.raises(StoppedError, match="go on from the last checkpoint"):
+        train(config, display=KilledAt("epoch 2: "))
+    saved = load_state(run / "state.safetensors").facts["place"]
+    assert (saved["step"], saved["measuring"]) == (steps or 10, True)
+    shown = KilledAt("never")
+    done = train(resume=run, display=shown)
+    where = (
+        "this run is over after max_steps=7 updates, once it is measured" if steps else "going on with the evaluation"
+    )
+    assert any(note.startswith(where) for note in shown.notes)
+    assert (done.over, done.best, done.last, done.best_epoch) == (over, whole.best, whole.last, whole.best_epoch)
+    logs = [[(line["kind"], line["batch"], line.get("loss"), line.get("rsum")) for line in read_log(folder / "log.jsonl")]
+            for folder in (run, whole.folder)]  # fmt: skip
+    assert logs[0] == logs[1]
+    for name in ("last.safetensors", "best.safetensors"):
+        assert same_weights(run / name, whole.folder / name)
+    assert not load_state(run / "state.safetensors").facts["place"]["measuring"]
+
+
+def test_pieces_stay_when_a_run_is_made_longer(scored: Path, tmp_path: Path) -> None:
+    """CRCL's last piece gets the new epochs and a learning rate for them; pieces that are over stay as they were."""
+    method = {"name": "crcl", "freeze": 0}
+    config = settings(scored, tmp_path, "crcl", method=method, loop={"epochs": 4, "device": "cpu", "evaluate_every": 0})
+    first = train(config, quiet=True)
+    assert [rate for (rate,) in curve(first.folder, "lr")][::5] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4]), "1, 1 and 2"
+    longer = train(resume=first.folder, settings=["loop.epochs=6"], quiet=True)
+    assert longer.over == "6 epochs"
+    rates = [rate for (rate,) in curve(first.folder, "lr")][::5]
+    assert rates[4:] == pytest.approx([5e-4, 1e-3 * (1 - 0.5**0.5) / 2]), "half and three quarters of a piece of 4"
+
+
 def test_every_kind_of_state_comes_back(scored: Path, tmp_path: Path) -> None:
     """Momentum, accumulation and dropout's generator, from a checkpoint in the middle of an epoch."""
     target = json.loads(json.dumps(settings(scored, tmp_path)["target"]))
@@ -97,12 +148,12 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
     config = settings(scored, tmp_path, "baseline", loop__epochs=1, loop__evaluate_every=0)
     first = train(config, quiet=True)
     again = train(resume=first.folder, quiet=True)
-    assert (again.steps, again.over, again.folder) == (5, "1 epochs", first.folder)
+    assert (again.steps, again.over, again.folder) == (5, "1 epoch", first.folder)
     notes: list[str] = []
     shown = Silent()
     shown.note = notes.append  # type: ignore[method-assign]
     train(resume=first.folder, display=shown)
-    assert notes[-1] == "this run is over after 1 epochs; make it longer with, for example, --set loop.epochs=2"
+    assert notes[-1] == "this run is over after 1 epoch; make it longer with, for example, --set loop.epochs=2"
     longer = train(resume=first.folder, settings=["loop.epochs=2"], quiet=True)
     assert (longer.steps, longer.over) == (10, "2 epochs")
     assert curve(first.folder, "lr")[5] == pytest.approx((0.5e-3,)), "in the middle of a cosine over two epochs"

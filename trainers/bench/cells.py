@@ -3,8 +3,6 @@
 import hashlib
 import json
 import math
-import shutil
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +13,7 @@ from pipeline.noise.shards import TRUTH_FILE
 from pipeline.scoring import anchors_file
 from pipeline.table import RunFolder, write_atomically
 
+from ..scratch import ScratchFolder
 from .learnt import judge_learnt
 from .peak_memory import forget_peak, peak_megabytes
 from .preset import ORACLE, PASSES, ScenePreset, merged, rate_name
@@ -132,9 +131,9 @@ def run_cell(cell: Cell) -> CellResult:
     began = time.process_time()
     what: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
     truth = Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
-    folder = tempfile.mkdtemp(prefix="noisegate-bench-")  # a run's checkpoints are worth nothing once it is measured
+    scratch = ScratchFolder("bench")  # a run's checkpoints are worth nothing once it is measured
     try:
-        done = train({**cell.config, "out": folder}, quiet=True)
+        done = train({**cell.config, "out": str(scratch.path)}, quiet=True)
         if done.stopped:
             raise StoppedError("stopped; run the same command again, finished cells are kept")
         found = CellResult(
@@ -152,6 +151,6 @@ def run_cell(cell: Cell) -> CellResult:
     except Exception as error:  # a method that diverges is a row of the table
         found = CellResult(**what, figures={}, error=f"{type(error).__name__}: {error}")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        scratch.remove()
     write_result(cell, found)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from pipeline.decode import Limits
 from pipeline.errors import ConfigError, MismatchError, ShardError
 from pipeline.read import IMAGE_PARTS
 
+from ..scratch import ScratchFolder
 from .batch import Batch, Dropped
 from .batch_stream import Refs, living, make_loader
 from .catalogue import Catalogue, Needs, find_catalogue, labels_of
@@ -347,8 +347,8 @@ class _Folder:
     """The cache's folder: the user's, or a temporary one that goes away with the last that uses it."""
 
     def __init__(self, path: str | Path | None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="noisegate-") if path is None else None
-        self.path = Path(self._temporary.name if self._temporary else str(path))
+        self._temporary = ScratchFolder() if path is None else None
+        self.path = self._temporary.path if self._temporary else Path(str(path))
 
 
 class _Found:

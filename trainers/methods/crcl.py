@@ -99,9 +99,6 @@ class Crcl(Method):
         self.pretrained = target.logit_scale is not None and not getattr(target.config, "from_scratch", True)
         self.labels = np.ones(run.total_rows, np.float32)
         self.probabilities = np.full(run.total_rows, np.nan, np.float32)
-        run.note(
-            f"crcl: pieces of {', '.join(map(str, self.lengths))} epochs, labels frozen in the first {self.config.freeze}"
-        )
 
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
@@ -114,6 +111,9 @@ class Crcl(Method):
     def begin_epoch(self, run: Run) -> None:
         """New weights at the start of a piece; Eq. 11 with what the last epoch predicted."""
         j, t = self.place(run.epoch)
+        if run.epoch == 0:
+            lengths = ", ".join(map(str, self.lengths))
+            run.note(f"crcl: epochs of each piece: {lengths}; labels are frozen in the first {self.config.freeze}")
         if t == 1:
             self.probabilities[:] = np.nan
             if len(self.lengths) > 1:  # the first too, whose learning rate would else run its course over all pieces
@@ -157,10 +157,13 @@ class Crcl(Method):
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Array]:
-        return {"labels": self.labels, "probabilities": self.probabilities}
+        return {"labels": self.labels, "probabilities": self.probabilities, "lengths": np.array(self.lengths)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Pieces stay as they were begun; where there are more epochs now than there were then, the last one is longer."""
         self.labels, self.probabilities = state["labels"].copy(), state["probabilities"].copy()
+        *begun, _ = state["lengths"].tolist()
+        self.lengths = (*begun, sum(self.lengths) - sum(begun))
 
     def sample_columns(self) -> dict[str, Array]:
         """`crcl_label` is y; clean is what Eq. 12 leaves."""
