@@ -9,9 +9,10 @@ from xml.etree import ElementTree
 import pytest
 
 from trainers.bench.cells import CellResult
+from trainers.bench.curves import draw_curves
 from trainers.bench.preset import ScenePreset
 from trainers.bench.runner import BenchResult
-from trainers.bench.tables import draw_curves, spread, to_json, to_markdown, write_tables
+from trainers.bench.tables import curves, spread, to_json, to_markdown, write_tables
 
 PRESET = ScenePreset.model_validate(
     {
@@ -84,13 +85,23 @@ def test_json_has_means_and_every_cell(result: BenchResult) -> None:
 
 
 def test_curves_are_a_picture_with_a_line_for_each_method(result: BenchResult) -> None:
-    picture = ElementTree.fromstring(str(draw_curves(result)))
+    picture = ElementTree.fromstring(str(curves(result)))
     lines = picture.findall(".//{http://www.w3.org/2000/svg}polyline")
     points = [[tuple(map(float, point.split(","))) for point in line.attrib["points"].split()] for line in lines]
     assert [len(line) for line in points] == [2, 2]
     (first, last), (osa_first, osa_last) = points
-    assert first[0] == osa_first[0] and last[0] == osa_last[0]
+    assert abs(first[0] - osa_first[0]) < 5 < last[0] - first[0] and abs(last[0] - osa_last[0]) < 5
     assert first[1] < osa_first[1] < osa_last[1] < last[1]  # down is less: 91 > 90 > 87 > 55
+
+
+def test_a_variant_has_the_colour_of_its_method_and_dashes() -> None:
+    one = [spread([50.0, 60.0])]
+    names = ["osa", "osa@weighted", "osa@probability", "oracle@passes"]
+    picture = ElementTree.fromstring(str(draw_curves("tiny", "accuracy", [0.4], dict.fromkeys(names, one))))
+    lines = [line.attrib for line in picture.findall(".//{http://www.w3.org/2000/svg}polyline")]
+    colours, dashes = [line["stroke"] for line in lines], [line.get("stroke-dasharray") for line in lines]
+    assert colours[0] == colours[1] == colours[2] != colours[3]
+    assert dashes[0] is None and len({*dashes}) == 3 and dashes[3] == dashes[1]
 
 
 def test_three_files_are_written_and_names_from_outside_are_escaped(result: BenchResult, tmp_path: Path) -> None:

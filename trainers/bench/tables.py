@@ -10,15 +10,17 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from pipeline.report.svg import drawing, element, label, ticks
+from pipeline.report.svg import element
 from pipeline.table import write_atomically
 
 from ..methods import METHODS
 from .cells import CellResult
+from .curves import alone, draw_curves
 from .runner import BenchResult
 
 __all__ = [
     "Spread",
+    "curves",
     "figure_of",
     "markdown_row",
     "notes_on",
@@ -29,19 +31,6 @@ __all__ = [
     "write_tables",
 ]
 
-COLOURS = (
-    "#6b7280",
-    "#2563eb",
-    "#d97706",
-    "#059669",
-    "#dc2626",
-    "#7c3aed",
-    "#0891b2",
-    "#be185d",
-    "#4d7c0f",
-    "#92400e",
-    "#111827",
-)
 IDENTIFICATION = {
     "noise_precision": "noise precision",
     "noise_recall": "noise recall",
@@ -201,55 +190,13 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
 
 
-def draw_curves(result: BenchResult, width: int = 640, height: int = 340) -> Markup:
-    """The deciding figure over the noise rate, a line per method with its deviation as a bar."""
-    rates = sorted(result.preset.rates)
-    points = {method: [_spread(result, method, rate) for rate in rates] for method in result.preset.methods}
-    values = [one.mean for line in points.values() for one in line if one.count]
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    low, high = max(0.0, low - 0.05 * (high - low) - 1), high + 0.05 * (high - low) + 1
-    longest = max(map(len, points))
-    left, right, top, bottom = 44, width - max(130, 40 + 7 * longest), 14, height - 40
-
-    def x(rate: float) -> float:
-        return left + (right - left) * (rate - rates[0]) / max(rates[-1] - rates[0], 1e-9)
-
-    def y(value: float) -> float:
-        return bottom - (bottom - top) * (value - low) / (high - low)
-
-    parts: list[Markup] = []
-    for tick in ticks(low, high, 6):
-        parts.append(element("line", class_="grid", x1=left, x2=right, y1=y(tick), y2=y(tick), stroke="#d1d5db"))
-        parts.append(label(f"{tick:g}", left - 6, y(tick) + 4, "end"))
-    parts += [label(f"{100 * rate:g} %", x(rate), bottom + 18) for rate in rates]
-    parts.append(label("noise rate", (left + right) / 2, height - 6))
-    for place, (method, line) in enumerate(points.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        known = [(x(rate), one) for rate, one in zip(rates, line, strict=True) if one.count]
-        path = " ".join(f"{at:.1f},{y(one.mean):.1f}" for at, one in known)
-        parts.append(element("polyline", points=path, fill="none", stroke=colour, stroke_width=2))
-        for at, one in known:
-            parts.append(element("line", x1=at, x2=at, y1=y(one.mean - one.sd), y2=y(one.mean + one.sd), stroke=colour))
-            parts.append(element("circle", cx=at, cy=y(one.mean), r=3, fill=colour))
-        height_of_line = top + 10 + 18 * place
-        parts.append(element("rect", x=right + 16, y=height_of_line - 8, width=12, height=4, fill=colour))
-        parts.append(label(method, right + 34, height_of_line, "start"))
-    title = f"{result.preset.figure.label} over the noise rate"
-    return drawing(f"curves-{result.preset.name}", width, height, title, "One line per method.", parts)
+def curves(result: BenchResult) -> Markup:
+    """The deciding figure over the noise rate."""
+    preset, rates = result.preset, sorted(result.preset.rates)
+    lines = {method: [_spread(result, method, rate) for rate in rates] for method in preset.methods}
+    return draw_curves(preset.name, preset.figure.label, rates, lines)
 
 
-def _alone(picture: Markup) -> str:
-    """As a file of its own: letters that need no page around it, and lighter lines on a dark page."""
-    return str(picture).replace("</desc>", f"</desc><style>{ALONE}</style>", 1) + "\n"
-
-
-ALONE = """
-text { font: 12px sans-serif; fill: #374151 }
-@media (prefers-color-scheme: dark) {
-text { fill: #a6adb4 } line.grid { stroke: #33393f }
-polyline, circle, rect, line:not(.grid) { filter: brightness(1.5) }
-}
-"""
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111827 }
 table { border-collapse: collapse; margin: 1rem 0 }
@@ -262,7 +209,7 @@ svg { max-width: 100%; height: auto }
 
 def to_html(result: BenchResult) -> str:
     """One page: curves, then the tables."""
-    body: list[Markup] = [element("h1", escape(f"noisegate bench: {result.preset.name}")), draw_curves(result)]
+    body: list[Markup] = [element("h1", escape(f"noisegate bench: {result.preset.name}")), curves(result)]
     rows: list[Markup] = []
     for line in [*to_markdown(result).splitlines(), ""]:
         words = [word.strip() for word in line.strip("|").split(" | ")] if line.startswith("|") else []
@@ -285,7 +232,7 @@ def write_tables(result: BenchResult, out: Path) -> list[Path]:
         "results.md": to_markdown(result),
         "results.json": json.dumps(to_json(result), indent=1) + "\n",
         "results.html": to_html(result),
-        "curves.svg": _alone(draw_curves(result)),
+        "curves.svg": alone(curves(result)),
     }
     for name, text in texts.items():
         write_atomically(place / name, text.encode())
