@@ -1,8 +1,9 @@
 """Safetensors files as memory maps: pages are read, or written, when somebody touches them."""
 
+import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from .errors import TableError
 
-__all__ = ["create_tensors", "map_tensors"]
+__all__ = ["create_tensors", "map_tensors", "reserve"]
 
 _KINDS = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+ALLOCATE = getattr(os, "posix_fallocate", None)
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
@@ -47,7 +49,8 @@ def map_tensors(
 def create_tensors(
     path: Path, shapes: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """A file of zeros, to be filled through the maps that are returned: the same bytes for the same content.
+    """A file of zeros with its disk reserved, to be filled through the maps that are returned: the same bytes for the same
+    content.
 
     `shapes` are (shape, dtype) by name, in the order of the file.
     """
@@ -61,4 +64,23 @@ def create_tensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
+    reserve(path)
     return map_tensors(path, "r+")[0]
+
+
+def reserve(path: Path, allocate: Callable[[int, int, int], None] | None = ALLOCATE) -> None:
+    """Disk for all of a file that is to be filled through a map: where there is too little, OSError is raised here.
+
+    A page that finds no room later would end the process by SIGBUS, without a word. The file is gone after an error.
+    """
+    size = path.stat().st_size
+    if allocate is None or not size:
+        return
+    with path.open("r+b") as file:
+        try:
+            allocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+                return
+            path.unlink()
+            raise OSError(error.errno, error.strerror, str(path)) from error

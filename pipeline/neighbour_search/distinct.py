@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pipeline.neighbour_lists import Bank
 from pipeline.rows import identical_rows, unit_rows
+from pipeline.tensor_files import reserve
 
 from .mapped import MappedRows
 
@@ -29,7 +30,7 @@ def find_distinct(rows: MappedRows, usable: Usable, folder: Path, memory: int) -
     """
     total = len(rows)
     group = _create(folder, "group", total)
-    digests = np.lib.format.open_memmap(folder / "digests.npy", "w+", np.uint64, (total, 2))
+    digests = _create(folder, "digests", total, 2, kind=np.uint64)
     mask, place = np.empty(0, np.bool_), -1
     for at, start, block in rows.chunks(AT_ONCE):
         if at != place:
@@ -113,11 +114,14 @@ def _number(group: NDArray[Any], leader: NDArray[Any], folder: Path) -> Bank:
     return Bank(group, first, members, starts)
 
 
-def _create(folder: Path, name: str, length: int) -> NDArray[Any]:
-    if not length:  # an empty file cannot be mapped
-        np.save(folder / f"{name}.npy", np.empty(0, np.int64))
-        return np.empty(0, np.int64)
-    return np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.int64, (length,))
+def _create(folder: Path, name: str, *shape: int, kind: Any = np.int64) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    if not shape[0]:  # an empty file cannot be mapped
+        np.save(path, np.empty(shape, kind))
+        return np.empty(shape, kind)
+    made: NDArray[Any] = np.lib.format.open_memmap(path, "w+", kind, shape)
+    reserve(path)
+    return made
 
 
 def _open(path: Path) -> NDArray[Any]:

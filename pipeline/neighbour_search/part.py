@@ -6,11 +6,14 @@ on the number of threads nor on the machine's load.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,16 @@ from pipeline.nearest import GPU_LIMIT, to_gpus
 from pipeline.neighbour_lists import Found, order_ties
 from pipeline.processors import processors
 
-__all__ = ["ExactPart", "InvertedPart", "StreamedPart", "exact_top", "merge", "one_thread_each", "threads"]
+__all__ = [
+    "ExactPart",
+    "InvertedPart",
+    "StreamedPart",
+    "exact_top",
+    "merge",
+    "one_thread_each",
+    "threads",
+    "write_index",
+]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -45,6 +57,20 @@ def one_thread_each(faiss: Any, count: int) -> Iterator[ThreadPoolExecutor]:
     """A pool of threads in each of which faiss uses no further ones."""
     with ThreadPoolExecutor(count, initializer=lambda: faiss.omp_set_num_threads(1)) as pool:
         yield pool
+
+
+def write_index(faiss: Any, index: Any, path: Path) -> None:
+    """The index as a file that appears whole; raises OSError for a full disk, of which faiss only speaks."""
+    hidden = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        faiss.write_index(index, str(hidden))
+    except RuntimeError as error:
+        hidden.unlink(missing_ok=True)
+        full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in str(error)), None)
+        if full is None:
+            raise
+        raise OSError(full, os.strerror(full), str(path)) from error
+    hidden.replace(path)
 
 
 def exact_top(search: Search, queries: Float32, k: int, count: int) -> Found:

@@ -17,6 +17,7 @@ from pipeline.table import write_atomically
 
 from .distinct import open_bank
 from .mapped import MappedRows
+from .part import write_index
 from .plan import Plan, Task
 
 __all__ = ["Tuned", "cells_of", "train", "tune"]
@@ -57,9 +58,7 @@ def train(plan: Plan, rows: MappedRows, folder: Path, memory: int) -> None:
         index = faiss.IndexIVFFlat(*kind, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed = plan.seed
     index.train(rows.unit(open_bank(folder).first[picked]))
-    part = folder / ".trained.faiss"
-    faiss.write_index(index, str(part))
-    part.replace(folder / "trained.faiss")
+    write_index(faiss, index, folder / "trained.faiss")
 
 
 def code_bytes(width: int) -> int:

@@ -135,6 +135,8 @@ def _prepared(
     if before is not None and before.made_from == f"{made_from} k={others}" and before.files == files:
         fits = search.memory is None or before.need <= memory
         if fits and before.kind == search.kind(len(rows), before.distinct) and before.device == device:
+            for half in folder.glob(".*"):  # of tasks that were killed: they may be as large as a part
+                half.unlink(missing_ok=True)
             return before, open_bank(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

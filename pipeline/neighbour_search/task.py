@@ -21,7 +21,7 @@ from pipeline.tensor_files import create_tensors, map_tensors
 
 from .distinct import open_bank
 from .mapped import MappedRows
-from .part import GATHERED, ExactPart, InvertedPart, StreamedPart, one_thread_each, threads
+from .part import GATHERED, ExactPart, InvertedPart, StreamedPart, one_thread_each, threads, write_index
 from .plan import QUERIES, Plan, Task
 
 __all__ = ["forget", "read_found", "run_task"]
@@ -163,10 +163,7 @@ def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
         for at in range(0, len(starts), count):  # as many at a time as there are threads, so that none pile up
             for unit, cells in pool.map(assign, starts[at : at + count]):
                 add_preassigned(index, unit, cells)
-    target = folder / task.name
-    part = target.with_name(f".{target.name}.{uuid4().hex}")
-    faiss.write_index(index, str(part))
-    part.replace(target)
+    write_index(faiss, index, folder / task.name)
 
 
 def read_found(path: Path, rows: slice) -> Found:

@@ -1,12 +1,14 @@
 """Exact lists of a part on CPU and, with a GPU that is played, on GPUs; ties as wide as they come."""
 
+import errno
+from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
-from pipeline.neighbour_search.part import STREAMED, ExactPart, InvertedPart, StreamedPart
+from pipeline.neighbour_search.part import STREAMED, ExactPart, InvertedPart, StreamedPart, write_index
 from pipeline.rows import top_by_value
 from tests.pipeline.test_neighbours import signs
 
@@ -104,3 +106,23 @@ def test_a_part_that_is_streamed_lists_what_all_of_it_lists() -> None:
     every = rows[-2:] @ rows.T
     assert number.tolist() == top_by_value(every, 6).tolist()
     assert cosine.tolist() == np.take_along_axis(every, number, axis=1).tolist()
+
+
+class FullDisk:
+    """faiss on a disk that has room for the first bytes of a file."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def write_index(self, index: object, name: str) -> None:
+        Path(name).write_bytes(b"first")
+        raise RuntimeError(f"Error in void faiss::write_index: write error in {name}: 5 != 768000 ({self.words})")
+
+
+def test_a_full_disk_is_one_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="part") as raised:
+        write_index(FullDisk("No space left on device"), None, tmp_path / "part")
+    assert raised.value.errno == errno.ENOSPC
+    with pytest.raises(RuntimeError, match="Input/output error"):
+        write_index(FullDisk("Input/output error"), None, tmp_path / "part")
+    assert list(tmp_path.iterdir()) == []

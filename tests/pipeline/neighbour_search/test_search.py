@@ -172,7 +172,19 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     assert not target.exists()
     files = stored(tmp_path, clustered(1000, 8), [400])
     done: list[Task] = []
-    neighbour_graph(files, all_of(files), 5, target, made_from="rows", search=stopping(10**6, done))
+    half = tmp_path / "_neighbours_search" / ".exact-000000000250-00001.safetensors.0123"
+    half.write_bytes(b"of a task that was killed")
+    there: list[bool] = []
+    neighbour_graph(
+        files,
+        all_of(files),
+        5,
+        target,
+        made_from="rows",
+        search=stopping(10**6, done),
+        note=lambda text: there.append(half.exists()),
+    )
+    assert there == [False]  # it would take disk until the search ends
     assert len(done) == 16 - 5
     neighbour_graph(files, all_of(files), 5, tmp_path / "again", made_from="rows", search=NeighbourSearch())
     assert target.read_bytes() == (tmp_path / "again").read_bytes()
