@@ -272,7 +272,7 @@ def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, 
         image=target.image_transform(True),
         text=target.tokenizer if wants_text else None,
         captions=config.data.captions if wants_text else "one",
-        fields=(PICTURE,) if wants_text and mask_same and not config.data.image_part else (),
+        fields=(PICTURE,) if wants_text and mask_same else (),
     )
 
 

@@ -1,5 +1,6 @@
 """Batches of shards joined with their tables: contents, order, ranks, workers, resuming."""
 
+import hashlib
 import os
 import random
 from pathlib import Path
@@ -132,6 +133,12 @@ class TestContents:
             for batch in load(scored, table=table, fields=("image_sha256", "nothing"), sampler="sequential"):
                 assert batch.fields["image_sha256"] == [digests[row].hex() for row in batch.rows.tolist()]
                 assert batch.fields["nothing"] == [None] * len(batch)
+
+    def test_the_digest_of_features_is_that_of_their_bytes(self, scored: Path) -> None:
+        for table in (scored / "run", None):
+            batch = next(iter(load(scored, table=table, image="npy", fields=("image_sha256",), sampler="sequential")))
+            parts = [dict(made.sample(int(key)))[f"{key}.npy"] for key in batch.keys]
+            assert batch.fields["image_sha256"] == [hashlib.sha256(part).hexdigest() for part in parts]
 
     def test_m_per_class(self, scored: Path) -> None:
         for table in (scored / "run", None):

@@ -1,5 +1,6 @@
 """Whole runs of seconds: what they leave behind, what they count, when they stop, and a method that asks for everything."""
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline import load_estimator
 from pipeline.errors import ConfigError, NoisegateError
 from pipeline.table import RunFolder, read_metadata, read_table
 from pipeline.weigh import with_columns
+from tests.fakes import tar_bytes
 from tests.trainers.runs import BATCH, TARGET, curve, same_weights, settings, weights
 from trainers import METHODS, Batch, WeightedShards, evaluate_model, load_target, train
 from trainers.config import TrainConfig
@@ -242,6 +244,41 @@ def test_people_and_logs_count_epochs_from_one(scored: Path, tmp_path: Path) -> 
     assert notes[0] == f"run {result.folder}: 160 of 160 rows, 5 batches an epoch"
     assert notes[1].startswith("schedule.warmup=25 updates, and there will be 25: the learning rate will hardly reach")
     assert notes[2].startswith("epoch 1: i2t_r1 ")
+
+
+class LooksConfig(MethodConfig):
+    name: str = "looks"
+
+
+class Looks(Method):
+    """Counts pairs of a batch that show the same picture or caption."""
+
+    Config = LooksConfig
+    same = 0
+
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        seen = run.forward(batches["all"])
+        assert seen.same is not None
+        Looks.same = int(seen.same.sum())
+        return StepLoss(self.losses(seen).mean())
+
+
+def test_features_are_told_apart_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 captions of 12 videos, of which nothing but the features says which is which."""
+    monkeypatch.setitem(METHODS, "looks", Looks)
+    members = []
+    for i in range(24):
+        content = io.BytesIO()
+        np.save(content, np.random.default_rng(i // 2).standard_normal((2, 4)).astype(np.float32))
+        members += [(f"{i:03d}.npy", content.getvalue()), (f"{i:03d}.txt", f"caption number {i}".encode())]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members))
+    target = {"name": "video", "features": 4, "frames": 2, "width": 8, "word_width": 8, "sentence_width": 8}
+    data = {"shards": [str(tmp_path / "x.tar")], "batch_size": 24, "image_part": "npy"}
+    data["eval_shards"] = data["shards"]
+    config = {"data": data, "target": target, "method": {"name": "looks"}, "out": str(tmp_path / "runs")}
+    result = train({**config, "loop": {"epochs": 1, "device": "cpu"}}, quiet=True)
+    assert (result.best["images"], result.best["captions"]) == (12, 24)
+    assert Looks.same == 12 * 2 * 2, "each is its own, and its twin's, picture"
 
 
 # --- classes ---------------------------------------------------------------------------------------------------------

@@ -157,9 +157,9 @@ class _Proof:
         data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
         return _differs("image", self._image[row].tobytes(), data)
 
-    def image_digest(self, row: int) -> str:
-        """In hex."""
-        return str(self._image[row].tobytes().hex())
+    def image_digest(self, row: int) -> str | None:
+        """In hex; None where there was no picture."""
+        return str(self._image[row].tobytes().hex()) if self._image[row].any() else None
 
     def text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
         """The same of the caption; `text` is it where it was decoded as the table says, None where it is to be decoded."""

@@ -35,7 +35,7 @@ from .shard_cache import ShardCache
 
 __all__ = ["BatchLoader", "BatchRef", "CaptionSource", "Failure", "Source", "start_worker"]
 
-IMAGE_DIGEST = "image_sha256"  # a field that needs no json: equal pictures have the same
+IMAGE_DIGEST = "image_sha256"  # a field that needs no json: equal pictures, or features, have the same
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,8 @@ class BatchLoader(Dataset[Batch | Failure]):
         if wrong:
             raise BadSample("mismatch", wrong)
         if source.fields:
-            sample.fields = _fields_of(parts, source.fields, proof.image_digest(row) if proof else None)
+            known = proof.image_digest(row) if proof is not None and source.image_part is None else None
+            sample.fields = _fields_of(parts, source.fields, known, self._image_parts)
         if source.image is not None:
             sample.image = self._image(source.image, parts, options.limits, number, epoch)
         return sample
@@ -248,14 +249,19 @@ class BatchLoader(Dataset[Batch | Failure]):
         source = self.source
         names: list[str] = []
         if source.image is not None:
-            names += [source.image_part] if source.image_part else IMAGE_PARTS
+            names += self._image_parts
         if source.captions is not None:
             names += ["json"] if source.captions.field else ["txt", "json"]
         if source.label is True:
             names += ["cls", "json"]
         if source.fields:
-            names += [*IMAGE_PARTS, "json"] if IMAGE_DIGEST in source.fields and shard.proof is None else ["json"]
+            unknown = shard.proof is None or source.image_part is not None
+            names += [*self._image_parts, "json"] if IMAGE_DIGEST in source.fields and unknown else ["json"]
         return list(dict.fromkeys(names))
+
+    @property
+    def _image_parts(self) -> Sequence[str]:
+        return (self.source.image_part,) if self.source.image_part else IMAGE_PARTS
 
     def _captions(self, parts: dict[str, bytes], options: DecodeOptions, number: int, epoch: int) -> list[str]:
         source = self.source.captions
@@ -274,7 +280,7 @@ class BatchLoader(Dataset[Batch | Failure]):
         if self.source.image_part is not None:
             picture: Any = _array(parts.get(self.source.image_part), self.source.image_part)
         else:
-            data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
+            data = next((parts[name] for name in self._image_parts if name in parts), None)
             if data is None:
                 raise BadSample("no_image", "no part jpg, jpeg, png or webp")
             picture = decode_image(data, limits)
@@ -334,7 +340,9 @@ def _array(data: bytes | None, part: str) -> NDArray[Any]:
     return found
 
 
-def _fields_of(parts: dict[str, bytes], names: Sequence[str], digest: str | None) -> list[Any]:
+def _fields_of(
+    parts: dict[str, bytes], names: Sequence[str], digest: str | None, image_parts: Sequence[str]
+) -> list[Any]:
     """Values of the json part, None where it has none; `image_sha256` is the picture's digest, `digest` where known."""
     record: dict[str, Any] = {}
     if "json" in parts:
@@ -344,8 +352,10 @@ def _fields_of(parts: dict[str, bytes], names: Sequence[str], digest: str | None
             raise BadSample("bad_text", f"json cannot be read: {' '.join(str(error).split())}"[:300]) from error
         record = loaded if isinstance(loaded, dict) else {}
     if IMAGE_DIGEST in names:
-        image = next((parts[name] for name in IMAGE_PARTS if name in parts), b"")
-        record = record | {IMAGE_DIGEST: digest or hashlib.sha256(image).hexdigest()}
+        image = next((parts[name] for name in image_parts if name in parts), None)
+        if digest is None and image is not None:
+            digest = hashlib.sha256(image).hexdigest()
+        record = record | {IMAGE_DIGEST: digest}
     return [record.get(name) for name in names]
 
 

@@ -48,7 +48,8 @@ class WeightedShards:
     `text`: list of captions → anything made of tensors whose first axis is the caption, called in the workers.
     `captions`: "one" as the table was made from (reads captions only where `text` is given, or with `captions="read"`),
     "json:FIELD" a random one of that list for each epoch, "json:FIELD:all" each of them.
-    `fields`: fields of part json that come as lists, such as "image_id"; "image_sha256" is the picture's digest in hex.
+    `fields`: fields of part json that come as lists, such as "image_id"; "image_sha256" is the digest of the picture, or of
+    the part npy, in hex, and None where there is neither.
     `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without one are
     left out.
     `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with four
