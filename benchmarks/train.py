@@ -138,7 +138,9 @@ def main() -> None:
         found: dict[str, Any] = {"step": step_ratio(folder, given.model, given.batch_size, given.rounds)}
     if not given.steps_only:
         command = [sys.executable, "-m", "benchmarks.train_data", "--json"]
-        ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)  # 1: beyond its goal, which it says
+        ran = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, text=True
+        )  # 1: beyond its goal, which it says
         if ran.returncode > 1 or not ran.stdout:
             sys.exit(ran.returncode or 1)
         found["data"] = json.loads(ran.stdout)
