@@ -84,11 +84,7 @@ def rescore(
 
 def _recorded(run: RunFolder) -> dict[str, Any]:
     """What `_run.json` says of a run whose shards are all encoded."""
-    recorded = run.read_run()
-    if recorded is None:
-        raise TableError(
-            f"{run.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {run.path}"
-        )
+    recorded = run.recorded()
     if not recorded["complete"]:
         raise TableError(f"{run.path} is not finished; run the command that made it again first")
     return recorded

@@ -153,17 +153,23 @@ class RunFolder:
             raise TableError(f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite")
         return run
 
+    def recorded(self) -> dict[str, Any]:
+        """`_run.json`; raises TableError where there is none, which names a run just below, as in `demo/tables-2000-40`."""
+        run = self.read_run()
+        if run is None:
+            below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
+            there = "" if below is None else f", but {below.parent} does"
+            raise TableError(
+                f"{self.path} holds no run (no _run.json){there}; make one with: noisegate annotate SHARDS --out {self.path}"
+            )
+        return run
+
     def write_run(self, run: Mapping[str, Any]) -> None:
         write_atomically(self.run_file, _json(run, indent=1) + b"\n")
 
     def stems(self) -> Iterator[str]:
         """Stems of the shards that `_run.json` lists and that have a table, in order."""
-        run = self.read_run()
-        if run is None:
-            raise TableError(
-                f"{self.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {self.path}"
-            )
-        for shard in run["shards"]:
+        for shard in self.recorded()["shards"]:
             if self.table(shard["table"]).exists():
                 yield shard["table"]
 

@@ -89,11 +89,7 @@ def verify(
     if shards is not None and shards < 1:
         raise ConfigError(f"shards {shards} is none; use 1 or more, or leave it out for all")
     run = RunFolder(Path(folder))
-    recorded = run.read_run()
-    if recorded is None:
-        raise TableError(
-            f"{folder} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {folder}"
-        )
+    recorded = run.recorded()
     check = _Check(run, recorded, np.random.default_rng(seed), progress or Silent())
     arrays = recorded["scorer"]["model"] == "arrays"
     if arrays:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Model, Pretrained, Seed, Shards, Workers
+from .options import Device, Model, Pretrained, Quiet, Seed, Shards, Workers
 from .output import JsonOption, Output, number, percent
 
 __all__ = ["register"]
@@ -43,7 +43,7 @@ def adapt(
     ] = 0.2,
     workers: Workers = None,
     seed: Seed = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a model for a few steps on pairs of your data that look clean, before it scores the rest (OSA, appendix A).

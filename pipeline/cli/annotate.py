@@ -18,7 +18,7 @@ from .engine_options import (
     chosen,
 )
 from .neighbour_options import NeighbourMemory
-from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Seed, Shards, TextField, Workers
+from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Quiet, Seed, Shards, TextField, Workers
 from .output import JsonOption, Output, escape, percent, program, why
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def annotate(
     nodes: Nodes = None,
     node_rank: NodeRank = None,
     seed: Seed = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
     """Score every sample of SHARDS: a Parquet table per shard, one row per sample, failures included.

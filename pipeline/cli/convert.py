@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..convert.kinds import KINDS, LAYOUTS
+from .options import Quiet
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def convert(
     megabytes: Annotated[
         int, typer.Option("--shard-mb", help="Most megabytes of a shard.", rich_help_panel="Shards")
     ] = 500,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make shards from the usual download of one of the papers' data sets.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .options import Folder
 from .output import JsonOption, Output, percent
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    folder: Folder,
     kind: Annotated[
         str,
         typer.Option(

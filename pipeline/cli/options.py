@@ -1,10 +1,24 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["BatchSize", "Device", "Draft", "Dtype", "Model", "Pretrained", "Seed", "Shards", "TextField", "Workers"]
+__all__ = [
+    "BatchSize",
+    "Device",
+    "Draft",
+    "Dtype",
+    "Folder",
+    "Model",
+    "Pretrained",
+    "Quiet",
+    "Seed",
+    "Shards",
+    "TextField",
+    "Workers",
+]
 
 Shards = Annotated[
     list[str],
@@ -13,6 +27,7 @@ Shards = Annotated[
         show_default=False,
     ),
 ]
+Folder = Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)]
 Model = Annotated[
     str,
     typer.Option(
@@ -46,6 +61,7 @@ Draft = Annotated[
         rich_help_panel="Model",
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
 TextField = Annotated[
     str | None,

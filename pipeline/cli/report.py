@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .options import Folder
 from .output import JsonOption, Output, escape
 
 __all__ = ["register"]
@@ -15,9 +16,9 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    folder: Folder,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The file (default: report.html in DIR).", show_default=False)
+        Path | None, typer.Option("--out", "-o", help="The file (default: report.html in FOLDER).", show_default=False)
     ] = None,
     gallery: Annotated[int, typer.Option("--gallery", help="Samples in each gallery.")] = 12,
     pictures: Annotated[

@@ -1,13 +1,13 @@
 """`noisegate show`: a run at a glance, in the terminal."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from .annotate import print_summary
+from .options import Folder
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    folder: Folder,
     top: Annotated[int, typer.Option("--top", min=0, help="How many of the worst samples to list.")] = 10,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,11 +1,10 @@
 """`noisegate verify`: does a table still belong to its data?"""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import BatchSize, Device, Seed
+from .options import BatchSize, Device, Folder, Quiet, Seed
 from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)],
+    folder: Folder,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Random samples to score again.")] = 200,
     tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="How far their scores may move.")] = 1e-4,
     rescore: Annotated[
@@ -47,7 +46,7 @@ def verify(
     device: Device = "auto",
     batch_size: BatchSize = None,
     seed: Seed = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
     """Read the shards of a run again, and say in one line whether its tables still belong to them.

@@ -64,11 +64,7 @@ class Source:
         self.run = RunFolder(folder)
         self.where = where
         self.rows = self.kept = 0
-        facts = self.run.read_run()
-        if facts is None:
-            raise TableError(
-                f"{folder} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {folder}"
-            )
+        facts = self.run.recorded()
         if facts.get("finished") is False:
             raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
         self.facts: dict[str, Any] = facts

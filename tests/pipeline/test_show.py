@@ -171,6 +171,10 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "holds no run" in done.stderr
+    (tmp_path / "demo" / "tables").mkdir(parents=True)
+    (tmp_path / "demo" / "tables" / "_run.json").touch()
+    above = called("show", "demo", cwd=tmp_path)
+    assert "demo holds no run (no _run.json), but demo/tables does; make one with:" in above.stderr
 
 
 # --- labels and arrays ------------------------------------------------------------------------------------------------

@@ -78,11 +78,7 @@ def find_catalogue(
 
 def _tabled(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
     """The shards that have a table, in the run's order, and what is to be said about it."""
-    facts = run.read_run()
-    if facts is None:
-        raise TableError(
-            f"table {run.path} holds no run (no _run.json); make one with: noisegate annotate SHARDS --out {run.path}"
-        )
+    facts = run.recorded()
     if facts.get("finished") is False:
         raise TableError(f"the run in {run.path} is not finished; run the same annotate command again, it goes on")
     urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
