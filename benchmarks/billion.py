@@ -60,8 +60,11 @@ def main() -> None:
     for device in made["devices"]:
         print(
             f"{device['name']:10} {device['hours']:8,.0f} h {device['samples_per_second']:10,.0f}/s "
-            f"{device['workers_needed']:6,} decode workers {device['money']:10,.0f} at {device['price']:.2f} an hour"
+            f"{device['workers_needed']:6,} decode workers {device['processes_needed']:4,} processes "
+            f"{device['money']:10,.0f} at {device['price']:.2f} an hour"
         )
+    for text in made["assumptions"]:
+        print(f"assumed: {text}")
 
 
 if __name__ == "__main__":

@@ -133,12 +133,13 @@ def _print(made: "Plan", output: Output) -> None:
                     duration(3600 * one.hours),
                     f"{one.samples_per_second:,.0f}",
                     f"{one.workers_needed:,}",
+                    f"{one.processes_needed:,}",
                     f"{one.price:.2f}",
                     f"{one.money:,.2f}",
                 )
                 for one in made.devices
             ],
-            ("device", "time", "samples/s", "decode workers", "per hour", "money"),
+            ("device", "time", "samples/s", "decode workers", "processes", "per hour", "money"),
         )
     for text in made.advice:
         output.tell(f"[green]faster[/]: {escape(text)}")

@@ -36,13 +36,16 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Piece:
-    """A batch of one shard: seconds per stage. `read` leaves out the shard's opening, `read_samples` its first sample."""
+    """A batch of one shard: seconds per stage. `read` leaves out the shard's opening, `read_samples` its first sample;
+    `tokens` are those of `encode` in which texts become tokens, which a GPU does not do.
+    """
 
     samples: int
     read_samples: int
     read: float
     decode: float
     encode: float
+    tokens: float = 0.0
 
 
 @dataclass
@@ -115,10 +118,11 @@ def measure(
         if not pieces:
             _encode(EncodedShard(estimator), Chunk(shard, [replace(sample) for sample in samples[:WARM_UP]], 0))
             gflops = gflops_per_sample(estimator, samples)
+        tokens = _tokenise(estimator, samples, clock)
         start = clock()
         _encode(encoded[shard.url], chunk)
         first = turns.looked.samples == len(raw)
-        pieces.append(Piece(len(raw), len(raw) - first, took, decoded - before, clock() - start))
+        pieces.append(Piece(len(raw), len(raw) - first, took, decoded - before, clock() - start, tokens))
         waiting.append(shard)
     for turns in readers.values():
         turns.close()
@@ -206,6 +210,16 @@ class _Turns:
 def _encode(part: EncodedShard, chunk: Chunk) -> None:
     part.add(chunk)
     part.finish()
+
+
+def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) -> float:
+    """Seconds in which this process makes tokens of the texts; 0 for a model of a user's own, which does not tell."""
+    tokenize = getattr(estimator, "tokenize", None)
+    texts = [sample.text for sample in samples if sample.status == "ok" and sample.text is not None]
+    start = clock()
+    if tokenize is not None and texts:
+        tokenize(texts)
+    return clock() - start
 
 
 def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: int = 4) -> float | None:

@@ -52,7 +52,9 @@ class Disk:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The whole set on one known device: an estimate from published figures, not measured."""
+    """The whole set on one known device: an estimate from published figures, not measured. It takes `workers_needed` that
+    decode, and `processes_needed` that read, make tokens and write, to keep the device busy.
+    """
 
     name: str
     hours: float
@@ -60,6 +62,7 @@ class DevicePlan:
     money: float
     samples_per_second: float
     workers_needed: int
+    processes_needed: int
     measured_by_paper: bool
 
 
@@ -141,6 +144,8 @@ def make_plan(
         embeddings=samples.value * 2 * 2 * measured.width if keep_embeddings else 0.0,
         neighbours=samples.value * neighbours * (8 if samples.value < 2**31 else 12),
     )
+    tokens = ratio([piece.tokens for piece in measured.pieces], [piece.samples for piece in measured.pieces]).value
+    own = stages["read"].seconds.value + tokens + stages["write"].seconds.value
     looked = {
         "shards": len(measured.looked),
         "samples": sum(one.samples for one in measured.looked),
@@ -161,10 +166,10 @@ def make_plan(
         needed=needed,
         money=total.scaled(machine.price / 3600),
         disk=disk,
-        devices=_on_known_devices(samples.value, stages, measured.gflops, prices or {}),
+        devices=_on_known_devices(samples.value, stages, own, measured.gflops, prices or {}),
         gflops=measured.gflops,
         advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
-        assumptions=tuple(assumptions(measured, shards, machine, neighbours)),
+        assumptions=tuple(assumptions(measured, shards, machine, neighbours, own)),
         notes=tuple(measured.notes),
     )
 
@@ -218,8 +223,9 @@ def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]
 
 
 def _on_known_devices(
-    samples: float, stages: Mapping[str, Stage], gflops: float | None, prices: Mapping[str, float]
+    samples: float, stages: Mapping[str, Stage], own: float, gflops: float | None, prices: Mapping[str, float]
 ) -> tuple[DevicePlan, ...]:
+    """`own` are an encoder process's seconds per sample beside the device."""
     if gflops is not None and gflops < LEAST_GFLOPS:
         return ()
     found = []
@@ -227,7 +233,7 @@ def _on_known_devices(
         rate, price = paper_rate(device, gflops), prices.get(device.name, device.price)
         hours = (samples / rate + samples * stages["score"].seconds.value) / 3600
         workers = max(1, math.ceil(rate * stages["decode"].seconds.value))
-        found.append(
-            DevicePlan(device.name, hours, price, hours * price, rate, workers, device is PAPER and gflops is None)
-        )
+        processes = max(1, math.ceil(rate * own))
+        by_paper = device is PAPER and gflops is None
+        found.append(DevicePlan(device.name, hours, price, hours * price, rate, workers, processes, by_paper))
     return tuple(found)

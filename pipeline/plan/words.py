@@ -30,7 +30,8 @@ def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[st
     ]
 
 
-def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours: int) -> list[str]:
+def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours: int, own: float) -> list[str]:
+    """`own` are the seconds per sample that a process reads, makes tokens and writes."""
     looked, whole = len(measured.looked), all(one.whole for one in measured.looked)
     found = []
     if not (looked == shards and whole):
@@ -64,7 +65,9 @@ def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours:
     else:
         found.append("torch cannot count this model's operations: known devices are for ViT-B-32, the paper's")
     found.append(
-        "their prices per hour are assumptions too (--price A100=1.80), and they need the decode workers in the table"
+        "their prices per hour are assumptions too (--price A100=1.80), and they need the decode workers and the encoder "
+        f"processes in the table: one process reads, tokenises and writes {1 / max(own, 1e-9):,.0f} samples/s at most; "
+        "--devices cuda:0,cuda:0 are two on one GPU"
     )
     if neighbours:
         found.append(

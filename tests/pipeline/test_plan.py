@@ -58,6 +58,15 @@ def test_all_shards_by_hand() -> None:
     paper = next(one for one in made.devices if one.measured_by_paper)
     assert paper.hours == pytest.approx((20_000 * 153 / 566_435 + 20_000 * 0.0005) / 3600)
     assert paper.workers_needed == math.ceil(566_435 / 153 * 0.004)
+    assert paper.processes_needed == math.ceil(566_435 / 153 * (0.002 + 0.0011))  # each reads and writes by itself
+
+
+def test_a_device_faster_than_one_process_reads_and_tokenises_needs_several() -> None:
+    pieces = [replace(PIECE, read=0.0, encode=1.0, tokens=tokens) for tokens in (0.05, 0.15)]  # 1 ms a sample
+    made = make_plan(seen(pieces=pieces, write=[0.0] * 3, write_start=0.0), "m", 100, MACHINE)
+    own = 0.001 + 0.001  # and one to open the shard
+    assert [one.processes_needed for one in made.devices] == [math.ceil(paper_rate(one) * own) for one in DEVICES]
+    assert any("500 samples/s at most; --devices cuda:0,cuda:0" in text for text in made.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -231,12 +240,25 @@ def test_stages_are_timed_one_by_one(store: tuple[Clock, list[Stored]]) -> None:
         ]
     )
     assert (found.rows, found.width, found.failed) == (30, 3, 0)
+    assert [piece.tokens for piece in found.pieces] == [0.0] * 9  # this model does not tell
     made = make_plan(found, "m", 3, MACHINE)
     assert made.samples == Estimate(30.0)
     assert {s.name: s.seconds.value for s in made.stages} == pytest.approx(
         {"read": 0.1, "decode": 0.002, "encode": 0.006, "write": 0, "score": 0}
     )
     assert made.seconds.value == pytest.approx(3.0)  # three shards, a second each
+
+
+def test_tokens_are_timed_where_the_model_makes_them(store: tuple[Clock, list[Stored]]) -> None:
+    clock, shards = store
+
+    class Tokenising(Worker):
+        def tokenize(self, texts: Any) -> None:
+            self.clock.now += 0.0005 * len(texts)
+
+    found = measure(shards[:2], Tokenising(clock), DecodeOptions(), 1e9, clock)
+    assert [piece.tokens for piece in found.pieces] == pytest.approx([0.0005 * p.samples for p in found.pieces])
+    assert [piece.encode for piece in found.pieces] == pytest.approx([0.006 * p.samples for p in found.pieces])
 
 
 def test_a_few_seconds_are_enough_for_a_long_list(store: tuple[Clock, list[Stored]]) -> None:
@@ -348,7 +370,8 @@ def test_the_json_has_a_fixed_shape(shards: Path) -> None:
     assert set(found["looked_at"]) == {"shards", "samples", "bytes", "seconds"}
     assert set(found["disk"]) == {"tables", "embeddings", "neighbours", "total"}
     assert set(found["devices"][0]) == {
-        *("name", "hours", "price", "money", "samples_per_second", "workers_needed", "measured_by_paper")
+        *("name", "hours", "price", "money", "samples_per_second", "workers_needed", "processes_needed"),
+        "measured_by_paper",
     }
     assert found["shards"] == 3
     assert found["samples"]["value"] == pytest.approx(90, rel=0.1)
