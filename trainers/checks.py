@@ -1,6 +1,7 @@
 """Can this configuration work? Asked of files' names, tables and devices, before a shard is read or a network built."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pipeline.where import parse_where
 
 from .config import TrainConfig, build_method
 from .data.loading import CaptionSource
+from .logs import counted
 from .methods import Method
 from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config
@@ -39,7 +41,9 @@ class Checked:
 
 def check(config: TrainConfig) -> Checked:
     """Raises ConfigError for the first thing that cannot work."""
-    _check_out(config.out)
+    _check_folder("out", config.out, "runs")
+    if config.data.cache is not None:
+        _check_folder("data.cache", config.data.cache, "cache")
     _check_device(config)
     check_task(config.task.name, config.task.options, config.task.monitor)
     CaptionSource.of(config.data.captions)
@@ -81,11 +85,13 @@ def joined_rule(one: str | None, other: str | None) -> str | None:
     return f"({one}) and ({other})" if one and other else one or other
 
 
-def _check_out(out: Path) -> None:
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):
-        raise ConfigError(f"out={out} is a URL; runs are written to a local folder, such as out=runs")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out={out} is a file; give a folder, such as out=runs")
+def _check_folder(setting: str, folder: Path, example: str) -> None:
+    """It need not be there yet, but what is on its way must be folders."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(folder), re.IGNORECASE):
+        raise ConfigError(f"{setting}={folder} is a URL; give a local folder, such as {setting}={example}")
+    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ConfigError(f"{setting}={folder}: {there} is a file; give a folder, such as {setting}={example}")
 
 
 def _check_device(config: TrainConfig) -> None:
@@ -181,7 +187,7 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
     chosen = f" for which {where} holds" if where else ""
     if count < 2:
         raise ConfigError(
-            f"data.table={run.path} has {count} good samples{chosen}: nothing to train on; "
+            f"data.table={run.path} has {counted(count, 'good sample')}{chosen}: nothing to train on; "
             + ("use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show")
         )
     raise ConfigError(
@@ -198,14 +204,14 @@ def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> 
     largest = max((pc.max(run.read(stem, ["label"])["label"]).as_py() or 0 for stem in run.stems()), default=0)
     if largest >= len(classes):
         raise ConfigError(
-            f"target.classes has {len(classes)} names, and data.table={run.path} has the label {largest}; give at least "
-            f"{largest + 1} names, one for each label from 0 on"
+            f"target.classes has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give at "
+            f"least {largest + 1} names, one for each label from 0 on"
         )
 
 
 def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
     if config.data.shards:
-        return find_shards(config.data.shards)
+        return _found("data.shards", config.data.shards)
     if run is None:
         raise ConfigError(
             "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table"
@@ -226,4 +232,11 @@ def _check_evaluation(config: TrainConfig) -> list[Shard]:
             "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0 to train "
             "without measuring; on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0"
         )
-    return find_shards(config.data.eval_shards)
+    return _found("data.eval_shards", config.data.eval_shards)
+
+
+def _found(setting: str, patterns: Sequence[str]) -> list[Shard]:
+    try:
+        return find_shards(patterns)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error

@@ -135,9 +135,10 @@ def _target(name: str | None) -> dict[str, str]:
 
 def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:
     rows = [(name, _shown(name, value), _shown(name, result.last[name])) for name, value in result.best.items()]
-    title = (
-        f"{result.method}, {result.task}: {result.over}, {result.steps:,} updates, {result.skipped:,} batches skipped"
-    )
+    from .logs import counted
+
+    done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
+    title = f"{result.method}, {result.task}: {result.over}, {done}, {skipped} skipped"
     output.say(title if rows else f"{title}; nothing was measured")
     if rows:
         output.table("", rows, ("", f"best (epoch {result.best_epoch})", "last"))

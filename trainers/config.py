@@ -156,7 +156,7 @@ class TrainConfig(_Section):
     """
 
     data: DataConfig = DataConfig()
-    target: dict[str, Any] = Field(default_factory=dict)
+    target: dict[str, Any] = Field(default_factory=dict, examples=[{"name": "clip", "model": "ViT-B-32"}])
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "baseline"})
     task: TaskConfig = TaskConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -165,7 +165,7 @@ class TrainConfig(_Section):
     logging: LoggingConfig = LoggingConfig()
     out: Path = Path("runs")
     """each run gets a numbered folder of its own below"""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**62)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> TrainConfig:
@@ -292,7 +292,8 @@ def _one_line(error: ValidationError, kind: type[BaseModel], prefix: str = "") -
     if field is not None and not field.is_required():
         default = field.get_default(call_default_factory=True)
         setting = ".".join([prefix, *parts[: depth + 1]] if prefix else parts[: depth + 1])
-        example = "" if default in ({}, ()) else f", for example {setting}={_shown(default)}"
+        shown = field.examples[0] if field.examples else default
+        example = "" if shown in ({}, ()) else f", for example {setting}={_shown(shown)}"
     message = _INSTANCE.sub("", first["msg"][0].lower() + first["msg"][1:])
     return f"{name}={_shown(first.get('input'))}: {message}{example}"
 

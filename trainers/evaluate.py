@@ -87,6 +87,8 @@ def evaluate_model(
     (`{"data": {"eval_captions": …}, "task": {"options": {"folds": 5}}}`).
     """
     path = Path(source)
+    if not path.exists():
+        raise ConfigError(f"{path} is not there; give a run's folder, such as runs/001-osa, or a weights file of one")
     values: dict[str, Any] = {}
     if path.is_dir():
         folder = TrainFolder(path)

@@ -17,7 +17,7 @@ from .average import Average
 from .checkpoint import State, load_optimizer, optimizer_state, random_states, save_state, set_random_states
 from .config import TrainConfig
 from .data import Batch
-from .logs import Display, Log
+from .logs import Display, Log, counted
 from .methods import Method
 from .run_folder import TrainFolder
 from .running import Running, StepModule, Work, trimmed
@@ -169,7 +169,7 @@ class Loop:
         if loop.max_steps is not None and place.step >= loop.max_steps:
             place.over = self._enough()
         elif place.epoch >= self.epochs:
-            place.over = _counted(self.epochs, "epoch")
+            place.over = counted(self.epochs, "epoch")
         self._save_weights("last")
         if self._evaluate is None:
             self._save_weights("best")
@@ -199,7 +199,7 @@ class Loop:
             return
         place.waited += 1
         if self._tired() and not place.over:
-            place.over = f"no better {self._monitor} for {_counted(place.waited, 'evaluation')}"
+            place.over = f"no better {self._monitor} for {counted(place.waited, 'evaluation')}"
 
     def _tired(self) -> bool:
         """Whether patience is at its end; never before the last piece of a method that begins again."""
@@ -380,10 +380,6 @@ class Loop:
         if self.fabric.world_size == 1:
             return stop.asked
         return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _numbers(logs: Mapping[str, float | Tensor]) -> dict[str, float]:

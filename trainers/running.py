@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError
 from .config import TrainConfig
 from .data import Batch, WeightedShards
 from .data.batch import map_tensors
+from .logs import counted
 from .methods import Method, Seen
 from .targets import Encoded, Target, build_target, gather, gather_tensor
 
@@ -154,7 +155,8 @@ class Running:
         at = int(batch.labels.argmax())
         if int(batch.labels[at]) >= len(classes):
             raise ConfigError(
-                f"target.classes has {len(classes)} names, and sample {batch.keys[at]} has the label {int(batch.labels[at])};"
+                f"target.classes has {counted(len(classes), 'name')}, and sample {batch.keys[at]} has the label "
+                f"{int(batch.labels[at])};"
                 " give a name for every label, from 0 on"
             )
 

@@ -22,7 +22,7 @@ from .checks import Checked, check
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
 from .evaluate import evaluation_data, figures
-from .logs import Display, Log, Silent, display_for
+from .logs import Display, Log, Silent, counted, display_for
 from .loop import Loop, Place
 from .methods import Method
 from .run_folder import TrainFolder, new_run
@@ -39,7 +39,7 @@ CHANGEABLE = (
     "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",
     "loop.device", "loop.devices", "loop.nodes",
 )  # fmt: skip
-"""Settings that a run may go on with otherwise than it began, beside those of logging."""
+"""Settings that a run may go on with otherwise than it began, beside those of logging and of the evaluation itself."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,8 @@ def _train(
         stack.enter_context(folder_lock(folder.path))
         if resumed is None:
             folder.write_config(config)
-    display.note(
-        f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {len(data):,} batches an epoch"
-    )
+    batches = counted(len(data), "batch", "batches")
+    display.note(f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {batches} an epoch")
     log = None
     if fabric.is_global_zero:
         done = {} if state is None else state.facts["place"]
@@ -210,10 +209,10 @@ def _where(loop: Loop) -> str:
 def _resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
     values = folder.read_config()
     for name, value in changes.items():
-        if name not in CHANGEABLE and not name.startswith("logging."):
+        if name not in CHANGEABLE and not name.startswith(("logging.", "task.options.")):
             raise ConfigError(
                 f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
-                f"{', '.join(CHANGEABLE)}"
+                f"{', '.join(CHANGEABLE)}, task.options"
             )
     return TrainConfig.parse(read_config(values, flags=changes))
 

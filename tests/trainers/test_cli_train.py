@@ -100,7 +100,7 @@ def test_going_on_with_a_finished_run(run: Path) -> None:
         (("train", "--resume", "nowhere"), "nowhere is no training run"),
         (("train", "--resume", "runs/001-baseline", "--lr", "1"), "optimizer.lr=1.0: a run that goes on keeps"),
         (("train", "--resume", "runs/001-baseline", "--config", "config.yaml"), "brings its own configuration"),
-        (("evaluate-model", "nowhere"), "nowhere"),
+        (("evaluate-model", "nowhere"), "nowhere is not there; give a run's folder"),
         (("evaluate-model", "runs/001-baseline", "--which", "first"), "use best or last"),
         (("evaluate-model", "runs/001-baseline", "--shards", "none/*.tar"), "none/*.tar"),
         (("evaluate-model", "runs/001-baseline", "--task", "classification"), "none were given"),

@@ -152,7 +152,17 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
         ({"loop__devices": 3}, "cannot be shared evenly; use data.batch_size=30"),
         ({"loop": {"evaluate_every": 0, "patience": 2}}, "loop.patience=2 waits for better figures"),
         ({"optimizer": {"nesterov": True, "momentum": 0}}, "use optimizer.momentum=0.9"),
-        ({"out": "s3://bucket/runs"}, "is a URL; runs are written to a local folder"),
+        ({"out": "s3://bucket/runs"}, "is a URL; give a local folder, such as out=runs"),
+        ({"out": f"{__file__}/runs"}, "is a file; give a folder, such as out=runs"),
+        ({"data__cache": __file__}, "is a file; give a folder, such as data.cache=cache"),
+        ({"data__eval_shards": ["none/*.tar"]}, "data.eval_shards: no .tar or .tar.gz matches 'none/*.tar'"),
+        ({"data__shards": ["none/*.tar"]}, "data.shards: no .tar or .tar.gz matches 'none/*.tar'"),
+        ({"seed": 2**70}, "seed=1180591620717411303424: input should be less than or equal to"),
+        ({"target": "clip"}, "input should be a valid dictionary, for example target={name: clip, model: ViT-B-32}"),
+        ({"target": {"name": {"x": 1}}}, "target.name={'x': 1} is unknown; use one of clip"),
+        ({"method": {"name": {"x": 1}}}, "method.name={'x': 1} is unknown; use one of baseline"),
+        ({"method": {"mode": "raw"}}, "method.name is not given; use one of baseline"),
+        ({"method": {"name": "crcl", "pieces": "5,five"}}, "for example method.pieces=[5, 5, 5, 30]"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_loaded(
@@ -164,6 +174,11 @@ def test_what_cannot_work_is_said_before_anything_is_loaded(
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_pieces_as_one_writes_them_on_a_command_line(scored: Path, tmp_path: Path) -> None:
+    values = read_config(settings(scored, tmp_path, "crcl"), ["method.pieces=5,5,5,30"])
+    assert build_method(TrainConfig.parse(values)).epochs(1) == 45
 
 
 def test_a_table_is_not_needed_by_the_baseline_alone(scored: Path, tmp_path: Path) -> None:

@@ -181,3 +181,9 @@ def test_a_worker_sends_the_same_one_line(scored: Path) -> None:
     with pytest.raises(NoisegateError, match=r"^shard .*x-00.tar cannot be opened: No such file or directory$"):
         list(other)
     other.close()
+
+
+def test_what_is_asked_for_wrongly_is_no_other_data(original: Path) -> None:
+    message = stopped(original, captions="json:titles", text=made.lengths)
+    assert "cannot be read as asked: x-00.tar: sample 0000: json field 'titles' is not a list of captions" in message
+    assert "check captions, text_field and label_field" in message and "annotate" not in message

@@ -162,8 +162,9 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
 def test_settings_of_a_resumed_run_stay(scored: Path, tmp_path: Path) -> None:
     config = settings(scored, tmp_path, loop={"epochs": 1, "evaluate_every": 0, "max_steps": 2, "device": "cpu"})
     first = train(config, quiet=True)
-    train(resume=first.folder, settings=["loop.max_steps=3", "loop.epochs=2"], quiet=True)
+    train(resume=first.folder, settings=["loop.max_steps=3", "loop.epochs=2", "task.options.folds=2"], quiet=True)
     saved = yaml.safe_load((first.folder / "config.yaml").read_text())
+    assert saved["task"]["options"] == {"folds": 2}, "how it is measured may change"
     assert (saved["loop"]["max_steps"], saved["loop"]["epochs"]) == (3, 2)
     assert saved["method"]["mode"] == "mean1", "defaults of the method are written out"
 

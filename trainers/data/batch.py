@@ -24,6 +24,8 @@ class Dropped:
     shard: str
     key: str
     why: str
+    status: str = "mismatch"
+    """as a table's: `mismatch` where it is another than the one that was scored"""
 
     def __str__(self) -> str:
         return f"{self.shard}: sample {self.key}: {self.why}"

@@ -154,7 +154,7 @@ class BatchLoader(Dataset[Batch | Failure]):
                     sample = self._kept.get(number) or self._sample(shard, int(within[at]), number, ref.epoch)
                 except BadSample as problem:
                     name = PurePosixPath(source.shards[place].url).name
-                    dropped.append(Dropped(number, name, shard.key_of(int(within[at])), str(problem)))
+                    dropped.append(Dropped(number, name, shard.key_of(int(within[at])), str(problem), problem.status))
                     continue
                 found[int(at)] = sample
                 if source.keep:

@@ -281,9 +281,14 @@ class WeightedShards:
             if self.dropped_samples == self.read_samples:
                 raise ShardError(f"{rate} cannot be used: {examples}")
         elif self.dropped_samples > self._max_mismatch * self.selected_rows / self.world:
+            allow = f"allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
+            if not any(example.status == "mismatch" for example in self._examples):
+                raise MismatchError(
+                    f"{rate} cannot be read as asked: {examples}; check captions, text_field and label_field, or {allow}"
+                )
             raise MismatchError(
                 f"{rate} are not what their rows in table {self._catalogue.run.path} say: {examples}; annotate these shards "
-                f"again, or allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
+                f"again, or {allow}"
             )
 
     # --- preparation ----------------------------------------------------------------------------------------------------
@@ -322,7 +327,8 @@ class WeightedShards:
             drop_last=self._drop_last,
         )
         if isinstance(plan, MPerClassPlan) and plan.left_out:
-            note = f"{plan.left_out:,} classes have too few samples for sampler {self._sampler!r} and are left out"
+            few = "1 class has" if plan.left_out == 1 else f"{plan.left_out:,} classes have"
+            note = f"{few} too few samples for sampler {self._sampler!r}: left out"
             self.notes += [note] if note not in self.notes else []
         if not len(plan):
             raise ConfigError(

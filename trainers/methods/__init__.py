@@ -37,8 +37,10 @@ METHODS: dict[str, type[Method]] = {
 def method_class(config: Mapping[str, Any]) -> type[Method]:
     """The class that `config["name"]` names; raises ConfigError with the names there are."""
     name = config.get("name")
-    if name not in METHODS:
+    if name is None:
+        raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
         raise ConfigError(
             f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
         )
-    return METHODS[str(name)]
+    return METHODS[name]

@@ -13,12 +13,12 @@ labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, 
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from pipeline.errors import ConfigError
@@ -43,6 +43,11 @@ FROM_SCRATCH = 0.05
 Labels = NDArray[np.float32]
 
 
+def _numbers(value: Any) -> Any:
+    """Of a command line: 5,5,5,30."""
+    return value.split(",") if isinstance(value, str) else value
+
+
 class CrclConfig(MethodConfig):
     """Constants of the paper and its code."""
 
@@ -50,7 +55,7 @@ class CrclConfig(MethodConfig):
     preset: Literal["paper", "code"] = "paper"
     """code: the labels move with the current batch's p̂ instead of the last epoch's, p̂ is taken over in the first piece's last
     frozen epoch and mixed from then on, ŷ is what is remembered, and a piece lasts e_f epochs longer than `pieces` says"""
-    pieces: tuple[int, ...] | None = None
+    pieces: Annotated[tuple[int, ...], BeforeValidator(_numbers)] | None = Field(default=None, examples=[[5, 5, 5, 30]])
     """epochs e_j of each piece, such as 5,5,5,30 as published; None: loop.epochs is split like that (see split_epochs)"""
     freeze: int = Field(default=2, ge=0)
     """e_f: epochs at the start of each piece that do not change the labels"""

@@ -34,7 +34,7 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
     if isinstance(config, TargetConfig):
         return config
     name = config.get("name")
-    if name not in TARGETS:
+    if not isinstance(name, str) or name not in TARGETS:
         raise ConfigError(
             f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
         )
