@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Carries out a Dockerfile without a container engine, so that its lines are known to work before anyone builds it.
 
-    sudo docker/without_engine.py docker/Dockerfile.cpu
+    sudo docker/without_engine.py docker/Dockerfile.cpu --work /var/tmp/noisegate-build
 
 Every stage gets a root of its own (overlayfs over a fresh Debian that mmdebstrap makes from the same packages as Debian's slim
 images), every RUN line runs there in a chroot with the stage's environment, user and mounts, and COPY sees only what

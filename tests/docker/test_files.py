@@ -146,6 +146,18 @@ def test_every_variable_is_a_setting() -> None:
         assert name.removeprefix("NOISEGATE_").lower() in Settings.model_fields, (where, name)
 
 
+def test_jobs_have_folders_of_the_image_to_read_from() -> None:
+    [deployment] = [m for m in MANIFESTS if m["kind"] == "Deployment"]
+    given = {
+        entry["name"]: entry.get("value") for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    for environment in (COMPOSE["services"]["noisegate"]["environment"], given):
+        for name in ("NOISEGATE_JOBS_FOLDER", "NOISEGATE_ROOTS"):
+            assert all(
+                re.search(rf"install --directory .*{environment[name]}\b", text) for text in DOCKERFILES.values()
+            )
+
+
 def _routes() -> set[str]:
     return set(create_app(load_settings(None), engine=FakeEngine()).openapi()["paths"])
 
