@@ -1,6 +1,8 @@
-"""Rewrite the generated parts of README.md: the demo's own figures, and the table's columns from its schema.
+"""Rewrite the generated parts of README.md: the demo's own figures, the table's columns from its schema, and some of the
+results in docs/data.
 
-python benchmarks/readme.py
+python benchmarks/readme.py               # all of them; the demo takes minutes
+python benchmarks/readme.py results
 """
 
 import json
@@ -12,7 +14,11 @@ from pathlib import Path
 
 from pipeline.table import COLUMNS
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+BENCHES = {"pairs": "scenes-retrieval", "labels": "scenes-classification"}
+RATES = {"0": "0 %", "0.4": "40 %", "0.6": "60 %"}
+METHODS = ("baseline", "select", "osa", "crcl", "tango", "dividemix", "oracle")
 
 
 def columns() -> str:
@@ -51,9 +57,26 @@ def demo() -> str:
     return f"| | β `auto` = {judged['beta']:.3f} | best possible, or the truth |\n| --- | --- | --- |\n{table}"
 
 
+def results() -> str:
+    """Means over all seeds of the bench as a Markdown table; docs/results.md has the rest."""
+    means = {
+        kind: json.loads((ROOT / "docs" / "data" / f"{name}.json").read_text(encoding="utf-8"))["means"]
+        for kind, name in BENCHES.items()
+    }
+    heads = [f"{kind}, {shown} noise" for kind in BENCHES for shown in RATES.values()]
+    lines = ["| | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
+    for method in METHODS:
+        found = [means[kind].get(method) for kind in BENCHES]
+        cells = [f"{one[rate]['mean']:.1f}" if one else "–" for one in found for rate in RATES]
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     text = README.read_text(encoding="utf-8")
-    for name, content in (("columns", columns()), ("demo", demo())):
+    blocks = {"columns": columns, "demo": demo, "results": results}
+    for name in sys.argv[1:] or blocks:
+        content = blocks[name]()
         block = f"<!-- {name}: made by benchmarks/readme.py -->\n{content}\n<!-- end -->"
         text = re.sub(rf"<!-- {name}.*?-->(.*?<!-- end -->)?", lambda _, b=block: b, text, count=1, flags=re.DOTALL)
     README.write_text(text, encoding="utf-8")

@@ -27,6 +27,17 @@ def test_columns_are_those_of_the_schema() -> None:
     assert all(f"| {name} |" in README for name in COLUMNS)
 
 
+def test_results_are_those_of_the_bench() -> None:
+    """The figures, and that docs/results.md says the same of each."""
+    expected = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))["results"]()
+    assert expected in README, "run: python benchmarks/readme.py results"
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for line in expected.splitlines()[2:]:
+        method, *figures = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        rows = re.findall(rf"^\| {method} \| (.*)$", page, re.MULTILINE)
+        assert all(any(f"{figure} ±" in row for row in rows) for figure in figures if figure != "–"), line
+
+
 @pytest.mark.parametrize(
     "block",
     [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if not re.search("tables|weighted|http://", b)],
