@@ -135,6 +135,19 @@ def test_every_command_shown_is_one_that_the_program_takes(page: str, line: str)
         COMMANDS[name].make_context(name, words)  # raises where an option or a value does not exist
 
 
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_programs_named_in_sentences_have_their_flags(page: Path) -> None:
+    """What is shown in a block is looked at above; of the programs in benchmarks/, blocks count too."""
+    text = page.read_text(encoding="utf-8")
+    for name, rest in re.findall(r"`noisegate ([a-z][\w-]*)([^`]*)`", text):
+        known = {flag for p in COMMANDS[name].params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
+        assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) <= known, f"noisegate {name}{rest}"
+    for name, rest in re.findall(r"python -m benchmarks\.([\w.]+)([^`\n|]*)", text):
+        source = (ROOT / "benchmarks" / f"{name.rstrip('.').replace('.', '/')}.py").read_text(encoding="utf-8")
+        for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
+            assert f'"{flag}"' in source, f"benchmarks.{name}{rest}"
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: `data` and `clean` with their class names, held-out shards, a picture, arrays."""
