@@ -126,20 +126,40 @@ def _part(images: Path, texts: Path | None, metadata: Path | None, start: int) -
 def _key_column(path: Path, images: Path, rows: int) -> str:
     try:
         file = pq.read_metadata(path)
-        names = pq.read_schema(path).names
+        schema = pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"metadata: {path} is not a readable Parquet file: {_line(error)}") from error
     if file.num_rows != rows:
         raise ConfigError(f"metadata: {path} has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
-    found = next((name for name in KEY_COLUMNS if name in names), None)
+    found = next((name for name in KEY_COLUMNS if name in schema.names), None)
     if found is None:
         raise ConfigError(
-            f"metadata: {path} has the columns {', '.join(names)}; keys come from one called {', '.join(KEY_COLUMNS)}"
+            f"metadata: {path} has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}"
         )
-    lacking = pq.read_table(path, columns=[found])[found].null_count
+    kind = schema.field(found).type
+    if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
+        raise ConfigError(f"metadata: {found} of {path} is {kind}; keys are text or whole numbers")
+    lacking = sum(not key for key in _read_keys(path, found))
     if lacking:
         raise ConfigError(f"metadata: {lacking:,} rows of {path} have no {found}; every row needs one")
     return found
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Text, or its bytes: some writers of Parquet leave out that they are UTF-8."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _read_keys(path: Path, column: str) -> list[str]:
+    """The keys, '' for those that are missing."""
+    found = pq.read_table(path, columns=[column])[column].to_pylist()
+    return [
+        "" if key is None else key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else str(key)
+        for key in found
+    ]
 
 
 def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> NDArray[Any]:
@@ -245,14 +265,16 @@ def _write_part(
         similarity = np.where(invalid, np.nan, np.clip(cosine, -1, 1)).astype(np.float32)
     size = part.images.stat().st_size
     shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
+    keys = _keys(part)
+    first = {key: row for row, key in reversed(list(enumerate(keys)))}
     columns = {
-        "key": _keys(part),
+        "key": keys,
         "index": np.arange(part.rows),
         "status": np.where(invalid, "invalid", "ok").tolist(),
         "error": errors,
         "similarity": similarity,
         "label": pa.nulls(part.rows, pa.int32()) if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
-        "flags": [[] for _ in range(part.rows)],
+        "flags": [[] if first[key] == row else ["duplicate_key"] for row, key in enumerate(keys)],
     }
     write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
     run.write_table(part.stem, table_from(columns, {**metadata, "table_version": VERSION, "shard": shard}))
@@ -262,7 +284,7 @@ def _keys(part: ArrayPart) -> list[str]:
     """From the metadata, else row numbers over all parts, so that no two rows of a run share one."""
     if part.metadata is None or part.key is None:
         return [f"{row:09d}" for row in range(part.start, part.start + part.rows)]
-    return [str(key) for key in pq.read_table(part.metadata, columns=[part.key])[part.key].to_pylist()]
+    return _read_keys(part.metadata, part.key)
 
 
 def _line(error: Exception) -> str:

@@ -120,6 +120,9 @@ def test_metadata_must_fit_and_have_keys(tmp_path: Path) -> None:
         ({"key": ["a"]}, r"has 1 rows, .* has 46; give one for each"),
         ({"caption": ["a"] * 46, "n": [1] * 46}, r"has the columns caption, n; keys come from one called key, uid"),
         ({"url": [None, *["a"] * 45]}, r"1 rows of .* have no url; every row needs one"),
+        ({"url": ["", *["a"] * 45]}, r"1 rows of .* have no url; every row needs one"),
+        ({"key": [["a"]] * 46}, r"key of .* is list<.*>; keys are text or whole numbers"),
+        ({"key": [0.5] * 46}, r"key of .* is double; keys are text or whole numbers"),
     ]
     for columns, message in tables:
         pq.write_table(pa.table(columns), path)
@@ -219,6 +222,23 @@ def test_keys_without_metadata_count_on_from_part_to_part(tmp_path: Path) -> Non
     table = read_table(written(tmp_path / "out", find_parts(split(tmp_path / "i", "a", IMAGES, 5))).path)
     assert table["key"].to_pylist() == [f"{row:09d}" for row in range(46)]
     assert table["index"].to_pylist() == [i for part in np.array_split(np.arange(46), 5) for i in range(len(part))]
+
+
+@pytest.mark.parametrize(
+    ("keys", "read"),
+    [
+        ([b"caf\xc3\xa9", b"b", b"\xff"], ["café", "b", "\\xff"]),  # text whose writer did not say that it is text
+        ([7, 8, 7], ["7", "8", "7"]),
+        (pa.array(["x", "x", "y"]).dictionary_encode(), ["x", "x", "y"]),
+    ],
+)
+def test_keys_of_any_usual_type_are_text_and_say_where_they_repeat(keys: Any, read: list[str], tmp_path: Path) -> None:
+    images, path = saved(tmp_path, i=IMAGES[:3])["i"], tmp_path / "m.parquet"
+    pq.write_table(pa.table({"key": keys}), path)
+    table = read_table(written(tmp_path / "out", find_parts(images, None, path)).path)
+    assert table["key"].to_pylist() == read
+    repeats = [["duplicate_key"] if key in read[:row] else [] for row, key in enumerate(read)]
+    assert table["flags"].to_pylist() == repeats
 
 
 def test_the_identity_names_the_arrays(tmp_path: Path) -> None:
