@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -215,22 +215,27 @@ def kept_graph(
 ) -> Neighbours:
     """The neighbour graph of the run's rows, kept in its folder and reused while nothing changed.
 
-    A search that was stopped goes on.
+    The lists of an exact search begin with those of a smaller k. A search that was stopped goes on.
     """
     search = search or NeighbourSearch()
+    k = min(k, max(1, len(rows) - 1))
     path = run.path / ("neighbours.safetensors" if rows.part == "image" else "text_neighbours.safetensors")
     shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
-    digest = hashlib.sha256(json.dumps([shards, k], sort_keys=True).encode())
+    kept = _kept(path)
+    lengths = [k, kept.k] if kept and kept.kind == "flat" and kept.k > k else [k]
+    digests = [hashlib.sha256(json.dumps([shards, length], sort_keys=True).encode()) for length in lengths]
     for _, block in rows.chunks(ROWS_AT_ONCE):
-        digest.update(block.data)
+        for digest in digests:
+            digest.update(block.data)
     if search.index != "auto":
-        digest.update(search.index.encode())
-    made_from = digest.hexdigest()
+        for digest in digests:
+            digest.update(search.index.encode())
+    made_from = digests[0].hexdigest()
     of = "neighbours" if rows.part == "image" else "neighbours of texts"
-    if _made_from(path) == made_from:
+    if kept and kept.made_from == digests[-1].hexdigest():
         note(f"{of}: the graph is there already")
         shutil.rmtree(search_folder(path), ignore_errors=True)  # killed after its last step
-        return Neighbours.load(path)
+        return _nearest(Neighbours.load(path), k)
     note(f"{of}: searching {len(rows):,} rows, k = {k}")
     return neighbour_graph(
         rows.mapped,
@@ -254,13 +259,22 @@ def _nearest(graph: Neighbours, k: int) -> Neighbours:
     return replace(graph, indices=graph.indices[:, :k], similarities=graph.similarities[:, :k])
 
 
-def _made_from(path: Path) -> str | None:
-    """What the graph in a file was made from; None where there is no whole one."""
+class _Kept(NamedTuple):
+    """A graph in a file: what it was made from, how, and the length of its lists."""
+
+    made_from: str | None
+    kind: str | None
+    k: int
+
+
+def _kept(path: Path) -> _Kept | None:
+    """None where there is no whole graph."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            return (file.metadata() or {}).get("made_from")
+            facts = file.metadata() or {}
+            return _Kept(facts.get("made_from"), facts.get("kind"), file.get_slice("indices").get_shape()[1])
     except (OSError, SafetensorError):
         return None
 

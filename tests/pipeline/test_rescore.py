@@ -90,6 +90,28 @@ def test_other_settings_and_back_restore_every_byte(shards: Path, tmp_path: Path
     assert tables_of(tmp_path / "out") == before  # and annotate finds its own run again
 
 
+def test_a_smaller_k_takes_the_first_of_the_lists_that_are_there(tmp_path: Path) -> None:
+    files, said = saved(tmp_path, images=IMAGES, texts=TEXTS), list[str]()
+    for name, k in (("fresh", 4), ("kept", 12)):
+        settings = ScoreSettings(k=k, neighbourhood=True)
+        score_embeddings(tmp_path / name, files["images"], texts=files["texts"], labels=GIVEN, settings=settings)
+    graphs = {path: path.stat().st_ino for path in (tmp_path / "kept").glob("*neighbours.safetensors")}
+    rescore(tmp_path / "kept", change(k=4), note=said.append)
+    assert [line for line in said if "searching" in line] == []
+    assert {path: path.stat().st_ino for path in graphs} == graphs
+    assert len(graphs) == 2
+    assert read_table(tmp_path / "kept") == read_table(tmp_path / "fresh")
+    rescore(tmp_path / "kept", change(k=13), note=said.append)
+    assert "neighbours: searching 120 rows, k = 13" in said
+    changed = RunFolder(tmp_path / "kept").embeddings("images")
+    write_embeddings(
+        changed, IMAGES[::-1].copy(), TEXTS, {"shard": read_metadata(tmp_path / "kept" / "images.parquet")["shard"]}
+    )
+    said.clear()
+    rescore(tmp_path / "kept", change(k=4), note=said.append)
+    assert "neighbours: searching 120 rows, k = 4" in said  # longer lists of other rows are of no use
+
+
 def test_a_new_beta_is_in_the_weights_the_tables_and_the_record(shards: Path, tmp_path: Path) -> None:
     score(shards, tmp_path / "out", beta="fixed:0.1")
     summary = rescore(tmp_path / "out", change(beta="fixed:0.75"))
@@ -381,10 +403,10 @@ def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
     assert read_table(tmp_path / "out", columns).select(columns) == read_table(
         tmp_path / "same" / "out", columns
     ).select(columns)
-    done = called("rescore", "out", "--beta", "fixed:0.9", "--k", "7", "--json", cwd=tmp_path)
+    done = called("rescore", "out", "--beta", "fixed:0.9", "--k", "17", "--json", cwd=tmp_path)
     again = json.loads(done.stdout)
-    assert (again["beta"]["value"], again["labels"]["k"], again["labels"]["classes"]) == (0.9, 7, 4)
-    assert "neighbours: searching 120 rows, k = 7" in done.stderr
+    assert (again["beta"]["value"], again["labels"]["k"], again["labels"]["classes"]) == (0.9, 17, 4)
+    assert "neighbours: searching 120 rows, k = 17" in done.stderr
     shown = called("rescore", "out", "--task", "labels", cwd=tmp_path)
     assert "label noise rate" in shown.stdout
     assert "β" not in shown.stdout
