@@ -83,11 +83,16 @@ def eme_of_pair(
 def estimator_indicator(estimator: Estimator, threshold: float) -> Indicator:
     """The estimator as the indicator: an element is there where its cosine with the other side is above `threshold`.
 
-    β is the natural threshold: what unrelated things have.  Images are uint8 (H, W, 3), as `np.asarray` gives a picture.
+    β is the natural threshold: what unrelated things have.  Images are uint8, (H, W, 3) or grey (H, W), as `np.asarray`
+    gives a picture.
     """
 
     def indicate(images: Sequence[Image], texts: Sequence[str]) -> NDArray[np.bool_]:
-        pictures = [PIL.Image.fromarray(np.asarray(image, dtype=np.uint8)) for image in images]
+        pixels = [np.asarray(image) for image in images]
+        kinds = {array.dtype for array in pixels} - {np.dtype(np.uint8)}
+        if kinds:  # numbers from 0 to 1 would turn black without a word
+            raise ConfigError(f"image is {kinds.pop()}; give uint8 from 0 to 255, as np.asarray(picture) does")
+        pictures = [PIL.Image.fromarray(array).convert("RGB") for array in pixels]
         left, right = normalise(estimator.encode_images(pictures)), normalise(estimator.encode_texts(texts))
         return np.asarray(left @ right.T > threshold)
 

@@ -43,7 +43,9 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
     """The number of classes: the anchors' where there are some, else the largest label plus one."""
     largest = int(labels.max(initial=-1)) + 1
     if largest == 0:
-        raise ConfigError("task labels: no sample has a label; the shards need a part cls or a json field label")
+        raise ConfigError(
+            "task labels: no sample has a label; the shards need a part cls or a json field label, arrays class numbers"
+        )
     if anchors is None:
         if largest > MAX_CLASSES:
             raise ConfigError(

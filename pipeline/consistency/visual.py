@@ -85,10 +85,11 @@ class VisualVotes:
     ) -> VisualVotes:
         lists = neighbours.indices if isinstance(neighbours, Neighbours) else np.asarray(neighbours)
         label = checked_labels(labels, classes)
-        if lists.ndim != 2 or len(lists) != len(label) or (lists.size and lists.max() >= len(label)):
+        whole = lists.dtype.kind in "iu" or not lists.size
+        if not whole or lists.ndim != 2 or len(lists) != len(label) or (lists.size and lists.max() >= len(label)):
             raise ConfigError(
-                f"neighbours has shape {lists.shape}, largest entry {lists.max(initial=-1)}, for {len(label)} labels; "
-                f"give ({len(label)}, k) row numbers below {len(label)}, -1 for none"
+                f"neighbours is {lists.dtype} of shape {lists.shape}, largest entry {lists.max(initial=-1)}, "
+                f"for {len(label)} labels; give ({len(label)}, k) row numbers below {len(label)}, -1 for none"
             )
         group, worth = None, np.ones(len(label))
         if duplicates is not None:

@@ -213,14 +213,15 @@ def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
 def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
     """Share of the samples whose corrected label is the true class (TANGO supplement 9.3).
 
-    corrected: (N,) class or (N, C) soft labels (argmax is taken); truth: (N,) class, -1 where unknown (left out).
+    corrected: (N,) class or (N, C) soft labels (argmax is taken; a row with NaN is wrong); truth: (N,) class, -1 where
+    unknown (left out).
 
     >>> relabel_accuracy([2, 1, 0, 1], [2, 0, 0, -1])
     0.6666666666666666
     """
     label, true = np.asarray(corrected), np.asarray(truth)
     if label.ndim == 2:
-        label = label.argmax(axis=1)
+        label = np.where(np.isnan(label).any(axis=1), -1, label.argmax(axis=1))
     _same_length("corrected", label, "truth", true)
     known = true >= 0
     return float((label[known] == true[known]).mean()) if known.any() else math.nan

@@ -57,10 +57,15 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
 def effective_sample_size(weights: ArrayLike) -> float:
     """Kish's (sum w)^2 / sum w^2: how many equally weighted samples the weights are worth; 0 when all are 0.
 
+    weights: (N,) of 0 or more, without NaN.
+
     >>> effective_sample_size([1, 1, 0, 0])
     2.0
     """
     weight = np.asarray(weights, dtype=np.float64)
+    if not (np.isfinite(weight) & (weight >= 0)).all():
+        bad = weight[~(np.isfinite(weight) & (weight >= 0))][0]
+        raise ConfigError(f"weights holds {bad}; give numbers of 0 or more, 0 for samples that failed")
     largest = float(weight.max(initial=0.0))
     if largest <= 0:
         return 0.0

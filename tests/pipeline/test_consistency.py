@@ -165,8 +165,10 @@ def test_k_copies_fill_a_list_with_their_own_label_unless_they_share() -> None:
 
 
 def test_neighbour_arguments_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"neighbours has shape \(1, 2\), largest entry 7, for 1 labels"):
+    with pytest.raises(ConfigError, match=r"neighbours is int64 of shape \(1, 2\), largest entry 7, for 1 labels"):
         visual_consistency(np.array([[7, 0]]), [0], 1)
+    with pytest.raises(ConfigError, match="neighbours is float64 of shape"):
+        visual_consistency(np.array([[1.0], [0.0]]), [0, 0], 1)
     with pytest.raises(ConfigError, match="labels runs from 0 to 2; give -1"):
         visual_consistency(np.array([[1], [0]]), [0, 2], 2)
     with pytest.raises(ConfigError, match="labels is float64"):

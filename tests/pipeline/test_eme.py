@@ -140,3 +140,10 @@ def test_an_estimator_can_be_the_indicator() -> None:
     )
     # one of two halves is told; "red and blue" is shown by the whole picture (cosine 1), "red" is not (.71)
     assert half_told == pytest.approx((1 / 2 + 1 / 2) / 2)
+
+
+def test_an_estimator_sees_grey_pictures_and_refuses_shares_of_one() -> None:
+    indicator = estimator_indicator(CustomEstimator(ColourModel(), "colours"), 0.8)
+    assert np.asarray(indicator([np.full((4, 4), 9, np.uint8)], ["red green blue", "red"])).tolist() == [[True, False]]
+    with pytest.raises(ConfigError, match="image is float64; give uint8 from 0 to 255"):
+        indicator([np.ones((4, 4, 3))], ["red"])

@@ -109,6 +109,8 @@ def test_relabel_accuracy_takes_classes_or_soft_labels_and_leaves_unknown_truth_
     assert metrics.relabel_accuracy(soft, truth) == pytest.approx(2 / 3)
     assert metrics.relabel_accuracy(soft.argmax(1), truth) == pytest.approx(2 / 3)
     assert math.isnan(metrics.relabel_accuracy([1], [-1]))
+    soft[0] = np.nan  # refine leaves an invalid row so; numpy's argmax would call it class 0
+    assert metrics.relabel_accuracy(soft, truth) == pytest.approx(1 / 3)
 
 
 def test_wrong_shapes_name_the_argument() -> None:
@@ -168,6 +170,12 @@ def test_effective_sample_size_of_equal_and_of_no_weights() -> None:
     assert metrics.effective_sample_size(np.full(7, 0.006)) == pytest.approx(7)
     assert metrics.effective_sample_size([3, 1]) == pytest.approx(1.6)
     assert metrics.effective_sample_size([]) == 0
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -0.1])
+def test_effective_sample_size_refuses_what_is_no_weight(weight: float) -> None:
+    with pytest.raises(ConfigError, match=f"weights holds {weight}; give numbers of 0 or more"):
+        metrics.effective_sample_size([0.5, weight])
 
 
 # Retrieval
