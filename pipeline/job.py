@@ -243,7 +243,7 @@ class _Job:
             self.settings,
             random_inputs=of_model,
             anchors=anchors,
-            search=NeighbourSearch(self.neighbour_memory, run=engine.search),
+            search=NeighbourSearch(self.neighbour_memory, run=engine.search, afar=engine.searches_afar),
             note=self.progress.note,
         )
 

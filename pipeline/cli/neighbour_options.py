@@ -65,7 +65,7 @@ def neighbour_search(
     size = read_size(memory) if memory else None
     with ExitStack() as started:
         if ray:
-            yield NeighbourSearch(size, index, started.enter_context(on_ray(address)))
+            yield NeighbourSearch(size, index, started.enter_context(on_ray(address)), afar=True)
         elif workers != 1:
             yield NeighbourSearch(size, index, started.enter_context(on_processes(workers)), at_once=workers)
         else:

@@ -24,6 +24,11 @@ class Engine(Protocol):
     """A started engine: what a job needs of a model, wherever the model is."""
 
     @property
+    def searches_afar(self) -> bool:
+        """Whether `search` uses machines that are not this one."""
+        ...
+
+    @property
     def identity(self) -> "Identity":
         """The scorer's; waits until a model is loaded."""
         ...

@@ -110,6 +110,10 @@ class Fleet:
         self._encoders = []
 
     @property
+    def searches_afar(self) -> bool:
+        return self._search is not one_by_one
+
+    @property
     def identity(self) -> Identity:
         while self._identity is None:
             self._hear()

@@ -31,6 +31,8 @@ class Local:
 class LocalEngine:
     """A model, and what a job asks of it."""
 
+    searches_afar = False
+
     def __init__(self, model: Estimator) -> None:
         self._model = model
 

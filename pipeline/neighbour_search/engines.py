@@ -5,19 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, NoisegateError
+from pipeline.lock import folder_lock
 from pipeline.parent import leave_with
 
 from .part import threads
 from .plan import Task
 from .search import RunTasks
-from .task import run_task
+from .task import forget, run_task
 
 __all__ = ["first_line", "on_processes", "on_ray"]
 
@@ -66,23 +69,53 @@ def first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
+def task_resources(nodes: Sequence[Mapping[str, float]], on_gpus: bool) -> tuple[int, int, int]:
+    """CPUs and GPUs of a task, and how many machines have room for one, of which each does one at a time.
+
+    GPUs are asked for only where faiss can use them: else machines without one would have nothing to do.
+
+    >>> task_resources([{"CPU": 64, "GPU": 8}, {"CPU": 16}], on_gpus=False)
+    (16, 0, 2)
+    >>> task_resources([{"CPU": 64, "GPU": 8}, {"CPU": 16}], on_gpus=True)
+    (64, 1, 1)
+    """
+    gpus = int(on_gpus and any(node.get("GPU", 0) >= 1 for node in nodes))
+    able = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1 and node.get("GPU", 0) >= gpus]
+    return min(able, default=1), gpus, max(1, len(able))
+
+
+def run_alone(task: Task, run: Callable[[Task], Task] = run_task) -> Task:
+    """A task on Ray, alone on its machine, which may have room for several: their memory would add up.
+
+    Nothing is held when it ends, since the next one may be another process's.
+    """
+    with folder_lock(Path(tempfile.gettempdir()) / f"noisegate-search-{getattr(os, 'getuid', int)()}", wait=True):
+        try:
+            return run(task)
+        finally:
+            forget()
+
+
 @contextmanager
 def on_ray(address: str | None = None, cpus: int | None = None) -> Iterator[RunTasks]:
     """Tasks on a Ray cluster (None: RAY_ADDRESS, or a Ray of this machine that ends with the search).
 
     All machines must see the run's folder under the same name: tasks read the embeddings and write their files there,
-    and nothing large goes through Ray's store.  A task takes `cpus`, by default all of the smallest machine, so that
-    each machine has one at a time and its memory is the task's.  Ray repeats the tasks of a machine that is lost.
+    and nothing large goes through Ray's store.  A task takes `cpus`, by default all of the smallest machine, and then
+    each machine has one at a time, so that its memory is the task's.  Ray repeats the tasks of a machine that is lost.
     """
+    import faiss
+
     from pipeline.engines.on_ray import Ray, import_ray  # brings torch
 
     ray = import_ray()
     with Ray(address, cpus_per_worker=cpus).connected(ray):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        each = cpus or max(1, int(min((node["CPU"] for node in nodes if node.get("CPU", 0) >= 1), default=1)))
-        gpus = 1 if any(node.get("GPU", 0) >= 1 for node in nodes) else 0
-        room = max(1, int(sum(node.get("GPU" if gpus else "CPU", 0) // (gpus or each) for node in nodes)))
-        remote = ray.remote(run_task).options(num_cpus=each, num_gpus=gpus, max_retries=5, scheduling_strategy="SPREAD")
+        each, gpus, room = task_resources(nodes, hasattr(faiss, "StandardGpuResources"))
+        if cpus is not None:
+            each, room = cpus, max(1, int(sum(node.get("CPU", 0) // cpus for node in nodes)))
+        work = ray.remote(run_task if cpus is not None else run_alone)
+        remote = work.options(num_cpus=each, num_gpus=gpus, max_retries=5, scheduling_strategy="SPREAD")
 
         def run(tasks: Iterable[Task]) -> Iterator[Task]:
             waiting: list[Any] = []

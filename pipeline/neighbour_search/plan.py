@@ -13,7 +13,7 @@ from pipeline.table import write_atomically
 __all__ = ["Kind", "Plan", "Task", "cut"]
 
 Kind = Literal["flat", "ivf", "ivf-pq"]
-FORMAT = 1
+FORMAT = 2
 QUERIES = 4096  # searched at a time, and
 ALIGNED = 1024  # rows of a part are a multiple of it: faiss multiplies in such blocks, so the cut changes no bit
 SPAN = 65_536  # queries of a task: what a kill costs at most
@@ -38,6 +38,7 @@ class Plan:
     need: int  # bytes of memory that a task takes
     device: str
     seed: int
+    threads: int = 1  # that a task may use at most: `need` counts so many
     format: int = FORMAT
 
     @property
@@ -97,15 +98,19 @@ class Task:
         return f"cells-{self.start:012d}.safetensors"
 
 
-def cut(plan: Plan, memory: int, threads: int) -> Plan:
+def cut(plan: Plan, memory: int, threads: int, afar: bool = False) -> Plan:
     """The plan with parts and spans that keep a task below `memory` bytes; raises ConfigError where none do.
+
+    Tasks `afar` run on machines that may have more threads than this one: up to an eighth of the memory is for those.
 
     need = part × row + threads × (queries + products) + span × list
     row = 4 d (flat); 4 d + 8 (ivf); d/4 .. d/8 + 8 (ivf-pq)     list = 12 (k + 1) bytes
     """
     each = {"flat": 4 * plan.width, "ivf": 4 * plan.width + 8, "ivf-pq": plan.width // 4 + 8}[plan.kind]
     lists = 12 * plan.wanted
-    threaded = threads * (MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96))
+    a_thread = MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96)
+    threads = max(threads, memory // 8 // a_thread) if afar else threads
+    threaded = threads * a_thread
     whole = -(-max(1, plan.distinct) // ALIGNED) * ALIGNED
     for most in (SPAN, LONG_SPAN):
         span = max(QUERIES, min(most, memory // 8 // max(1, lists) // QUERIES * QUERIES))
@@ -123,4 +128,4 @@ def cut(plan: Plan, memory: int, threads: int) -> Plan:
     part = min(room // ALIGNED * ALIGNED, whole)
     even = -(-whole // -(-whole // part))  # parts of one size are done at one time
     part = min(part, -(-even // ALIGNED) * ALIGNED)
-    return replace(plan, part=part, span=span, need=searching + part * each)
+    return replace(plan, part=part, span=span, need=searching + part * each, threads=threads)

@@ -46,7 +46,8 @@ def one_by_one(tasks: Iterable[Task]) -> Iterable[Task]:
 class NeighbourSearch:
     """How to search. `memory` (bytes) is shared by the `at_once` tasks that `run` carries out on one machine at a time;
     None is half of what is free. `index` "auto" compares all rows up to `exact_limit` of them and probes an inverted
-    file beyond. `cut` chooses parts and spans for a number of bytes and of threads.
+    file beyond. `cut` chooses parts and spans for a number of bytes and of threads, and knows whether tasks run `afar`, on
+    machines that are not this one.
     """
 
     memory: int | None = None
@@ -54,7 +55,8 @@ class NeighbourSearch:
     run: RunTasks = one_by_one
     at_once: int = 1
     exact_limit: int = 1_000_000
-    cut: Callable[[Plan, int, int], Plan] = cut
+    cut: Callable[[Plan, int, int, bool], Plan] = cut
+    afar: bool = False
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "flat", "ivf", "ivf-pq"):
@@ -157,7 +159,7 @@ def _prepared(
         device=device,
         seed=seed,
     )
-    plan = search.cut(plan, memory, threads())
+    plan = search.cut(plan, memory, threads(), search.afar)
     plan.save(folder)  # last: what is there before it is not used
     return plan, bank
 

@@ -99,7 +99,7 @@ def _search(task: Task, plan: Plan, rows: MappedRows) -> None:
         return np.where(near >= 0, near + begin, -1), value
 
     cells = folder / task.cells
-    with one_thread_each(faiss, 1 if gpus else threads()) as pool:
+    with one_thread_each(faiss, 1 if gpus else min(threads(), plan.threads)) as pool:
         if reused and not cells.exists():
             _leave(cells, len(asked), part.probes, find_cells, pool)
         _leave(folder / task.name, len(asked), plan.wanted, search, pool)
@@ -157,7 +157,7 @@ def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
         unit = rows.unit(first[start : min(end, start + QUERIES)])
         return unit, index.quantizer.search(unit, 1)[1][:, 0]
 
-    count = threads()
+    count = min(threads(), plan.threads)
     starts = range(begin, end, QUERIES)
     with one_thread_each(faiss, count) as pool:
         for at in range(0, len(starts), count):  # as many at a time as there are threads, so that none pile up

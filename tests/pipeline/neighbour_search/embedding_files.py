@@ -26,8 +26,8 @@ def all_of(rows: MappedRows) -> Callable[[int], NDArray[np.bool_]]:
     return lambda place: np.ones(rows.shapes[place][0], np.bool_)
 
 
-def cut_at(part: int, span: int) -> Callable[[Plan, int, int], Plan]:
-    return lambda plan, memory, threads: replace(plan, part=part, span=span)
+def cut_at(part: int, span: int) -> Callable[[Plan, int, int, bool], Plan]:
+    return lambda plan, memory, threads, afar: replace(plan, part=part, span=span, threads=threads)
 
 
 def clustered(count: int, width: int, seed: int = 0, spread: float = 0.5) -> NDArray[np.float32]:

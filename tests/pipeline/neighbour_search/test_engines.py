@@ -3,13 +3,16 @@
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pipeline.cli.neighbour_options import neighbour_search
-from pipeline.errors import ConfigError, NoisegateError
+from pipeline.errors import ConfigError, LockedError, NoisegateError
+from pipeline.lock import folder_lock
 from pipeline.neighbour_search import NeighbourSearch, neighbour_graph, on_processes, on_ray
+from pipeline.neighbour_search.engines import run_alone
 from pipeline.neighbour_search.plan import Task
 from tests.commands import ROOT
 
@@ -58,6 +61,23 @@ def test_two_workers_on_ray_find_what_one_process_finds(tmp_path: Path) -> None:
             list(run([Task(str(tmp_path), "exact", 0)]))
     assert len(str(raised.value).splitlines()) == 1
     assert found == graph_of(tmp_path, "alone", NeighbourSearch())
+
+
+def test_tasks_on_ray_are_alone_on_their_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[Task] = []
+
+    def run(task: Task) -> Task:
+        (place,) = tmp_path.iterdir()
+        with pytest.raises(LockedError), folder_lock(place):
+            pass
+        seen.append(task)
+        return task
+
+    task = Task(str(tmp_path), "exact", 0)
+    assert run_alone(task, run) == task == seen[0]
+    with folder_lock(next(tmp_path.iterdir())):  # and the next may follow
+        pass
 
 
 def test_options_that_do_not_fit_are_named() -> None:

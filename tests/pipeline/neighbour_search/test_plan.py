@@ -23,6 +23,16 @@ def test_a_task_keeps_to_its_memory_and_uses_it(kind: str, memory: int) -> None:
     assert plan.spans()[-1][1] == 100_000_000
 
 
+def test_a_machine_with_more_threads_than_the_one_that_planned_keeps_to_the_memory_too() -> None:
+    near, afar = (cut(PLAN, 8_000_000_000, 2, afar=afar) for afar in (False, True))
+    each = 4 * 4096 * 1024 + 4096 * (8 * 512 + 36 * 21 + 96)  # as docs/neighbours.md has it
+    assert near.threads == 2
+    assert afar.threads == 1_000_000_000 // each > 20
+    assert afar.need <= 8_000_000_000
+    assert afar.need - near.need == pytest.approx((afar.threads - 2) * each - 2048 * (near.part - afar.part), abs=1)
+    assert cut(PLAN, 300_000_000, 4, afar=True).threads == 4  # never fewer than here
+
+
 def test_more_memory_means_fewer_parts() -> None:
     parts = [cut(PLAN, memory, threads=4).parts for memory in (10**9, 10**10, 10**11, 10**12)]
     assert parts == sorted(parts, reverse=True)
