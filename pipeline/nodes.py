@@ -49,9 +49,15 @@ class Nodes:
             count = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
             if rank is not None:
                 raise ConfigError(f"--nodes slurm knows its number itself; leave out --node-rank {rank}")
-            if count is None or "SLURM_PROCID" not in environment:
+            number = environment.get("SLURM_PROCID")
+            if count is None or number is None:
                 raise ConfigError("--nodes slurm finds no SLURM_PROCID and SLURM_NTASKS; start it with srun")
-            return cls(int(environment["SLURM_PROCID"]), int(count))
+            if not all(text.isascii() and text.isdigit() for text in (number, count)):
+                raise ConfigError(
+                    f"SLURM_PROCID {number!r} of {count!r} tasks is no node's number; start it with srun, or give "
+                    "--nodes 4 --node-rank 0"
+                )
+            return cls(int(number), int(count))
         if nodes is None or rank is None:
             raise ConfigError("--nodes and --node-rank belong together; use --nodes 4 --node-rank 0")
         if not (nodes.isascii() and nodes.isdigit()):

@@ -64,6 +64,9 @@ def test_a_step_of_slurm_knows_its_own_number_of_tasks() -> None:
     step = {"SLURM_PROCID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "2"}
     assert Nodes.read("slurm", None, step) == Nodes(1, 2)
     assert Nodes.read(None, None, step) is None
+    for odd in ("", "first", "1.5", "-1"):
+        with pytest.raises(ConfigError, match=f"SLURM_PROCID '{odd}' of '2' tasks is no node's number"):
+            Nodes.read("slurm", None, step | {"SLURM_PROCID": odd})
     assert Nodes.read("3", 2, {}) == Nodes(2, 3)
 
 
