@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.neighbour_lists import Found
 from pipeline.rows import RowBlocks, unit_rows
 
-__all__ = ["NearestIndex", "gpu_numbers", "to_gpus"]
+__all__ = ["NearestIndex", "gpu_numbers", "share_found", "to_gpus"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -57,8 +57,8 @@ class NearestIndex:
     def tune(self, k: int, rows: RowBlocks, stored: Index) -> float | None:
         """Set the search up for lists of k; the recall of an inverted file, None for an exact index.
 
-        Recall: the share of a sample's k nearest that is found, against probing every cell; a found row counts when
-        it is as near as the k-th nearest, so ties do not matter.  Probes double until it reaches 0.95.
+        Recall: the share of a sample's k nearest, itself left out, that is found, against probing every cell; a found row
+        counts when it is as near as the k-th nearest, so ties do not matter.  Probes double until it reaches 0.95.
         """
         if self.gpus and k + 1 > GPU_LIMIT:
             raise ConfigError(f"k={k} is more than faiss finds on a GPU; give k <= {GPU_LIMIT - 2} or device='cpu'")
@@ -69,14 +69,16 @@ class NearestIndex:
             return None if self.kind == "flat" else 1.0
         size = min(RECALL_SAMPLE, len(stored))
         sample = np.sort(np.random.default_rng(self.seed + 1).choice(stored, size=size, replace=False))
+        number = np.searchsorted(stored, sample)
         queries, _ = unit_rows(rows.take(sample))
         cells = int(self.index.nlist)
         self.index.nprobe = cells
-        least = self.index.search(queries, k)[0][:, -1:] - 1e-6
+        least = self.index.search(queries, k)[0][:, -1] - 1e-6
         probes, recall = min(8, cells), 0.0
         while True:
             self._probe(probes)
-            recall = float((self.searcher.search(queries, k)[0] >= least).mean())
+            cosine, listed = self.searcher.search(queries, k)
+            recall = share_found(number, listed, cosine, least)
             most = min(cells, GPU_LIMIT) if self.gpus else cells
             if recall >= RECALL or probes == most:
                 return recall
@@ -109,6 +111,22 @@ class NearestIndex:
         count, width = self.index.ntotal, self.index.d
         rows: Float32 = faiss.rev_swig_ptr(self.index.get_xb(), count * width).reshape(count, width)
         return rows
+
+
+def share_found(own: Index, listed: Index, cosine: Float32, least: Float32) -> float:
+    """Recall of lists (Q, k) that may hold the query itself (Q,), which does not count: the share of the k - 1 others.
+
+    least: (Q,) the cosine of the last true one.
+
+    >>> lists, cosines = np.array([[7, 3, 4, 5]]), np.array([[1.0, 0.9, 0.8, 0.2]], np.float32)
+    >>> round(share_found(np.array([7]), lists, cosines, np.array([0.5], np.float32)), 3)
+    0.667
+    """
+    others = listed.shape[1] - 1
+    if not others:
+        return 1.0
+    right = ((cosine >= least[:, None]) & (listed != own[:, None])).sum(axis=1)
+    return float(np.minimum(right, others).mean() / others)
 
 
 def gpu_numbers(device: str) -> list[int]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pipeline.nearest import GPU_LIMIT, RECALL, RECALL_SAMPLE, gpu_numbers
+from pipeline.nearest import GPU_LIMIT, RECALL, RECALL_SAMPLE, gpu_numbers, share_found
 from pipeline.neighbour_lists import Found
 from pipeline.table import write_atomically
 
@@ -74,8 +73,9 @@ def code_bytes(width: int) -> int:
 def tune(plan: Plan, folder: Path, search: Callable[[list[Task]], Found]) -> Tuned:
     """Probe more and more cells until a sample's recall reaches 0.95, all are probed, or (compressed) nothing is gained.
 
-    Recall: the share of a sample's true nearest, found by comparing with every row, that the search lists; a listed row
-    counts when it is as near as the last true one, so ties do not matter.
+    Recall: the share of a sample's true neighbours, found by comparing with every row, that the search lists; a listed row
+    counts when it is as near as the last true one, so ties do not matter.  The row itself, which is easy to find, does not
+    count.
     """
     path = folder / "tuned.json"
     if path.exists():
@@ -86,15 +86,15 @@ def tune(plan: Plan, folder: Path, search: Callable[[list[Task]], Found]) -> Tun
     np.save(part, sample)
     part.replace(folder / "sample.npy")
 
-    def found(step: Any, probes: int) -> NDArray[np.float32]:
-        return search([Task(str(folder), step, p, probes=probes, sample=True) for p in range(plan.parts)])[1]
+    def found(step: Any, probes: int) -> Found:
+        return search([Task(str(folder), step, p, probes=probes, sample=True) for p in range(plan.parts)])
 
-    least = found("exact", 0)[:, -1:] - 1e-6
+    least = found("exact", 0)[1][:, -1] - 1e-6
     cells = cells_of(plan.distinct)
     most = min(cells, GPU_LIMIT) if gpu_numbers(plan.device) else cells
     probes, before = min(FIRST_PROBES, most), 0.0
     while True:
-        recall = float((found("search", probes) >= least).mean())
+        recall = share_found(sample, *found("search", probes), least)
         enough = recall >= RECALL or (plan.kind == "ivf-pq" and recall - before < GAIN)
         if enough or probes == most:
             tuned = Tuned(probes, recall)
