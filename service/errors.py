@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import compile_path
 
 __all__ = ["ApiError", "InvalidRequest", "Overloaded", "TimedOut", "Unavailable", "add_handlers", "error_response"]
 
@@ -95,17 +95,19 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: HTTPException) -> JSONResponse:
         code = CODES.get(error.status_code, f"http_{error.status_code}")
-        headers = {**(error.headers or {}), "Allow": _allowed(request)} if error.status_code == 405 else error.headers
-        message = NO_ROUTE if error.status_code == 404 else str(error.detail)
+        headers, message = error.headers, NO_ROUTE if error.status_code == 404 else str(error.detail)
+        if error.status_code == 405:
+            allowed = _allowed(request, (headers or {}).get("Allow", ""))
+            headers, message = {"Allow": allowed}, f"this route takes {allowed}"
         return _answer(request, ApiError(error.status_code, code, message), headers)
 
 
-def _allowed(request: Request) -> str:
-    """All methods of a path; the router by itself names those of the first of its routes."""
-    found: set[str] = set()
-    for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
-            found |= getattr(route, "methods", None) or set()
+def _allowed(request: Request, first: str) -> str:
+    """All methods of a path; `first` are those of the first of its routes, which is all that the router names."""
+    found = set(filter(None, first.split(", ")))
+    for path, operations in request.app.openapi()["paths"].items():
+        if compile_path(path)[0].match(request.scope["path"]):
+            found |= {method.upper() for method in operations}
     return ", ".join(sorted(found))
 
 
