@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from pipeline.cli import app
 from pipeline.convert import convert
 from pipeline.errors import ConfigError
+from pipeline.evaluation import evaluate
 from pipeline.one_step.galc import RECONSTRUCTION
 from pipeline.read import ShardReader
 from pipeline.scenes import write_scenes
 from pipeline.shards import find_shards
+from tests.commands import FAKE
 from tests.pipeline.converting import features, write_files
 from tests.trainers.runs import TARGET
 from trainers.bench.cells import CellResult
@@ -40,7 +42,15 @@ def cc120k(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_real_noise_is_scored_and_trained_on_with_the_paper_s_figures_beside(cc120k: Path, tmp_path: Path) -> None:
     words = ["bench", "--preset", "cc120k", "--data", str(cc120k), "--out", str(tmp_path), "--methods", "baseline,osa"]
-    words += ["--estimator", "embedded", "--json", "--set", "loop.epochs=1", "--set", "data.batch_size=16"]
+    words += [
+        "--estimator",
+        FAKE[1],
+        "--json",
+        "--set",
+        "loop.epochs=1",
+        "--set",
+        "data.batch_size=16",
+    ]
     words += [
         "--set",
         f"target={json.dumps({**TARGET, 'model': None, 'pretrained': None})}",
@@ -61,6 +71,32 @@ def test_real_noise_is_scored_and_trained_on_with_the_paper_s_figures_beside(cc1
     text = (tmp_path / "cc120k/clip/results.md").read_text()
     ours = found["cells"][1]["figures"]["i2t_r1"]
     assert f"| osa | {ours:.1f} (73.1) |" in text
+
+
+def test_what_the_table_finds_of_noise_that_was_put_in(cc120k: Path, tmp_path: Path) -> None:
+    small = {
+        "target": {**TARGET, "model": None, "pretrained": None},
+        "data": {"batch_size": 8},
+        "loop": {"max_steps": 1, "device": "cpu"},
+        "schedule": {"warmup": 0},
+    }
+    preset = load_paper_preset("flickr30k")
+    found = run_paper_bench(
+        preset,
+        "clip",
+        cc120k,
+        tmp_path,
+        methods=["osa"],
+        rates=[0.4],
+        settings=small,
+        estimator=FAKE[1],
+    )
+    assert found.cells["osa", "shuffle-captions-40"][0].error is None
+    judged = evaluate(tmp_path / "flickr30k/clip/tables-shuffle-captions-40").selection
+    assert found.tables["shuffle-captions-40"]["noise_recall"] == 100 * judged.noise_recall
+    assert f"| the weight table | {100 * judged.noise_precision:.1f} / {100 * judged.noise_recall:.1f} / " in (
+        paper_markdown(found)
+    )
 
 
 def test_noise_is_put_into_features_once(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """A bench on a data set of the papers: their set-up and noise on your copy of the data, their figures beside ours."""
 
-import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ from pipeline.errors import ConfigError, NoisegateError
 from pipeline.noise.label_shards import noise_labels
 from pipeline.noise.protocols import find_protocol
 from pipeline.noise.shards import TRUTH_FILE, noise_captions
-from pipeline.table import RunFolder, write_atomically
+from pipeline.table import RunFolder
 
 from .cells import Cell, CellResult
 from .paper_figures import DATA, PaperFigure, PaperPreset, Setup, paper_figures
+from .paper_tables import paper_json, paper_markdown, write_paper_tables
 from .preset import merged, rate_name
 from .runner import run_cells
-from .tables import Spread, markdown_row, notes_on, plain, spread
+from .scene_data import identification
 
 __all__ = [
     "Condition",
@@ -35,7 +35,6 @@ __all__ = [
 REAL = "real"
 SEED = 0
 """of the noise, which is the same for all seeds of training"""
-MAIN = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accuracy",), "image_retrieval": ("map_at_r",)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ class PaperBench:
     cells: dict[tuple[str, str], list[CellResult]]
     """by method and condition's name, one per seed"""
     reported: tuple[PaperFigure, ...]
+    tables: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """what the weight table of a condition is worth by the truth, in percent, where there is one and the noise is known"""
 
 
 def conditions(preset: PaperPreset, rates: Sequence[float] | None = None) -> tuple[Condition, ...]:
@@ -112,6 +113,7 @@ def run_paper_bench(
     require_shards(preset, setup, data)
     place = out / preset.name / setup
     cells: list[Cell] = []
+    judged: dict[str, dict[str, float | None]] = {}
     for condition in asked:
         shards = noisy_shards(configs[chosen[0]], condition, place, note)
         table: Path | None = None
@@ -126,12 +128,14 @@ def run_paper_bench(
                 file = place / "cells" / f"{method}-{condition.name}-{seed}.json"
                 own = {**config, "seed": seed}
                 cells.append(Cell(method, condition.rate or 0.0, seed, own, file, threads=None if jobs == 1 else 1))
+        if table is not None and condition.rate:
+            judged[condition.name] = identification(table, preset.task != "retrieval")
     results = iter(run_cells(cells, jobs, progress=progress))
     by_place: dict[tuple[str, str], list[CellResult]] = {}
     for condition in asked:
         for method in chosen:
             by_place[method, condition.name] = [next(results) for _ in seeds]
-    return PaperBench(preset, setup, chosen, asked, by_place, paper_figures(preset.name, setup=setup))
+    return PaperBench(preset, setup, chosen, asked, by_place, paper_figures(preset.name, setup=setup), judged)
 
 
 def require_shards(preset: PaperPreset, setup: str, data: Path) -> None:
@@ -216,79 +220,3 @@ def table_of(
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise NoisegateError(f"annotate for {condition.title} failed: {lines[-1] if lines else done.returncode}")
     return table
-
-
-def paper_markdown(bench: PaperBench) -> str:
-    """One table for each figure: ours, and in brackets what a paper reports of the same method, data and noise."""
-    preset = bench.preset
-    trained = [row for row in bench.reported if row.part is None and row.also_on is None]
-    names = list(dict.fromkeys([*MAIN[preset.task], *(name for row in trained for name in row.figures)]))
-    seeds = max(len(cells) for cells in bench.cells.values())
-    lines = [
-        f"**{preset.name}, {bench.setup}:** {preset.summary}. Ours, mean ± standard deviation of {seeds} seed(s); "
-        "in brackets the paper's own figure for the same method and noise.",
-    ]
-    for name in names:
-        rows = []
-        for method in bench.methods:
-            words = [_beside(bench, trained, name, method, condition) for condition in bench.conditions]
-            if any(word != "–" for word in words):
-                rows.append(markdown_row([method, *words]))
-        if rows:
-            head = [name, *(condition.title for condition in bench.conditions)]
-            lines += ["", markdown_row(head), markdown_row(["---"] * len(head)), *rows]
-    notes = [*preset.setups[bench.setup].notes, *dict.fromkeys(row.note for row in trained if row.note)]
-    witnesses = {row.paper: row.witness for row in trained}
-    lines += ["", *(f"- {title} (figures from {'the paper' if kind == 'paper' else 'reading notes'})"
-                    for title, kind in witnesses.items())]  # fmt: skip
-    lines += [*notes_on(bench.methods), *(f"- {text}" for text in notes)]
-    others = [row for row in bench.reported if row.also_on is not None]
-    lines += [
-        f"- on {row.also_on} the paper has {row.method} "
-        f"{', '.join(f'{name} {value:g}' for name, value in row.figures.items())}: "
-        f"noisegate evaluate-model RUN --shards '{preset.setups[bench.setup].also_on.get(str(row.also_on), row.also_on)}'"
-        for row in others
-    ]
-    failed = [cell for cells in bench.cells.values() for cell in cells if cell.error is not None]
-    lines += [f"- failed: {cell.method} at {100 * cell.rate:g} %, seed {cell.seed}: {cell.error}" for cell in failed]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _beside(bench: PaperBench, trained: Sequence[PaperFigure], name: str, method: str, condition: Condition) -> str:
-    ours = ours_of(bench, name, method, condition)
-    theirs = [
-        row.figures[name]
-        for row in trained
-        if row.method == method and name in row.figures and _same_noise(row, condition)
-    ]
-    if not ours.count and not ours.failed and not theirs:
-        return "–"
-    return f"{ours} ({', '.join(f'{value:g}' for value in theirs)})" if theirs else str(ours)
-
-
-def ours_of(bench: PaperBench, name: str, method: str, condition: Condition) -> Spread:
-    """Of the cells that measured this figure."""
-    cells = bench.cells[method, condition.name]
-    return spread([cell.figures.get(name) for cell in cells if cell.error is not None or name in cell.figures])
-
-
-def _same_noise(row: PaperFigure, condition: Condition) -> bool:
-    if condition.rate is None:
-        return row.noise == REAL
-    return row.rate == condition.rate and (row.noise == condition.protocol or condition.rate == 0)
-
-
-def paper_json(bench: PaperBench) -> dict[str, Any]:
-    """Every cell with its noise, and the papers' figures."""
-    cells = [{"noise": name, **plain(asdict(cell))} for (_, name), found in bench.cells.items() for cell in found]
-    reported = [row.model_dump(mode="json") for row in bench.reported]
-    return {"preset": bench.preset.name, "setup": bench.setup, "cells": cells, "papers": reported}
-
-
-def write_paper_tables(bench: PaperBench, out: Path) -> list[Path]:
-    """`results.md` and `results.json` in the set-up's folder."""
-    place = out / bench.preset.name / bench.setup
-    texts = {"results.md": paper_markdown(bench), "results.json": json.dumps(paper_json(bench), indent=1) + "\n"}
-    for name, text in texts.items():
-        write_atomically(place / name, text.encode())
-    return [place / name for name in texts]

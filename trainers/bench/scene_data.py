@@ -28,7 +28,7 @@ from pipeline.workers import DecodeOptions
 
 from .preset import SceneData, rate_name
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "identification", "prepare"]
 
 SHARDS = 4
 FACTS = "_bench.json"
@@ -101,7 +101,7 @@ def _make(data: SceneData, rate: float, clean: Path, shards: Path, table: Path, 
         workers=0,
     )
     rows, kept, right = _write_truth(table, truth)
-    facts = {"rows": rows, "kept": kept, "clean": right, "identification": _identification(table, labels)}
+    facts = {"rows": rows, "kept": kept, "clean": right, "identification": identification(table, labels)}
     return facts | {"tokens": _tokens(sources, names)}
 
 
@@ -122,7 +122,7 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
     return len(right), int(kept.sum()), int(right.sum())
 
 
-def _identification(table: Path, labels: bool) -> dict[str, float | None]:
+def identification(table: Path, labels: bool) -> dict[str, float | None]:
     """What the table's `clean` is worth by the truth, in percent: noisy as positive (LNC table 7), and repaired labels."""
     accuracy: float | None = None
     if labels:

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from pipeline.report.svg import element
 from pipeline.table import write_atomically
 
+from ..logs import counted
 from ..methods import METHODS
 from .cells import CellResult
 from .curves import alone, draw_curves
@@ -22,12 +23,15 @@ __all__ = [
     "Spread",
     "curves",
     "figure_of",
+    "found_of_noise",
+    "html_page",
     "markdown_row",
     "notes_on",
     "plain",
     "spread",
     "to_json",
     "to_markdown",
+    "whole",
     "write_tables",
 ]
 
@@ -93,7 +97,8 @@ def to_markdown(result: BenchResult) -> str:
     rates = sorted(preset.rates)
     lines = [
         f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
-        f"{len(preset.seeds)} seeds, {preset.data.train:,} training samples, {preset.updates:,} updates for every method"
+        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {preset.updates:,} updates for every "
+        "method"
         + (" (@passes: as many passes over its own samples)." if any("@passes" in m for m in preset.methods) else "."),
         "",
         markdown_row(
@@ -106,7 +111,7 @@ def to_markdown(result: BenchResult) -> str:
         memory = _of_all(result, method, lambda cell: cell.memory_mb)
         skipped = sum(cell.skipped for cell in _cells(result, method))
         figures = [str(_spread(result, method, rate)) for rate in rates]
-        lines.append(markdown_row([method, *figures, _whole(seconds), _whole(memory), str(skipped)]))
+        lines.append(markdown_row([method, *figures, whole(seconds), whole(memory), str(skipped)]))
     lines += ["", "What the weight table said of the noise (percent):", ""]
     names = [name for name in IDENTIFICATION if any(name in found for found in result.identification.values())]
     lines += [
@@ -135,7 +140,8 @@ def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:
     rows = []
     for method in result.preset.methods:
         if any(cell.learnt for cell in _cells(result, method)):
-            rows.append(markdown_row([method, *(_found(_cells(result, method, rate)) for rate in rates)]))
+            found = [found_of_noise(cell.learnt for cell in _cells(result, method, rate)) for rate in rates]
+            rows.append(markdown_row([method, *found]))
     if not rows:
         return []
     head = [
@@ -148,12 +154,13 @@ def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:
     return ["", title, "", *head, *rows]
 
 
-def _found(cells: Sequence[CellResult]) -> str:
-    """Means over the seeds."""
+def found_of_noise(found: Iterable[Mapping[str, float | None]]) -> str:
+    """Precision / recall / F1 and right labels after repair, means over the seeds; a dash where nothing was judged."""
+    every = list(found)
     means = {
         name: statistics.fmean(values)
         for name in ("noise_precision", "noise_recall", "noise_f1", "relabel_accuracy")
-        if (values := [cell.learnt[name] for cell in cells if name in cell.learnt])
+        if (values := [value for one in every if (value := one.get(name)) is not None and math.isfinite(value)])
     }
     parts = [f"{means[name]:.1f}" if name in means else "–" for name in ("noise_precision", "noise_recall", "noise_f1")]
     repaired = f", {means['relabel_accuracy']:.1f}" if "relabel_accuracy" in means else ""
@@ -165,7 +172,8 @@ def markdown_row(words: Sequence[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def _whole(value: float) -> str:
+def whole(value: float) -> str:
+    """Without decimals; a dash where it is not known."""
     return "–" if math.isnan(value) else f"{value:,.0f}"
 
 
@@ -209,9 +217,14 @@ svg { max-width: 100%; height: auto }
 
 def to_html(result: BenchResult) -> str:
     """One page: curves, then the tables."""
-    body: list[Markup] = [element("h1", escape(f"noisegate bench: {result.preset.name}")), curves(result)]
+    return html_page(result.preset.name, [curves(result)], to_markdown(result))
+
+
+def html_page(title: str, pictures: Sequence[Markup], markdown: str) -> str:
+    """Pictures, then the lines and tables of what `to_markdown` made."""
+    body: list[Markup] = [element("h1", escape(f"noisegate bench: {title}")), *pictures]
     rows: list[Markup] = []
-    for line in [*to_markdown(result).splitlines(), ""]:
+    for line in [*markdown.splitlines(), ""]:
         words = [word.strip() for word in line.strip("|").split(" | ")] if line.startswith("|") else []
         if words and set(words) != {"---"}:
             rows.append(element("tr", *(element("td" if rows else "th", escape(word.strip())) for word in words)))
