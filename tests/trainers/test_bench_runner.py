@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainers.bench.cells import Cell, CellResult, read_result, write_result
-from trainers.bench.runner import run_cells
+from trainers.bench.runner import CELLS_PER_PROCESS, run_cells
 
 
 def cell(folder: Path, seed: int, **config: object) -> Cell:
@@ -88,6 +88,12 @@ def test_processes_give_what_one_gives(folder: Path) -> None:
         one.file.unlink()
     assert run_cells(cells, 2, run=squares) == in_turn
     assert calls(folder) == sorted([*range(5), *range(5)])
+
+
+def test_more_cells_than_one_round_of_processes_takes(folder: Path) -> None:
+    cells = [cell(folder, seed) for seed in range(2 * CELLS_PER_PROCESS + 3)]
+    assert figures(run_cells(cells, 2, run=squares)) == [float(seed**2) for seed in range(len(cells))]
+    assert calls(folder) == list(range(len(cells)))
 
 
 def test_a_killed_process_is_a_row_too(folder: Path) -> None:

@@ -18,7 +18,9 @@ from .scene_data import Prepared, prepare
 
 __all__ = ["BenchResult", "run_bench", "run_cells"]
 
-CELLS_PER_PROCESS = 12  # processes are renewed, so that memory is that of a few cells and not of a whole bench
+CELLS_PER_PROCESS = 12
+"""After so many all processes are renewed, so that memory is that of a few cells and not of a whole bench. A pool of its
+own for each round, because max_tasks_per_child of one pool hangs in Python 3.11 when more was submitted than it allows."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,8 @@ def _in_processes(
     while left:
         before, broken = len(left), False
         context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-        with ProcessPoolExecutor(
-            jobs, context, leave_with, (os.getpid(),), max_tasks_per_child=CELLS_PER_PROCESS
-        ) as pool:
-            waiting = {pool.submit(run, cells[cell]): cell for cell in left}
+        with ProcessPoolExecutor(jobs, context, leave_with, (os.getpid(),)) as pool:
+            waiting = {pool.submit(run, cells[cell]): cell for cell in left[: jobs * CELLS_PER_PROCESS]}
             try:
                 for future in as_completed(waiting):
                     try:
