@@ -66,7 +66,7 @@ def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours:
         found.append("torch cannot count this model's operations: known devices are for ViT-B-32, the paper's")
     found.append(
         "their prices per hour are assumptions too (--price A100=1.80), and they need the decode workers and the encoder "
-        f"processes in the table: one process reads, tokenises and writes {1 / max(own, 1e-9):,.0f} samples/s at most; "
+        f"processes in the table: one process reads, tokenises and writes about {1 / max(own, 1e-9):,.0f} samples/s; "
         "--devices cuda:0,cuda:0 are two on one GPU"
     )
     if neighbours:
