@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from .arrays import MODEL as ARRAYS
 from .errors import ConfigError, MismatchError, ShardError
+from .noise.protocols import PROTOCOLS
 from .read import RawSample, ShardReader
 from .shards import Shard
 from .table import RunFolder, read_metadata
 
-__all__ = ["Truth", "read_truth"]
+__all__ = ["Truth", "read_truth", "wrong_part"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,24 @@ class Truth:
 def read_truth(run: RunFolder, table: pa.Table, path: Path | None) -> Truth:
     """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json."""
     return truth_from_file(table, path) if path else truth_from_shards(run)
+
+
+def wrong_part(run: RunFolder, path: Path | None) -> str | None:
+    """ "captions" or "labels", whichever `noisegate noise` changed; None where that is not on record.
+
+    Looks at the file's metadata, or at the json of the first sample; says nothing where they cannot be read.
+    """
+    try:
+        if path is not None:
+            identity = (pq.read_schema(path).metadata or {}).get(b"noisegate.noise_protocol", b"").decode()
+        else:
+            shards = (run.read_run() or {}).get("shards") or []
+            first = next((raw for entry in shards[:1] for raw in ShardReader(Shard(entry["url"]))), None)
+            identity = str(_record(first).get("noise_protocol", "")) if first else ""
+    except (OSError, pa.ArrowInvalid, ShardError):
+        return None
+    protocol = PROTOCOLS.get(identity.partition("(")[0])
+    return protocol.noises if protocol else None
 
 
 def truth_from_file(table: pa.Table, path: Path) -> Truth:

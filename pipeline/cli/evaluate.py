@@ -26,7 +26,11 @@ def evaluate(
     ] = None,
     what: Annotated[
         str | None,
-        typer.Option("--what", help="pairs or labels (default: labels where the run scored them).", show_default=False),
+        typer.Option(
+            "--what",
+            help="pairs or labels (default: what was made noisy; where that is not known, labels if the run scored them).",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,12 +44,19 @@ def evaluate(
     from ..evaluation import evaluate as judge
     from ..evaluation import evaluate_labels
     from ..table import RunFolder
+    from ..truth import wrong_part
 
     if what not in (None, "pairs", "labels"):
         raise ConfigError(f"what {what!r} is unknown; use pairs or labels")
     output = Output(as_json)
     tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
-    wanted = what or ("labels" if "labels" in tasks else "pairs")
+    spoilt = wrong_part(RunFolder(folder), truth)
+    noisy = "pairs" if spoilt == "captions" else spoilt
+    wanted = what or (noisy if noisy in tasks else "labels" if "labels" in tasks else "pairs")
+    if noisy not in (None, wanted):
+        output.tell(
+            f"[yellow]note[/]: the {spoilt} were made noisy here; the truth below is about them, not about {wanted}"
+        )
     if wanted == "labels":
         labels = evaluate_labels(folder, truth)
         print_label_evaluation(labels, output)

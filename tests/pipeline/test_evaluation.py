@@ -1,5 +1,6 @@
 """A run judged by the truth: the right figures, and a clear word where the truth is missing or does not fit."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from sklearn.metrics import roc_auc_score
 from pipeline import read_table
 from pipeline.errors import ConfigError, MismatchError, ShardError, TableError
 from pipeline.evaluation import evaluate
+from pipeline.noise.label_shards import noise_labels
 from pipeline.noise.shards import noise_captions
+from pipeline.workers import DecodeOptions
+from tests.commands import called
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import Notes, score
 
@@ -159,3 +163,22 @@ def test_a_run_without_results_is_named(shards: Path, tmp_path: Path) -> None:
     score([nothing], tmp_path / "none")
     with pytest.raises(TableError, match="no sample has a score"):
         evaluate(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("spoilt", "judged"), [("captions", "pairs"), ("labels", "labels")])
+def test_a_run_of_both_is_judged_by_what_was_made_noisy(spoilt: str, judged: str, tmp_path: Path) -> None:
+    members = []
+    for i in range(40):
+        colour = ("red", "green", "blue")[i % 3]
+        members += [(f"{i}.png", picture(colour, (16 + i, 16))), (f"{i}.txt", f"{i} is {colour}".encode())]
+        members += [(f"{i}.cls", str(i % 3).encode())]
+    write_tar(tmp_path / "clean" / "x.tar", members)
+    made = noise_captions if spoilt == "captions" else noise_labels
+    made(str(tmp_path / "clean"), tmp_path / "noisy", rate=0.4, seed=1)
+    score(tmp_path / "noisy", tmp_path / "out", options=DecodeOptions(tasks=("pairs", "labels")), beta="fixed:0.5")
+    for truth in ([], ["--truth", "noisy/noise.parquet"]):
+        found = json.loads(called("evaluate", "out", *truth, "--json", cwd=tmp_path).stdout)
+        assert ("labels" in found) == (judged == "labels"), truth
+    done = called("evaluate", "out", "--what", "labels", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["labels"]["samples"] == 40
+    assert ("the captions were made noisy here" in done.stderr) == (spoilt == "captions")
