@@ -45,9 +45,13 @@ class NeighbourhoodScores:
 
     def facts(self) -> dict[str, Any]:
         """What the tables record."""
-        cut = self.cut.beta if self.cut and self.alone else None
-        calibration = self.calibration.to_dict() if self.calibration else None
-        return {"k": self.k, "weight": self.weight, "alone": self.alone, "cut": cut, "calibration": calibration}
+        facts: dict[str, Any] = {"k": self.k, "weight": self.weight, "alone": self.alone, "cut": None}
+        facts["calibration"] = self.calibration.to_dict() if self.calibration else None
+        if self.calibration and self.cut and self.alone:
+            promised = self.calibration.expected(self.cut.beta)._asdict()
+            facts["cut"], facts["cut_reason"] = self.cut.beta, self.cut.reason
+            facts["expected"] = {name: round(v, 6) if np.isfinite(v) else None for name, v in promised.items()}
+        return facts
 
     def table_columns(self, rows: slice, ok: NDArray[np.bool_], probability: NDArray[np.float32]) -> dict[str, Any]:
         """`neighbourhood`; without a cosine also `clean` and `clean_probability`, with one only the latter, if it gains.

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from .arrays import MODEL as ARRAYS
 from .beta import Beta
-from .calibration import PairCalibration
+from .calibration import LEAST, PairCalibration
 from .scoring import RunScores
 from .table import RunFolder, read_metadata
 
@@ -57,6 +58,19 @@ class Summary:
             reason = next(iter(self.errors.values()), "no reason is on record")
             return [f"no sample could be scored: {reason}{hint if 'no_text' in self.errors else ''}"]
         found: list[str] = []
+        if 2 * self.flags.get("duplicate", 0) > self.samples:
+            found.append(
+                f"{self.flags['duplicate']:,} of {self.samples:,} samples are flagged as near duplicates; if they are none, "
+                "all embeddings point nearly the same way: subtract their mean, or do not drop by that flag"
+            )
+        near = self.neighbourhood if self.neighbourhood and self.neighbourhood["alone"] else None
+        if near and not near["calibration"]:
+            found.append(f"fewer than {LEAST} pairs: too few to tell by neighbourhoods which are clean")
+        elif near and tells_nothing(PairCalibration.from_dict(near["calibration"])):
+            found.append(
+                "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "
+                "give more pairs, or embeddings that know such data"
+            )
         if self.beta is None or not self.scored:
             return found
         if self.calibration and tells_nothing(self.calibration):
@@ -101,6 +115,11 @@ def tells_nothing(calibration: PairCalibration) -> bool:
 
 def unknown_data(model: str) -> str:
     """What to say when `tells_nothing`."""
+    if model == ARRAYS:
+        return (
+            "the cosines hardly tell your pairs from shuffled ones, so the weights mean little; "
+            "if images and texts come from two encoders, use --separate-spaces"
+        )
     only = "; embedded understands drawn scenes only" if model == "embedded" else ""
     return (
         "the model hardly tells your pairs from shuffled ones, so the weights mean little; "

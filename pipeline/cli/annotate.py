@@ -19,7 +19,7 @@ from .engine_options import (
 )
 from .neighbour_options import NeighbourMemory
 from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Quiet, Seed, Shards, TextField, Workers
-from .output import JsonOption, Output, escape, percent, program, why
+from .output import JsonOption, Output, escape, number, percent, program, why
 
 if TYPE_CHECKING:
     from ..summary import Summary
@@ -190,8 +190,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
             ("expected of w > 0", _promise(expected.clean_precision, expected.clean_recall)),
         ]
     if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
-        facts = summary.neighbourhood["calibration"]
-        rows += [("estimated noise", f"{_rate(facts['noise_rate'], facts['noise_interval'])} by neighbourhoods")]
+        rows += _neighbourhood_rows(summary.neighbourhood)
     if summary.labels:
         rows += _label_rows(summary.labels)
     if summary.labels or summary.neighbourhood:
@@ -230,6 +229,18 @@ def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
     return rows + [(f"  flag {flag}", f"{count:{width},}") for flag, count in summary.flags.items()]
 
 
+def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was learned about pairs that have no cosine."""
+    calibration, expected = facts["calibration"], facts["expected"]
+    return [
+        ("estimated noise", f"{_rate(calibration['noise_rate'], calibration['noise_interval'])} by neighbourhoods"),
+        ("  calibration error", f"{percent(calibration['ece'])} on held-out pairs"),
+        ("cut", f"neighbourhood > {number(facts['cut'], 2)}"),
+        ("  why", why(facts["cut_reason"])),
+        ("expected of the cut", _promise(expected["clean_precision"], expected["clean_recall"])),
+    ]
+
+
 def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was learned about the labels."""
     expected = facts["expected"]
@@ -240,6 +251,7 @@ def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
         ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
+        ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
         ("expected of clean", promise),
         *([("labels repaired", "none: refined_label is the given one")] if not facts.get("repairs", True) else []),

@@ -155,13 +155,20 @@ def score_embeddings(
 
     Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
     """
-    from ..arrays import open_array
+    from ..arrays import find_parts, open_array
     from ..errors import ConfigError
     from ..rescore import score_embeddings as run
     from ..scoring import ScoreSettings
 
     if separate and neighbourhood is False:
         raise ConfigError("--separate-spaces leaves only neighbourhoods to compare; leave out --no-neighbourhood")
+    if neighbourhood is False:
+        left, right = find_parts(images, texts, metadata)[0].widths
+        if right not in (0, left):
+            raise ConfigError(
+                f"images have {left} numbers and texts {right}, which leaves only neighbourhoods to compare; leave out "
+                "--no-neighbourhood"
+            )
     output = Output(as_json)
     with neighbour_search(engine, address, memory, index, workers) as search:
         summary = run(

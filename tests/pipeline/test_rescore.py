@@ -389,6 +389,29 @@ def test_the_arrays_of_a_finished_run_can_be_rescored_in_any_way_they_allow(tmp_
 # --- the commands ----------------------------------------------------------------------------------------------------
 
 
+def test_two_encoders_are_told_what_their_neighbourhoods_promise(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(300, 5))
+    images, texts = (hidden @ rng.normal(size=(5, width)) for width in (9, 7))
+    saved(tmp_path, i=images, t=np.concatenate([texts[:100][::-1], texts[100:]]), y=np.arange(300) % 3)
+    words = ["score-embeddings", "--images", "i.npy", "--texts", "t.npy", "--labels", "y.npy", "--out", "out"]
+    done = called(*words, "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)["neighbourhood"]
+    table = read_table(tmp_path / "out", ["neighbourhood"])["neighbourhood"].to_numpy()
+    right = np.arange(300) >= 100
+    kept = table > facts["cut"]
+    assert facts["expected"]["clean_precision"] == pytest.approx(right[kept].mean(), abs=0.05)
+    assert facts["expected"]["clean_recall"] == pytest.approx(kept[right].mean(), abs=0.1)
+    shown = " ".join(called("rescore", "out", cwd=tmp_path).stdout.split())
+    promised = facts["expected"]["clean_precision"]
+    assert f"cut neighbourhood > {facts['cut']:.2f}" in shown
+    assert f"expected of the cut precision {100 * promised:.1f} %" in shown
+    assert shown.count("calibration error") == 2  # of neighbourhoods, and of labels
+    done = called(*words, "--no-neighbourhood", "--overwrite", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "images have 9 numbers and texts 7, which leaves only neighbourhoods to compare" in done.stderr
+
+
 def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
     saved(tmp_path, i=IMAGES, t=TEXTS, y=GIVEN, a=ANCHORS.embeddings, c=ANCHORS.labels)
     words = ["score-embeddings", "--images", "i.npy", "--texts", "t.npy", "--labels", "y.npy", "--out", "out", "--json"]

@@ -66,3 +66,32 @@ def test_everything_rejected_and_nothing_scored() -> None:
     assert note.startswith("no sample could be scored: no json field 'title'; name the caption's json field")
     broken = replace(PLAIN, statuses={"bad_image": 1000}, errors={"bad_image": "OSError: cut"}, scored=0)
     assert broken.warnings == ["no sample could be scored: OSError: cut"]
+
+
+def by_neighbourhoods(given: np.ndarray | None) -> Summary:
+    """A run of two encoders, whose pairs have no cosine."""
+    calibration = None if given is None else calibrate_pairs(given, SHUFFLED).to_dict()
+    return replace(
+        PLAIN, model="arrays", beta=None, scored=0, neighbourhood={"alone": True, "calibration": calibration}
+    )
+
+
+def test_neighbourhoods_that_tell_nothing_are_named_too() -> None:
+    half = np.concatenate([RNG.normal(0.3, 0.03, 600), RNG.normal(0.15, 0.03, 400)])
+    assert by_neighbourhoods(half).warnings == []
+    assert "neighbourhoods hardly tell" in by_neighbourhoods(RNG.normal(0.15, 0.03, 1000)).warnings[0]
+    assert by_neighbourhoods(None).warnings == [
+        "fewer than 20 pairs: too few to tell by neighbourhoods which are clean"
+    ]
+
+
+def test_cosines_of_arrays_that_tell_nothing_may_be_of_two_encoders() -> None:
+    blind = replace(calibrated(RNG.normal(0.15, 0.03, 1000)), model="arrays")
+    assert "use --separate-spaces" in blind.warnings[0]
+    assert "--model" not in blind.warnings[0]
+
+
+def test_near_duplicates_everywhere_are_doubted() -> None:
+    assert replace(PLAIN, flags={"duplicate": 500}).warnings == []
+    (note,) = replace(PLAIN, flags={"duplicate": 501}).warnings
+    assert note.startswith("501 of 1,000 samples are flagged as near duplicates")
