@@ -49,7 +49,7 @@ def check(config: TrainConfig) -> Checked:
     CaptionSource.of(config.data.captions)
     method = build_method(config)
     method.epochs(config.loop.epochs)
-    target = _check_target(config)
+    target = method.target_settings(_check_target(config))
     sampler = _check_sampler(config)
     if config.data.table is None and config.data.where is not None:
         raise ConfigError(

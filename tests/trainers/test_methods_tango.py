@@ -24,7 +24,9 @@ from trainers.config import TrainConfig, build_method
 from trainers.data import Batch
 from trainers.methods import Seen
 from trainers.methods.mixup import mixup, one_hot
-from trainers.methods.tango import Tango, make_anchors, text_anchored_logits
+from trainers.methods.tango import Tango, TangoConfig, make_anchors, text_anchored_logits
+from trainers.targets import target_config
+from trainers.targets.base import PROMPT
 
 CLASSES = ("dog", "cat", "bird")
 
@@ -349,7 +351,7 @@ def test_an_untrained_target_is_measured_by_its_own_anchors() -> None:
         own = run.target.encode_classes()["vectors"].numpy()
     np.testing.assert_allclose(anchors.embeddings, own, atol=1e-6)
     assert anchors.labels.tolist() == [0, 1, 2]
-    assert run.notes == ["tango: anchors from 1 prompts per class by the untrained target"]
+    assert run.notes == ["tango: anchors from 1 prompt per class by the untrained target"]
 
 
 def test_anchors_that_cannot_be_told_apart_are_said_to_be_so() -> None:
@@ -360,10 +362,16 @@ def test_anchors_that_cannot_be_told_apart_are_said_to_be_so() -> None:
     assert "use a pretrained target, or shorter target.prompts, such as ['{}']" in run.notes[1]
 
 
-def test_a_pretrained_target_reads_forty_sentences_per_class() -> None:
+def test_a_pretrained_target_reads_forty_sentences_per_class_and_is_measured_by_them() -> None:
+    method = Tango(TangoConfig(), "classification")
+    given = {"name": "clip", "model": "ViT-B-32", "pretrained": "openai", "classes": CLASSES}
+    asked = method.target_settings(target_config(given))
+    assert asked.prompts == TEMPLATES and len(TEMPLATES) == 40
+    own_words = target_config({**given, "prompts": ["a {}"]})
+    assert method.target_settings(own_words) == own_words
+    assert method.target_settings(target_config({**TARGET, "classes": CLASSES})).prompts == (PROMPT,), "from scratch"
     run = FakeRun()
-    run.target.config = run.target.config.model_copy(update={"model": "local-dir:somewhere", "pretrained": "weights"})
-    assert not run.target.config.from_scratch  # type: ignore[attr-defined]
+    run.target = small("clip", classes=CLASSES, prompts=asked.prompts)
     anchors = make_anchors(run, "auto")  # type: ignore[arg-type]
     assert np.bincount(anchors.labels).tolist() == [40, 40, 40]
     sentence = prompts(CLASSES, TEMPLATES)[1][7]

@@ -1,6 +1,7 @@
 """What all targets have in common: configuration, seeds, padding, precision, saving, classes."""
 
 import copy
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,21 @@ def test_a_configuration_that_cannot_work_says_why_in_one_line(config: dict[str,
     with pytest.raises(ConfigError, match=message) as caught:
         build_target(config)
     assert "\n" not in str(caught.value)
+
+
+def test_sentences_about_classes_come_along(tmp_path: Path) -> None:
+    """A .json of classes in the shape of CuPL's files: its sentences are prompts too, also once names are written out."""
+    file = tmp_path / "classes.json"
+    file.write_text(json.dumps({"dog": ["A dog barks.", "A dog has a tail."], "cat": ["A cat purrs."]}))
+    resolved = resolve_target({**CONFIGS["clip"], "classes": str(file), "prompts": ["a {}"]}, lambda: CAPTIONS)
+    assert resolved.classes == ("dog", "cat")
+    wanted = (("a dog", "A dog barks.", "A dog has a tail."), ("a cat", "A cat purrs."))
+    target = build_target(type(resolved).model_validate(resolved.model_dump(mode="json")))
+    assert target.classes is not None and target.classes.prompts == wanted
+    with pytest.raises(ConfigError, match=r"target.descriptions are of 1 classes, and target.classes has 2"):
+        build_target(
+            {**CONFIGS["dual"], "vocabulary": {"kind": "hashing"}, "classes": ["a", "b"], "descriptions": [["x"]]}
+        )
 
 
 def test_classification_without_classes_says_what_to_give() -> None:

@@ -51,7 +51,7 @@ from .. import losses
 
 if TYPE_CHECKING:
     from ..data import Batch
-    from ..targets import Encoded, Target
+    from ..targets import Encoded, Target, TargetConfig
 
 __all__ = ["Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream"]
 
@@ -203,6 +203,10 @@ class Method(ABC):
     def where(self) -> str | None:
         """A rule over the table's columns that narrows the data for the whole run."""
         return None
+
+    def target_settings(self, config: TargetConfig) -> TargetConfig:
+        """The target's settings, with others in place of defaults where the method asks for them."""
+        return config
 
     def check(self, table: Path | None) -> None:
         """Raises ConfigError, before anything is loaded, where the table lacks what the method needs."""

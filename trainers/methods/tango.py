@@ -24,20 +24,21 @@ from pydantic import Field
 from torch import Tensor
 
 from pipeline.anchors import Anchors
-from pipeline.classes import TEMPLATES, prompts
+from pipeline.classes import TEMPLATES
 from pipeline.consistency import refine
 from pipeline.errors import ConfigError
 from pipeline.neighbours import default_k, find_neighbours
 from pipeline.scoring import anchors_file
 from pipeline.table import RunFolder
 
+from ..logs import counted
 from ..losses import cross_entropy
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
 from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
     from ..data import Batch
-    from ..targets import Target
+    from ..targets import Target, TargetConfig
 
 __all__ = ["Tango", "TangoConfig", "make_anchors", "text_anchored_logits"]
 
@@ -81,6 +82,12 @@ class Tango(Method):
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
         self.columns_by_row: dict[str, Array] = {}
+
+    def target_settings(self, config: "TargetConfig") -> "TargetConfig":
+        """Forty sentences per class for a pretrained tower (K of the paper), which measure it as well."""
+        if "prompts" in config.model_fields_set or config.anchors is not None or getattr(config, "from_scratch", True):
+            return config
+        return config.model_copy(update={"prompts": TEMPLATES})
 
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
@@ -212,8 +219,8 @@ def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor
 def make_anchors(run: Run, source: str) -> Anchors:
     """The frozen anchors (Algorithm 1, line 3); raises ConfigError where target or table have none that fit.
 
-    target.anchors come before all. A pretrained tower reads 40 sentences per class (K of the paper). A tower from scratch
-    reads target.prompts, so that the network is measured by the very anchors that it was trained on.
+    target.anchors come before all; else a tower reads target.prompts (see `target_settings`), so that the network is measured
+    by the very sentences that it was trained on.
     """
     target = run.network()
     if target.classes is None or target.config.head != "prompts":
@@ -236,10 +243,9 @@ def make_anchors(run: Run, source: str) -> Anchors:
             return _fitting(Anchors.load(file), target, str(file))
     scratch = bool(getattr(target.config, "from_scratch", True))
     names = target.classes.names
-    sentences = target.classes.prompts if scratch else prompts(names, TEMPLATES)
-    run.note(
-        f"tango: anchors from {len(sentences[0])} prompts per class by the {'untrained ' if scratch else ''}target"
-    )
+    sentences = target.classes.prompts
+    made = counted(len(sentences[0]), "prompt")
+    run.note(f"tango: anchors from {made} per class by the {'untrained ' if scratch else ''}target")
     texts = [sentence for of_class in sentences for sentence in of_class]
     labels = np.repeat(np.arange(len(names)), [len(of_class) for of_class in sentences])
     anchors = Anchors(names, _embed(target, texts), labels.astype(np.int64))

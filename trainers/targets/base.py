@@ -39,6 +39,8 @@ class TargetConfig(BaseModel):
     head: Literal["prompts", "linear"] = "prompts"
     """How classes are recognised: by the similarity to their prompts, or by a linear layer on image vectors."""
     prompts: tuple[str, ...] = (PROMPT,)
+    descriptions: tuple[tuple[str, ...], ...] = ()
+    """More sentences about each class, beside its prompts; those of a .json file of classes."""
     anchors: Path | None = None
     """With head: prompts, the anchors.safetensors of a weight table made with --task labels: its vectors stand for the classes
     in place of the target's own prompts, and do not learn."""
@@ -59,7 +61,15 @@ class TargetConfig(BaseModel):
                     f"one of {', '.join(BUILT_IN)}"
                 )
             return load_classes(self.classes, self.prompts)
-        return ClassSet(self.classes, prompts(self.classes, self.prompts))
+        filled = prompts(self.classes, self.prompts)
+        if not self.descriptions:
+            return ClassSet(self.classes, filled)
+        if len(self.descriptions) != len(filled):
+            raise ConfigError(
+                f"target.descriptions are of {len(self.descriptions)} classes, and target.classes has {len(filled)}; give a "
+                "list of sentences for each, or leave them out"
+            )
+        return ClassSet(self.classes, tuple(own + more for own, more in zip(filled, self.descriptions, strict=True)))
 
 
 class Target(nn.Module, ABC):

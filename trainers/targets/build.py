@@ -56,7 +56,8 @@ def resolve_target(
     checked = target_config(config)
     classes = checked.class_set()
     if classes is not None and isinstance(checked.classes, str):
-        checked = checked.model_copy(update={"classes": classes.names})
+        more = tuple(sentences[len(checked.prompts) :] for sentences in classes.prompts)
+        checked = checked.model_copy(update={"classes": classes.names, "descriptions": more if any(more) else ()})
     vocabulary = getattr(checked, "vocabulary", None)
     if vocabulary is not None and vocabulary.is_open:
         if captions is None:
