@@ -135,6 +135,25 @@ def test_every_command_shown_is_one_that_the_program_takes(page: str, line: str)
         COMMANDS[name].make_context(name, words)  # raises where an option or a value does not exist
 
 
+NOT_RUN = [  # the others are carried out: those in RUN below, those of contributing/ by a test of their own
+    page
+    for page in MARKDOWN
+    if page.parent.name != "contributing" and page not in {DOCS / f"{name}.md" for name in RUN}
+]
+
+
+@pytest.mark.parametrize("page", NOT_RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_that_are_not_run_say_why(page: Path) -> None:
+    """Or every line of them is of a kind that is held against the programs."""
+    rules = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    known = (
+        rf"(srun )?noisegate |python -m benchmarks\.|make ({'|'.join(rules)})\b|ray start |pip install '?(noisegate|\.)"
+    )
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        if block.language == "" and not block.not_run:
+            assert all(re.match(known, line) for line in block.lines()), block.text
+
+
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_and_programs_named_in_sentences_have_their_flags(page: Path) -> None:
     """What is shown in a block is looked at above; of the programs in benchmarks/, blocks count too."""
