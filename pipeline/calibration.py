@@ -232,14 +232,19 @@ def calibrate_labels(posterior: ArrayLike, labels: ArrayLike, seed: int = 0) -> 
 
 
 def intersection(
-    given: ArrayLike, mismatched: ArrayLike, seed: int = 0, calibration: PairCalibration | None = None
+    given: ArrayLike,
+    mismatched: ArrayLike,
+    seed: int = 0,
+    calibration: PairCalibration | None = None,
+    *,
+    even_if_clean: bool = False,
 ) -> Intersection:
     """Where clean and mismatched pairs are equally dense: OSA's β for a space without a cone.
 
     The equal-posterior point at even odds, f1(β) = f0(β), which is where f(β) = f0(β) whatever the noise rate; it is
     the cut with the best balanced accuracy. Falls back to mean + 2 sd of the mismatched, with the reason in `reason`,
     when one of the two sides is too small or constant, when no clean component stands out, or when the given pairs
-    look all clean. `calibration` may bring what `calibrate_pairs` found for the same pairs.
+    look all clean, unless `even_if_clean`. `calibration` may bring what `calibrate_pairs` found for the same pairs.
 
     >>> rng = np.random.default_rng(0)
     >>> wrong, right = rng.normal(0.0, 0.15, 4000), rng.normal(0.45, 0.15, 6000)
@@ -265,7 +270,7 @@ def intersection(
     equal = float(np.interp(0.5, clean, calibration.knots)) if clean.min() < 0.5 < clean.max() else float("nan")
     if not np.isfinite(calibration.crossing) or calibration.crossing < mean or rate > 1 - CLEAN_BELOW:
         return fall_back("no clean component stands out", rate, equal)
-    if rate < CLEAN_BELOW and most < 3 * CLEAN_BELOW:
+    if rate < CLEAN_BELOW and most < 3 * CLEAN_BELOW and not even_if_clean:
         return fall_back("the given pairs look all clean", rate, equal)
     return Intersection(calibration.crossing, "crossing", equal, rate, mean, sd, calibration.crossing_sd)
 

@@ -131,7 +131,8 @@ def _finish(
 ) -> NeighbourhoodScores:
     enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= LEAST
     calibration = calibrate_pairs(score, wrong, seed) if enough else None
-    cut = intersection(score, wrong, seed, calibration) if enough else None
+    # mean + 2 sd loses most pairs of clean data: agreement parts right from wrong less than cosines do
+    cut = intersection(score, wrong, seed, calibration, even_if_clean=True) if enough else None
     return NeighbourhoodScores(agreement, score.astype(np.float32), k, weight, calibration, cut, alone)
 
 
