@@ -24,15 +24,21 @@ __all__ = ["Resume", "check_settings", "clear", "failed_rows", "sweep"]
 
 ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
 RESCORED = ("beta", "k", "neighbourhood")  # what `rescore` changes from the kept embeddings
+SCORED_LAST = (*RESCORED, "classes", "seed")  # what no embedding depends on
 _HALF_WRITTEN = re.compile(r"\..+\.(parquet|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
 
 
 def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
-    """Refuse a folder that was made with other settings, and name each; a retry may raise limits, nothing else."""
+    """Refuse a folder that was made with other settings, and name each; a retry may raise limits, nothing else.
+
+    A run that is not finished may be scored in another way: settings that its scoring stumbled over, such as classes with
+    a name missing, must not cost its embeddings.
+    """
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
     then, now = _flat(before), _flat(wanted)
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
-    other = [name for name in now if name not in raised and then.get(name) != now[name]]
+    open_ones = () if before["finished"] else SCORED_LAST
+    other = [name for name in now if name not in (*raised, *open_ones) and then.get(name) != now[name]]
     cheap = not differences and all(name in RESCORED for name in other)
     differences += [f"{name}: {then.get(name)} there, {now[name]} now" for name in other]
     if differences:

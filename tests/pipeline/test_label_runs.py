@@ -10,7 +10,7 @@ import pytest
 from pipeline import read_table
 from pipeline.classes import ClassSet
 from pipeline.decode import Limits
-from pipeline.errors import MismatchError, TableError
+from pipeline.errors import ConfigError, MismatchError, TableError
 from pipeline.table import RunFolder
 from pipeline.workers import DecodeOptions
 from tests.commands import ROOT
@@ -126,6 +126,17 @@ def test_other_classes_are_another_run(shards: Path, tmp_path: Path) -> None:
     other = ClassSet(("red", "green", "brown"), (("it is red.",), ("it is green.",), ("it is brown.",)))
     with pytest.raises(MismatchError, match="classes: "):
         score(shards, tmp_path / "out", **{**TASK, "classes": other})
+
+
+def test_classes_that_lack_a_name_do_not_cost_the_embeddings(shards: Path, tmp_path: Path) -> None:
+    score(shards, tmp_path / "whole", **TASK)
+    few = ClassSet(("red", "green"), (("it is red.",), ("it is green.",)))
+    with pytest.raises(ConfigError, match="classes: 2 are named, but a sample has label 2; add the missing names"):
+        score(shards, tmp_path / "out", **{**TASK, "classes": few})
+    encoded = {path: path.stat().st_ino for path in (tmp_path / "out" / "embeddings").iterdir()}
+    score(shards, tmp_path / "out", **TASK)
+    assert {path: path.stat().st_ino for path in encoded} == encoded
+    assert tables_of(tmp_path / "out") == tables_of(tmp_path / "whole")
 
 
 def test_samples_that_are_read_on_a_second_try_are_judged_with_the_others(shards: Path, tmp_path: Path) -> None:
