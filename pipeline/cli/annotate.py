@@ -128,6 +128,7 @@ def annotate(
     """
     from ..classes import load_classes
     from ..decode import Limits
+    from ..errors import ConfigError
     from ..estimators import ModelSpec
     from ..job import annotate as run
     from ..neighbour_search import read_size
@@ -141,6 +142,8 @@ def annotate(
         label_field=label_field,
         limits=Limits(max_pixels, max_image_bytes, max_text_chars, max_aspect),
     )
+    if classes and "labels" not in options.tasks:
+        raise ConfigError("--classes are what labels are judged by, and this run scores none; add --task pairs,labels")
     summary = run(
         shards,
         out,
