@@ -1,9 +1,9 @@
-"""Lets a process use the memory that it frees again, instead of giving it back and asking for it anew."""
+"""Memory that a process frees: kept, to be used again, or given back to the system."""
 
 import ctypes
 import sys
 
-__all__ = ["reuse_memory"]
+__all__ = ["give_back", "reuse_memory"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_BLOCK = 32 << 20  # the most that every glibc of 64 bits takes
@@ -19,3 +19,12 @@ def reuse_memory(block: int = LARGEST_BLOCK, spare: int = 1 << 30) -> bool:
     if libc is None or not hasattr(libc, "mallopt"):  # musl has none
         return False
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, block)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, spare))
+
+
+def give_back() -> bool:
+    """Hand all that is free back to the system, also what lies between blocks in use; whether there was anything.
+
+    glibc keeps many small blocks that were freed, such as the cells of an inverted file.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc is not None and hasattr(libc, "malloc_trim") and bool(libc.malloc_trim(0))

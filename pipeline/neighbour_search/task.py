@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
+from pipeline.malloc import give_back
 from pipeline.nearest import GPU_LIMIT, gpu_numbers
 from pipeline.neighbour_lists import Found
 from pipeline.tensor_files import create_tensors, map_tensors
@@ -54,6 +55,7 @@ def run_task(task: Task) -> Task:
         rows = MappedRows(plan.files, plan.tensor, plan.shapes)
         if task.step == "build":
             _build(task, plan, rows)
+            give_back()  # its cells, which are many small blocks
         else:
             _search(task, plan, rows)
     return task
@@ -143,7 +145,11 @@ def _refiner(rows: MappedRows, first: Index) -> Any:
 
 
 def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
-    """Put the rows of a part into the cells that were learnt from a sample."""
+    """Put the rows of a part into the cells that were learnt from a sample.
+
+    Rows are read twice: once to see how many each cell gets, so that its memory is taken at once. A cell that grows row by
+    row takes up to twice as much.
+    """
     import faiss
     from faiss.contrib.ivf_tools import add_preassigned
 
@@ -153,16 +159,25 @@ def _build(task: Task, plan: Plan, rows: MappedRows) -> None:
     begin, end = plan.bounds(task.part)
     first = open_bank(folder).first
 
-    def assign(start: int) -> tuple[Float32, Index]:
-        unit = rows.unit(first[start : min(end, start + QUERIES)])
-        return unit, index.quantizer.search(unit, 1)[1][:, 0]
+    cells = np.empty(end - begin, np.int32)
+
+    def read(start: int) -> Float32:
+        return rows.unit(first[start : min(end, start + QUERIES)])
+
+    def assign(start: int) -> None:
+        cells[start - begin : start - begin + QUERIES] = index.quantizer.search(read(start), 1)[1][:, 0]
 
     count = min(threads(), plan.threads)
     starts = range(begin, end, QUERIES)
     with one_thread_each(faiss, count) as pool:
+        list(pool.map(assign, starts))
+        for cell, size in enumerate(np.bincount(cells, minlength=index.nlist).tolist()):
+            index.invlists.resize(cell, size)
+            index.invlists.resize(cell, 0)  # the memory stays
         for at in range(0, len(starts), count):  # as many at a time as there are threads, so that none pile up
-            for unit, cells in pool.map(assign, starts[at : at + count]):
-                add_preassigned(index, unit, cells)
+            some = starts[at : at + count]
+            for start, unit in zip(some, pool.map(read, some), strict=True):
+                add_preassigned(index, unit, cells[start - begin : start - begin + len(unit)].astype(np.int64))
     write_index(faiss, index, folder / task.name)
 
 

@@ -34,3 +34,28 @@ def test_freed_blocks_are_used_again() -> None:
 
     assert faults(reuse=True) < 100
     assert faults(reuse=False) > 10 * faults(reuse=True), "the test's sizes no longer make glibc give memory back"
+
+
+GIVEN_BACK = """
+import ctypes, re
+from pathlib import Path
+from pipeline.malloc import give_back
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+blocks = [libc.malloc(64 << 10) for _ in range(800)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 << 10)
+for block in blocks[:-1]:  # the last one keeps the heap's end where it is
+    libc.free(block)
+before = anonymous()
+assert give_back()
+print(before - anonymous())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc_trim")
+def test_freed_blocks_below_one_in_use_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 40_000  # of 51,200 kB
