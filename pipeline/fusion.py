@@ -113,6 +113,8 @@ def fuse(
         raise ConfigError("fuse: sources is empty; give at least one (N, C) posterior, such as visual_consistency(...)")
     if given.ndim != 1:
         raise ConfigError(f"fuse: labels has shape {given.shape}; give (N,)")
+    if given.size and given.dtype.kind not in "iu":
+        raise ConfigError(f"fuse: labels is {given.dtype}; give class numbers, -1 for none")
     posteriors = [_asked(sources[name], name, len(given), classes) for name in names]
     known = np.flatnonzero((given >= 0) & (given < classes))
     present, y = np.unique(given[known], return_inverse=True)

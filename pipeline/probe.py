@@ -81,6 +81,8 @@ def fit_probe(
         raise ConfigError(
             f"probe: embeddings {len(rows), rows.width} and labels {given.shape} do not fit; give (N, d) and (N,)"
         )
+    if given.size and given.dtype.kind not in "iu":
+        raise ConfigError(f"probe: labels is {given.dtype}; give class numbers, -1 for none")
     if folds < 2:
         raise ConfigError(f"probe: folds is {folds}, at least 2 are needed; 5 works")
     if not strengths or min(strengths) <= 0:

@@ -92,6 +92,10 @@ def unit_rows(rows: NDArray[np.floating]) -> tuple[Float32, NDArray[np.bool_]]:
     with np.errstate(invalid="ignore", over="ignore"):
         unit = np.array(rows, dtype=np.float32)
         norm = np.sqrt(np.einsum("ij,ij->i", unit, unit))
+        over = np.flatnonzero(np.isinf(norm))  # of rows whose squares only are too large
+        if len(over):
+            unit[over] /= np.abs(unit[over]).max(axis=1, keepdims=True)
+            norm[over] = np.sqrt(np.einsum("ij,ij->i", unit[over], unit[over]))
     valid = np.isfinite(norm) & (norm >= 1e-12)
     norm[~valid] = 1
     unit /= norm[:, None]

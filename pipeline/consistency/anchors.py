@@ -36,7 +36,7 @@ def anchor_consistency(
     array([[1., 0.]], dtype=float32)
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = as_rows(images, "images")
+    rows = votes.fitting(images)
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
         result[start : start + len(block)] = votes.consistency(block)
@@ -61,7 +61,7 @@ def inject_truth(
     ([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], [1, 1, 0])
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = as_rows(images, "images")
+    rows = votes.fitting(images)
     listed, picks = votes.truth(rows, quota)
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
@@ -87,7 +87,7 @@ def text_anchor_logits(
     5.138
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = as_rows(images, "images")
+    rows = votes.fitting(images)
     factor = len(votes.label) / classes if scale is None else scale
     order = np.argsort(votes.label, kind="stable")
     starts = np.searchsorted(votes.label[order], np.arange(classes))
@@ -133,6 +133,15 @@ class AnchorVotes:
             raise ConfigError(f"anchors has no text for classes {empty}; give at least one for each of {classes}")
         first, which = _groups(unit)
         return cls(unit[first], which, label, classes, 1 / texts, max(1, len(label) // classes))
+
+    def fitting(self, images: Embeddings) -> Rows:
+        """The images, once it is known that the anchors are of their space."""
+        rows = as_rows(images, "images")
+        if rows.width != self.distinct.shape[1]:
+            raise ConfigError(
+                f"anchors have {self.distinct.shape[1]} numbers, the images {rows.width}; use one model for both"
+            )
+        return rows
 
     @property
     def chunk(self) -> int:

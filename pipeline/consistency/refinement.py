@@ -109,7 +109,7 @@ def refine(
     semantic, truth, picks = None, None, np.zeros(0, dtype=np.int64)
     if anchors is not None and anchor_labels is not None and rows is not None:
         semantic = AnchorVotes.of(anchors, anchor_labels, classes)
-        truth, picks = semantic.truth(rows, quota)
+        truth, picks = semantic.truth(semantic.fitting(rows), quota)
     width = max(classes, 0 if visual is None else visual.lists.shape[1], 0 if semantic is None else len(semantic.label))
     for part in chunk_rows(len(given), width):
         shares, soft = [], []

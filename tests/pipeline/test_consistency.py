@@ -495,3 +495,12 @@ def test_refine_settings_that_cannot_work_are_named() -> None:
         refine([0, 1], 2, images=np.eye(3), anchors=np.eye(3)[:2], anchor_labels=[0, 1])
     with pytest.raises(ConfigError, match="invalid has shape"):
         refine([0, 1], 2, neighbours=lists, invalid=[True])
+
+
+def test_anchors_of_another_space_are_named() -> None:
+    images, anchors = np.ones((3, 4)), np.ones((2, 5))
+    for of in (anchor_consistency, inject_truth, text_anchor_logits):
+        with pytest.raises(ConfigError, match="anchors have 5 numbers, the images 4; use one model for both"):
+            of(images, anchors, [0, 1], 2)
+    with pytest.raises(ConfigError, match="anchors have 5 numbers, the images 4"):
+        refine([0, 1, 1], 2, images=images, anchors=anchors, anchor_labels=[0, 1])

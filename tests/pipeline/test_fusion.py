@@ -302,6 +302,7 @@ def test_any_small_input_gives_probabilities(n: int, classes: int, seed: int) ->
         ({}, [0, 1], "sources is empty"),
         ({"probe": np.ones((2, 3))}, [0, 1], r"probe has shape \(2, 3\); \(2, 2\) is needed"),
         ({"probe": np.ones((2, 2))}, [[0, 1]], r"labels has shape \(1, 2\)"),
+        ({"probe": np.ones((2, 2))}, [0.0, 1.0], "labels is float64; give class numbers"),
     ],
 )
 def test_errors_name_what_does_not_fit(sources: Sources, labels: list[int], message: str) -> None:

@@ -252,10 +252,10 @@ def test_top_by_value_equals_a_stable_sort(seed: int) -> None:
 
 
 def test_unit_rows_and_taken_rows() -> None:
-    rows = np.array([[2.0, 0.0], [-0.0, -3.0], [1e-13, 0], [np.inf, 1]])
+    rows = np.array([[2.0, 0.0], [-0.0, -3.0], [1e-13, 0], [np.inf, 1], [0, 1e25]])  # the last: its square overflows
     unit, valid = unit_rows(rows)
-    assert unit.tolist() == [[1, 0], [0, -1], [0, 0], [0, 0]]
-    assert valid.tolist() == [True, True, False, False]
+    assert unit.tolist() == [[1, 0], [0, -1], [0, 0], [0, 0], [0, 1]]
+    assert valid.tolist() == [True, True, False, False, True]
     blocks = RowBlocks([rows[:1], rows[1:]])
     assert blocks.take(np.array([0, 2])).tolist() == rows[[0, 2]].astype(np.float32).tolist()
     assert blocks.take(np.array([], dtype=np.int64)).shape == (0, 2)

@@ -176,7 +176,12 @@ def test_same_seed_same_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"folds": 1}, "folds is 1"), ({"strengths": ()}, "strengths"), ({"labels": [0]}, r"\(N, d\) and \(N,\)")],
+    [
+        ({"folds": 1}, "folds is 1"),
+        ({"strengths": ()}, "strengths"),
+        ({"labels": [0]}, r"\(N, d\) and \(N,\)"),
+        ({"labels": ["cat", "dog", "cat", "dog"]}, "labels is <U3; give class numbers"),
+    ],
 )
 def test_errors_name_the_setting(arguments: dict[str, object], message: str) -> None:
     wanted = {"embeddings": np.ones((4, 2)), "labels": [0, 1, 0, 1], "classes": 2} | arguments
