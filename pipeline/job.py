@@ -157,6 +157,7 @@ class _Job:
         if todo:
             engine.encode(self.task, todo, tally)
         self.encode_seconds, self.encoded = time.monotonic() - began, tally.encoded
+        self.record.notes = tally.notes
         self.record.failed |= {shard.url: tally.failed[shard.url] for shard in todo if shard.url in tally.failed}
 
     def _plan(
@@ -257,4 +258,5 @@ class _Job:
             encode_seconds=self.encode_seconds,
             seconds=time.monotonic() - self.began,
             waits_for=waits_for,
+            notes=self.record.notes,
         )

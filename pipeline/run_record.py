@@ -30,6 +30,7 @@ class RunRecord:
     random_inputs: Beta | None = None
     failed: dict[str, str] = field(default_factory=dict)
     times: dict[str, float | None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # of the encoders
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class RunRecord:
                 "random_inputs": self.random_inputs.to_dict()
                 if self.random_inputs
                 else (before or {}).get("random_inputs"),
+                "notes": self.notes or (before or {}).get("notes", []),
                 "shards": shards,
                 "unreadable": self.failed,
                 "finished": finished,

@@ -64,9 +64,10 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Said:
-    """Something the user should see."""
+    """Something the user should see; what is `kept` the run records too."""
 
     text: str
+    kept: bool = False
 
 
 Event = Advanced | Written | Unreadable | Said
@@ -87,6 +88,8 @@ def encode_shards(
     run = RunFolder(task.out)
     workers = default_workers() if task.workers is None else task.workers
     retry: dict[str, set[int]] = {}
+    for line in getattr(model, "notes", ()):
+        report(Said(line, kept=True))
 
     def taken() -> Iterator[Shard]:  # runs in the reading thread
         for shard in shards:

@@ -24,7 +24,7 @@ class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
     `errors` has the first reason for each status but `ok`. Where a node leaves the scoring to another, `waits_for` says
-    what is still to be done, and the counts are of its own part.
+    what is still to be done, and the counts are of its own part. `notes` are what encoders said of themselves.
     """
 
     out: str
@@ -49,6 +49,7 @@ class Summary:
     pairs_per_second: float | None
     seconds: float
     waits_for: str | None = None
+    notes: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -146,6 +147,7 @@ def summarise(
     encoded: int = 0,
     encode_seconds: float = 0.0,
     waits_for: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Summary:
     """Count over the tables, one shard at a time."""
     statuses: Counter[str] = Counter()
@@ -196,4 +198,5 @@ def summarise(
         pairs_per_second=encoded / encode_seconds if encoded and encode_seconds > 0 else None,
         seconds=seconds,
         waits_for=waits_for,
+        notes=tuple(notes),
     )

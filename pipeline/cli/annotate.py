@@ -18,7 +18,20 @@ from .engine_options import (
     chosen,
 )
 from .neighbour_options import NeighbourMemory
-from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Quiet, Seed, Shards, TextField, Workers
+from .options import (
+    BatchSize,
+    Compile,
+    Device,
+    Draft,
+    Dtype,
+    Model,
+    Pretrained,
+    Quiet,
+    Seed,
+    Shards,
+    TextField,
+    Workers,
+)
 from .output import JsonOption, Output, escape, number, percent, program, why
 
 if TYPE_CHECKING:
@@ -96,6 +109,7 @@ def annotate(
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
     draft: Draft = False,
+    compile: Compile = False,
     drop_embeddings: Annotated[
         bool,
         typer.Option("--drop-embeddings", help="Do not keep embeddings; scores cannot be redone without the model."),
@@ -147,7 +161,7 @@ def annotate(
     summary = run(
         shards,
         out,
-        estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
+        estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft, compile),
         beta=beta,
         options=options,
         classes=load_classes(classes) if classes else None,
@@ -202,6 +216,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
     if summary.pairs_per_second:
         hours = hours_for(1e6, summary.pairs_per_second)
         rate = f"{summary.pairs_per_second:,.0f} samples/s ({summary.encoded:,} encoded; a million take {hours:.1f} h)"
+    rows += [("encoder", note) for note in summary.notes]
     rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
     output.table("What came out", rows)
     for warning in summary.warnings:

@@ -7,6 +7,7 @@ import typer
 
 __all__ = [
     "BatchSize",
+    "Compile",
     "Device",
     "Draft",
     "Dtype",
@@ -58,6 +59,15 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         help="Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, slightly other scores (docs/speed.md).",
+        rich_help_panel="Model",
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the vision tower of an open_clip model by torch, and use it where it agrees and is faster "
+        "(docs/speed.md).",
         rich_help_panel="Model",
     ),
 ]

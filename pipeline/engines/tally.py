@@ -10,19 +10,25 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Adds up events. `sizes` are the shards' bytes, None where unknown; `failed` is url: reason."""
+    """Adds up events. `sizes` are the shards' bytes, None where unknown; `failed` is url: reason.
+
+    `notes` are what encoders said of themselves, each once.
+    """
 
     def __init__(self, progress: Progress, sizes: Mapping[str, int | None]) -> None:
         self._progress, self._sizes = progress, sizes
         self._open: dict[str, tuple[int, int]] = {}  # samples and bytes of shards that are under way
         self.failed: dict[str, str] = {}
         self.encoded = 0
+        self.notes: list[str] = []
 
     def take(self, event: Event) -> None:
         """Tell the progress."""
         match event:
-            case Said(text):
+            case Said(text, kept):
                 self._progress.note(text)
+                if kept and text not in self.notes:
+                    self.notes.append(text)
             case Advanced(shard, samples, position):
                 before, reached = self._open.get(shard.url, (0, 0))
                 self._open[shard.url] = before + samples, position

@@ -18,6 +18,7 @@ class ModelSpec:
     dtype: str = "auto"
     batch_size: int | None = None
     draft: bool = False
+    compile: bool = False
 
     def __call__(self) -> Estimator:
         return load_estimator(
@@ -27,10 +28,11 @@ class ModelSpec:
             dtype=self.dtype,
             batch_size=self.batch_size,
             draft=self.draft,
+            compile=self.compile,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the device, which scores do not depend on."""
+        """As JSON values, without the device and `compile`, which scores do not depend on but for rounding."""
         drafted = {"draft": True} if self.draft else {}
         return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype, **drafted}
 
@@ -43,13 +45,15 @@ def load_estimator(
     dtype: str = "auto",
     batch_size: int | None = None,
     draft: bool = False,
+    compile: bool = False,
 ) -> Estimator:
     """Load an image-text model.
 
     `model` is `embedded` (drawn scenes only, for trials), an open_clip name such as `ViT-B-32` with `pretrained` a tag or
     a checkpoint file, `hf-hub:ORG/NAME`, `local-dir:FOLDER`, `hf:NAME` (transformers: CLIP, ALIGN, SigLIP) or
     `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, slightly
-    other scores, and so another identity. Raises ConfigError, which says what would work.
+    other scores, and so another identity. With `compile` the vision tower of an open_clip model is compiled by torch, and used
+    where it agrees and is faster: the estimator's `notes` say. Raises ConfigError, which says what would work.
     """
     from ..errors import ConfigError
 
@@ -57,6 +61,8 @@ def load_estimator(
         raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64")
     if pretrained is not None and model.startswith(("python:", "hf:")):
         raise ConfigError(f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})")
+    if compile and model.startswith(("python:", "hf:")):
+        raise ConfigError(f"model {model!r} cannot be compiled, open_clip's such as ViT-B-32 can; leave out compile")
     if model.startswith("python:"):
         if (device, dtype) != ("auto", "auto"):
             raise ConfigError(f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})")
@@ -74,7 +80,7 @@ def load_estimator(
         return TransformersEstimator.load(model, place, batch_size, draft)
     from .openclip import OpenClipEstimator
 
-    return OpenClipEstimator.load(model, pretrained, place, batch_size, draft)
+    return OpenClipEstimator.load(model, pretrained, place, batch_size, draft, compile)
 
 
 def as_estimator(given: Any) -> Estimator:

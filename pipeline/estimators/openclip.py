@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +21,7 @@ from ..decode import DECODER, DRAFT_DECODER
 from ..errors import ConfigError
 from ..preprocess import Preprocess
 from .base import Identity, Pixels, array_digest
+from .compiled import Compiler, Trial, probe_batches, tolerance_for, torch_compile
 from .device import Device
 from .hub import hub_or_cache
 from .openclip_image import encode_image, reads_class_token_only
@@ -34,7 +36,10 @@ _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \
 
 
 class OpenClipEstimator:
-    """An open_clip model behind the estimator protocol; see `load` for the names it knows."""
+    """An open_clip model behind the estimator protocol; see `load` for the names it knows.
+
+    `notes` are lines for the user and the run's record: what became of a `compiler`.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class OpenClipEstimator:
         batch_size: int | None = None,
         config: dict[str, Any] | None = None,
         draft: bool = False,
+        compiler: Compiler | None = None,
     ) -> None:
         self._device = device
         self._model = device.place(model)
@@ -57,6 +63,9 @@ class OpenClipEstimator:
         self._padding = int(tokenizer([""])[0, -1])
         self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
         self.class_token_only = reads_class_token_only(self._model, self.preprocess.size, device.name)
+        trial = self._tried(compiler) if compiler else None
+        self._compiled = trial.encode if trial else None
+        self.notes: tuple[str, ...] = (trial.line,) if trial else ()
         weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
         architecture = np.frombuffer(json.dumps(config, sort_keys=True).encode(), np.uint8)
         self.identity = Identity(
@@ -70,7 +79,13 @@ class OpenClipEstimator:
 
     @classmethod
     def load(
-        cls, name: str, pretrained: str | None, device: Device, batch_size: int | None = None, draft: bool = False
+        cls,
+        name: str,
+        pretrained: str | None,
+        device: Device,
+        batch_size: int | None = None,
+        draft: bool = False,
+        compile: bool = False,
     ) -> "OpenClipEstimator":
         """Load by name. `pretrained` is a tag or a checkpoint file; `random:SEED` gives untrained weights for trials."""
         allow_torchvision()
@@ -107,7 +122,8 @@ class OpenClipEstimator:
                 "(open_clip_config.json and weights) or --pretrained at a checkpoint file."
             ) from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
-        return cls(model.eval(), tokenizer, label, device, batch_size, config, draft)
+        compiler = Compiler(torch_compile) if compile else None
+        return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler)
 
     @property
     def module(self) -> Any:
@@ -190,7 +206,23 @@ class OpenClipEstimator:
     def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
         batch = batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
         with self._device.autocast():
+            if self._compiled is not None:
+                return self._compiled(batch)
             return encode_image(self._model, batch, self.class_token_only)
+
+    @torch.inference_mode()
+    def _tried(self, compiler: Compiler) -> Trial:
+        """The vision tower compiled, beside the eager one on a batch such as will come."""
+        count = min(self.batch_size, 8) if self._device.name == "cpu" else self.batch_size
+        batches = [
+            batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
+            for batch in probe_batches(self.preprocess.size, count)
+        ]
+        eager = partial(encode_image, self._model, class_token_only=self.class_token_only)
+        few = batches[0][:8]  # a whole batch of float32 may not fit
+        exact = eager(few)
+        with self._device.autocast():
+            return compiler.tried(eager, batches, tolerance_for(exact, eager(few)))
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
