@@ -66,8 +66,8 @@ Compile = Annotated[
     bool,
     typer.Option(
         "--compile",
-        help="Compile the vision tower of an open_clip model by torch, and use it where it agrees and is faster "
-        "(docs/speed.md).",
+        help="Compile the vision tower of an open_clip model by torch, and use it where it agrees and is faster; tables are "
+        "then the same to rounding, not to the byte (docs/speed.md).",
         rich_help_panel="Model",
     ),
 ]
