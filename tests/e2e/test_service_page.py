@@ -24,6 +24,7 @@ from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
 expect.set_options(timeout=30_000)
 KEY = "a key of many letters"
+FITS = "width => document.documentElement.scrollWidth <= width"
 PICTURES = """async images => {
   await Promise.all(images.map(image => { image.loading = 'eager'; return image.decode(); }));
   return images.map(image => image.naturalWidth);
@@ -320,6 +321,6 @@ def test_text_stands_out_and_nothing_is_too_wide(browser: Browser, site: str, sc
         assert page.evaluate(CONTRAST) == [], view
         for width in (320, 390, 800, 1280):
             page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+            page.wait_for_function(FITS, arg=width)  # a page that was just made narrower takes a moment
     page.close()
     assert visit.complaints == []
