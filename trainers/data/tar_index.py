@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def write_index(tar: Path, path: Path) -> None:
 
 
 class TarSamples:
-    """An open tar with its index: samples by number, in any order. Holds one open file until it is closed."""
+    """An open tar with its index: samples by number, in any order. Holds one open file until it is closed, or gone."""
 
     def __init__(self, tar: Path, index: Path, name: str) -> None:
         with pa.memory_map(str(index)) as source:  # workers share these pages; the file itself is closed again
@@ -62,6 +63,7 @@ class TarSamples:
             if f"{part} offset" in table.column_names
         }
         self._file: int | None = os.open(tar, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        self._end = weakref.finalize(self, os.close, self._file)  # also where nobody closes it
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -99,9 +101,8 @@ class TarSamples:
         return found
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._end()
+        self._file = None
 
 
 def _seek_and_read(file: int, size: int, offset: int) -> bytes:
