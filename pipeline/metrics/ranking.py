@@ -44,12 +44,7 @@ def recall_at_k(
     RecallAtK(i2t={1: 50.0}, t2i={1: 100.0})
     """
     images, captions = similarity.shape
-    owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
-    if owner.shape != (captions,) or (captions and not 0 <= owner.min() <= owner.max() < images):
-        raise ConfigError(
-            f"image_of_caption has shape {owner.shape} for similarity {similarity.shape}; "
-            f"give ({captions},) row numbers from 0 to {images - 1}"
-        )
+    owner = _owners(similarity, image_of_caption)
     own = similarity[owner, np.arange(captions)]
     right = np.nan_to_num(own, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     best = np.full(images, -np.inf, dtype=right.dtype)
@@ -66,6 +61,19 @@ def recall_at_k(
     image_rank += 1 - np.bincount(owner, weights=counted, minlength=images).astype(np.int64)
     asked = np.bincount(owner, minlength=images) > 0
     return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
+
+
+def _owners(similarity: NDArray[np.floating], image_of_caption: ArrayLike | None) -> NDArray[np.int64]:
+    """(T,) row of each caption's image, which must exist."""
+    images, captions = similarity.shape
+    owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
+    numbers = owner.dtype.kind in "iu" or not owner.size
+    if owner.shape != (captions,) or not numbers or (captions and not 0 <= owner.min() <= owner.max() < images):
+        raise ConfigError(
+            f"image_of_caption is {owner.dtype} of shape {owner.shape} for similarity {similarity.shape}; "
+            f"give ({captions},) row numbers from 0 to {images - 1}"
+        )
+    return owner.astype(np.int64)
 
 
 def percent_within(ranks: NDArray[np.int64], ks: Sequence[int]) -> dict[int, float]:
@@ -93,10 +101,10 @@ def coco_folds(
     >>> coco_folds(np.array([[.1, .9], [.8, .7]]), folds=2, ks=(1,))  # one candidate per fold
     RecallAtK(i2t={1: 100.0}, t2i={1: 100.0})
     """
-    images, captions = similarity.shape
+    images = len(similarity)
     if folds < 1 or images % folds:
         raise ConfigError(f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set")
-    owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
+    owner = _owners(similarity, image_of_caption)
     size = images // folds
     parts = []
     for fold in range(folds):

@@ -1,6 +1,7 @@
 """Metrics against published figures, scikit-learn and plain loops."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -251,6 +252,16 @@ def test_folds_average_over_their_own_captions_and_drop_none() -> None:
 def test_recall_names_a_wrong_owner() -> None:
     with pytest.raises(ConfigError, match="row numbers from 0 to 1"):
         metrics.recall_at_k(np.eye(2), [0, 2])
+
+
+@pytest.mark.parametrize(
+    "owner", [[0, 1, 4, 3], [0, 1, -1, 3], [0.0, 1.0, 2.0, 3.0], [True, False, True, True], [0, 1]]
+)
+@pytest.mark.parametrize("recall", [metrics.recall_at_k, metrics.coco_folds])
+def test_captions_of_images_that_do_not_exist_are_refused(recall: Callable[..., object], owner: list[float]) -> None:
+    folds = {"folds": 2} if recall is metrics.coco_folds else {}
+    with pytest.raises(ConfigError, match="row numbers from 0 to 3"):
+        recall(np.eye(4), owner, **folds)
 
 
 def loop_map_and_precision(rows: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
