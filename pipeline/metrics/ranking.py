@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.errors import ConfigError
-from pipeline.rows import unit_rows
 
 __all__ = ["RecallAtK", "coco_folds", "map_at_r", "percent_within", "precision_at_1", "recall_at_k", "rsum"]
 
-Floats = NDArray[np.float32]
-CHUNK = 16_000_000  # numbers of one similarity block: 64 MB
+Floats = NDArray[np.float64]
+CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
+TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
 
 
 @dataclass(frozen=True)
@@ -152,28 +152,36 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
     """For blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1)
     to all other classes, ascending, after a -inf that keeps it from being empty.
 
-    In float64 and rounded to 6 decimals: equal cosines that were reached by different sums must tie.
+    The former are lessened by `TIE`: equal cosines that were reached by different sums, in blocks of any size, must tie.
     """
     rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
         raise ConfigError(f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)")
     rows, label = rows[label >= 0], label[label >= 0]
-    valid = unit_rows(rows)[1]
-    rows = np.where(valid[:, None], rows, 0.0)
-    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+    unit, valid = _unit(rows)
     for members in (np.flatnonzero(label == c) for c in np.unique(label)):
         if len(members) < 2:
             continue
         others = np.flatnonzero(label != label[members[0]])
-        step = max(1, CHUNK // len(label))
+        step = max(1, CHUNK // (2 * len(label)))
         for start in range(0, len(members), step):
             queries = members[start : start + step]
-            product: Floats = np.round(unit[queries] @ unit.T, 6).astype(np.float32)
+            product = unit[queries] @ unit.T
             product[~valid[queries]] = -np.inf
             product[:, ~valid] = -np.inf
-            right = product[:, members]
+            right = product[:, members] - TIE
             right[np.arange(len(queries)), start + np.arange(len(queries))] = np.inf
             right = -np.sort(-right, axis=1)[:, 1:]  # its own +inf comes first
-            wrong = np.full((len(queries), len(others) + 1), -np.inf, dtype=np.float32)
+            wrong = np.full((len(queries), len(others) + 1), -np.inf)
             wrong[:, 1:] = np.sort(product[:, others], axis=1)
             yield right, wrong
+
+
+def _unit(rows: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """`unit_rows` in float64, for rows of any size that float64 holds."""
+    largest = np.abs(rows).max(axis=1, initial=0)
+    scaled = rows / np.where(np.isfinite(largest) & (largest > 0), largest, 1)[:, None]
+    length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    with np.errstate(invalid="ignore", over="ignore"):
+        valid = np.isfinite(length) & (largest * length >= 1e-12)
+    return np.where(valid[:, None], scaled, 0.0) / np.where(valid, length, 1)[:, None], valid

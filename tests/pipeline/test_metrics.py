@@ -12,6 +12,7 @@ from sklearn import metrics as sk
 
 from pipeline import metrics
 from pipeline.errors import ConfigError
+from pipeline.metrics import ranking
 
 small = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -296,6 +297,33 @@ def test_duplicates_of_another_class_count_against_the_model() -> None:
     labels = np.arange(12) % 2
     assert metrics.precision_at_1(rows, labels) == 0
     assert metrics.map_at_r(rows, np.zeros(12, dtype=int)) == 100
+
+
+def test_rows_that_are_close_to_each_other_are_told_apart() -> None:
+    angle = np.array([0, 0.0001, 0.0006, 0.0007])
+    rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    assert metrics.precision_at_1(rows, [0, 0, 1, 1]) == metrics.map_at_r(rows, [0, 0, 1, 1]) == 100
+    assert metrics.precision_at_1(rows, [0, 1, 1, 0]) == 0
+
+
+def test_copies_and_other_ties_count_against_the_model_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row is there once in each class, and so are its mirror images, which are as near to the first axis."""
+    rng = np.random.default_rng(3)
+    rows = rng.standard_normal((40, 33))
+    rows = np.concatenate([rows, rows[:, np.r_[0, rng.permutation(32) + 1]], [np.eye(33)[0]] * 2])
+    rows, labels = np.tile(rows, (2, 1)), np.repeat([0, 1], len(rows))
+    figures = set()
+    for numbers in (2, 3 * len(rows), 50 * len(rows), 10**6):
+        monkeypatch.setattr(ranking, "CHUNK", numbers)
+        figures.add((metrics.precision_at_1(rows, labels), metrics.map_at_r(rows, labels)))
+    assert len(figures) == 1
+    assert figures.pop()[0] == 0
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e200, 1e308])
+def test_rows_of_any_size_in_float64_are_judged_by_their_direction(size: float) -> None:
+    rows = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]]) * size
+    assert metrics.precision_at_1(rows, [0, 0, 1, 1]) == metrics.map_at_r(rows, [0, 0, 1, 1]) == 100
 
 
 def test_invalid_rows_miss_unlabelled_rows_take_no_part_and_singletons_ask_nothing() -> None:
