@@ -20,7 +20,7 @@ from .features import Source, digested, load_features, load_rows
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor
 from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
-from .shards import json_record, refuse_noisy, rewrite_shards
+from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
 
 __all__ = ["LabelNoiseReport", "noise_labels"]
 
@@ -96,7 +96,8 @@ def noise_labels(
     """Copy shards to `out` with wrong labels; captions stay, also those that were made from the class name.
 
     The label is part `cls`, else field `label` of the json (or `label_field`), and becomes the noisy one there. Each json
-    also gets `noisy`, `noise_protocol` and `clean_label`; `noise.parquet` lists the same for all.
+    also gets `noisy`, `noise_protocol` and `clean_label`; `noise.parquet` lists the same for all. Labels that are known
+    to be wrong already (another `clean_label`) are refused.
 
     classes: how many, or a file or built-in list of names; by default the largest label and one. class_map (asymmetric):
     see `load_class_map`. features (instance-dependent): see `load_features`. posteriors (pmd): (N, C) or its .npy file,
@@ -110,6 +111,7 @@ def noise_labels(
     check_options(protocol, options)
     if seed < 0:
         raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+    refuse_own_field("label_field", label_field, "label", "true_label")
     make: Callable[[_Data], _Made]
     if protocol == "pmd":
         if posteriors is None or kind is None:
@@ -198,12 +200,31 @@ def _read(shards: Sequence[Shard], classes: int | str | Path | None, field: str 
             except BadSample as error:
                 problem = f"sample {raw.key}: {error}"
                 labels.append(-1)
+            else:
+                _refuse_known_wrong(raw, shard, labels[-1])
         digests.append(reader.sha256)
     array = np.array(labels, np.int64)
     if not (array >= 0).any():
         raise ConfigError(f"none of {len(array):,} samples in {len(shards)} shards has a label; {problem}")
     count, names = _classes(classes, int(array.max()) + 1)
     return _Data(shards, array, digests, count, names, classes is not None)
+
+
+def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
+    """A truth that is known and is another than the label would be lost, and the label would be taken for the truth."""
+    if b'"clean_label"' not in raw.parts.get("json", b""):
+        return
+    true = json_record(raw).get("clean_label")
+    try:
+        same = true is None or decode_label(raw.parts, "clean_label") == label
+    except BadSample:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already, and the "
+            "truth would be lost; give shards whose label is the true one, or have the true one in one more json field "
+            "of theirs, such as true_label, and give label_field='true_label'"
+        )
 
 
 def _classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[str, ...]]:

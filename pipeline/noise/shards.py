@@ -23,9 +23,18 @@ from ..table import write_atomically
 from .captions import shuffle_captions, shuffle_images
 from .protocols import PROTOCOLS, protocol_id
 
-__all__ = ["TRUTH_FILE", "NoiseReport", "json_record", "noise_captions", "refuse_noisy", "rewrite_shards"]
+__all__ = [
+    "TRUTH_FILE",
+    "NoiseReport",
+    "json_record",
+    "noise_captions",
+    "refuse_noisy",
+    "refuse_own_field",
+    "rewrite_shards",
+]
 
 TRUTH_FILE = "noise.parquet"
+OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # of the json, written with the noise
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ def noise_captions(
     if protocol not in PROTOCOLS or PROTOCOLS[protocol].noises != "captions":
         names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
         raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}")
+    refuse_own_field("text_field", text_field, "caption", "true_caption")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
         raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
@@ -163,6 +173,15 @@ def refuse_noisy(raw: RawSample, shard: Shard) -> None:
     if b'"noise_protocol"' in raw.parts.get("json", b""):
         raise ConfigError(
             f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards"
+        )
+
+
+def refuse_own_field(setting: str, field: str | None, what: str, example: str) -> None:
+    """What is to be spoilt cannot lie where the record of the noise goes: one of the two would be lost."""
+    if field in OWN_FIELDS:
+        raise ConfigError(
+            f"{setting}={field!r}: the noise writes this field itself, and the right {what} would be lost; write shards "
+            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}"
         )
 
 

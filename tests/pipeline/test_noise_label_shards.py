@@ -483,6 +483,60 @@ def test_shards_without_labels_with_noise_or_in_place_are_refused(clean: Path, t
     assert len(read_shards(clean)) == 200
 
 
+def known_truth(count: int, wrong: int, name: str = "clean_label") -> dict[str, Parts]:
+    """Labels in `cls` of which sample number `wrong` has another in `name` of its json, as people's mistakes come."""
+    return {
+        f"h{i}": {"cls": str(i % 3).encode(), "json": json.dumps({name: (i + (i == wrong)) % 3}).encode()}
+        for i in range(count)
+    }
+
+
+@pytest.mark.parametrize("field", ["clean_label", "noisy", "noise_protocol", "original_caption"])
+def test_a_label_where_the_noise_writes_its_own_record_is_refused(field: str, tmp_path: Path) -> None:
+    write_shard(tmp_path / "h.tar", known_truth(9, 4))
+    with pytest.raises(ConfigError, match=f"label_field='{field}': the noise .* give label_field='true_label'"):
+        noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=0.4, seed=0, label_field=field)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("true", [2, "2", "two", [2]])
+def test_a_truth_other_than_the_label_is_never_replaced_by_it(true: object, tmp_path: Path) -> None:
+    shard = known_truth(9, 4)
+    shard["h4"]["json"] = json.dumps({"clean_label": true}).encode()
+    write_shard(tmp_path / "h.tar", shard)
+    with pytest.raises(ConfigError) as refused:
+        noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=0.4, seed=0)
+    assert f"h.tar has label 1 and clean_label {true!r}: it is wrong already" in str(refused.value)
+    assert "sample h4 of" in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_truth_in_one_more_field_can_be_spoilt_as_the_refusal_says(tmp_path: Path) -> None:
+    shard = known_truth(60, 4)
+    for parts in shard.values():
+        record = json.loads(parts["json"])
+        parts["json"] = json.dumps(record | {"true_label": record["clean_label"]}).encode()
+    write_shard(tmp_path / "h.tar", shard)
+    report = noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=0.4, seed=0, label_field="true_label")
+    made = read_shards(tmp_path / "out")
+    wrong = 0
+    for key, parts in made.items():
+        record = json.loads(parts["json"])
+        assert record["clean_label"] == json.loads(shard[key]["json"])["clean_label"]
+        assert parts["cls"] == shard[key]["cls"]  # people's label, of which nobody asked
+        wrong += record["true_label"] != record["clean_label"]
+    assert wrong == report.noisy > 10
+
+
+def test_a_truth_that_says_the_same_as_the_label_is_no_obstacle(tmp_path: Path) -> None:
+    shard = known_truth(9, -1)
+    shard["h8"]["json"] = b'{"clean_label": "2"}'
+    shard["h7"]["json"] = b'{"clean_label": null}'
+    write_shard(tmp_path / "h.tar", shard)
+    noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=1, seed=0)
+    assert [json.loads(p["json"])["clean_label"] for p in read_shards(tmp_path / "out").values()] == [0, 1, 2] * 3
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 

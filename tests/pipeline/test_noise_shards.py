@@ -240,3 +240,11 @@ def test_captions_in_another_field_are_shuffled_there(tmp_path: Path) -> None:
         record = record_of(raw)
         assert record["noisy"] == (record["TEXT"] != f"number {i}")
         assert raw.names == ["png", "json"], "no txt appears, which annotate would read first"
+
+
+@pytest.mark.parametrize("field", ["original_caption", "noisy", "noise_protocol"])
+def test_captions_where_the_noise_writes_its_own_record_are_refused(field: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "clean" / "a.tar", [("x.png", picture()), ("x.json", json.dumps({field: "a cat"}).encode())])
+    with pytest.raises(ConfigError, match=f"text_field='{field}': the noise .* give text_field='true_caption'"):
+        noise_captions(tmp_path / "clean", tmp_path / "out", rate=0.4, seed=0, text_field=field)
+    assert not (tmp_path / "out").exists()
