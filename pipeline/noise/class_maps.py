@@ -1,6 +1,7 @@
 """Which class is mistaken for which: the maps that asymmetric label noise uses."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,15 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
 
 def _read(path: Path) -> dict[str, Any]:
     example = 'write for example {"cat": "dog", "dog": "cat"}'
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        if repeated:
+            raise ConfigError(f"class_map={str(path)!r}: {repeated[0]!r} occurs twice; map each class once")
+        return dict(pairs)
+
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ConfigError(
             f"class_map={str(path)!r}: no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}"

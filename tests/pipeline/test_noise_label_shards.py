@@ -457,6 +457,7 @@ def test_what_cannot_work_is_refused_by_name(
         ('{"cat": 1}', "'cat' is no class; give ids, or classes with their names"),
         ('{"0": 6}', "6 is no class id; with 6 classes give 0 to 5"),
         ('{"0": 1, "00": 2}', "'00' names class 0 again"),
+        ('{"0": 1, "1": 3, "0": 2}', "'0' occurs twice; map each class once"),
         ('{"0": 1.5}', r"1\.5 is no class"),
     ],
 )
