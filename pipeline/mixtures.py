@@ -125,8 +125,9 @@ def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: 
     probability = np.sort(probability[~np.isnan(probability)])
     if not len(probability) or probability[0] <= threshold:
         return threshold
-    raised = float(probability[max(1, round(share * len(probability))) - 1])
-    return raised if raised < probability[-1] else threshold
+    go = max(1, round(share * len(probability)))
+    told_apart = go < len(probability) and probability[go - 1] < probability[go]
+    return float(probability[go - 1]) if told_apart else threshold
 
 
 def _check_iterations(max_iter: int) -> None:

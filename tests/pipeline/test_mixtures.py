@@ -215,3 +215,9 @@ def test_all_clean_rule_gives_up_the_lowest_hundredth() -> None:
     assert all_clean_rule(np.ones(50)) == 0.5  # all alike: raising it would drop everybody
     assert all_clean_rule([]) == 0.5
     assert all_clean_rule([np.nan, 0.9, 0.8]) == 0.8
+
+
+@pytest.mark.parametrize(("tied", "lower", "threshold"), [(99, 0, 0.5), (2, 0, 0.5), (1, 0, 0.9), (99, 1, 0.8)])
+def test_all_clean_rule_gives_up_a_hundredth_or_nobody(tied: int, lower: int, threshold: float) -> None:
+    probability = [0.8] * lower + [0.9] * tied + [0.95] * (100 - tied - lower)
+    assert all_clean_rule(probability) == threshold
