@@ -87,8 +87,9 @@ class VisualVotes:
         label = checked_labels(labels, classes)
         whole = lists.dtype.kind in "iu" or not lists.size
         if not whole or lists.ndim != 2 or len(lists) != len(label) or (lists.size and lists.max() >= len(label)):
+            largest = lists.max() if lists.size and lists.dtype.kind in "iuf" else "none"
             raise ConfigError(
-                f"neighbours is {lists.dtype} of shape {lists.shape}, largest entry {lists.max(initial=-1)}, "
+                f"neighbours is {lists.dtype} of shape {lists.shape}, largest entry {largest}, "
                 f"for {len(label)} labels; give ({len(label)}, k) row numbers below {len(label)}, -1 for none"
             )
         group, worth = None, np.ones(len(label))

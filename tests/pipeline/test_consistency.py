@@ -169,6 +169,10 @@ def test_neighbour_arguments_that_do_not_fit_are_named() -> None:
         visual_consistency(np.array([[7, 0]]), [0], 1)
     with pytest.raises(ConfigError, match="neighbours is float64 of shape"):
         visual_consistency(np.array([[1.0], [0.0]]), [0, 0], 1)
+    with pytest.raises(ConfigError, match=r"neighbours is uint32 of shape \(3, 1\), largest entry 0, for 2 labels"):
+        visual_consistency(np.zeros((3, 1), np.uint32), [0, 1], 2)
+    with pytest.raises(ConfigError, match=r"neighbours is <U1 of shape .*, largest entry none"):
+        visual_consistency(np.array([["a"]]), [0], 1)
     with pytest.raises(ConfigError, match="labels runs from 0 to 2; give -1"):
         visual_consistency(np.array([[1], [0]]), [0, 2], 2)
     with pytest.raises(ConfigError, match="labels is float64"):
