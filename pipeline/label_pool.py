@@ -86,13 +86,15 @@ def confident_joint(probability: Array, labels: Index) -> Array:
     """(C, C) counts of (given y, true c), rows scaled to the number of labels y (Northcutt et al. 2021, Eq. 1-2).
 
     A row counts for the likeliest class whose probability reaches the mean that class has among its own labels; rows
-    that reach none do not count.
+    that reach none do not count. A row without a label (outside 0..C-1), or with NaN, is left out.
 
     >>> confident_joint(np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]]), np.array([0, 0, 0, 1]))
     array([[2., 1.],
            [0., 1.]])
     """
     classes = probability.shape[1]
+    known = (labels >= 0) & (labels < classes) & ~np.isnan(probability).any(axis=1)
+    probability, labels = probability[known], labels[known]
     sizes = np.bincount(labels, minlength=classes)
     own = np.bincount(labels, probability[np.arange(len(labels)), labels], classes)
     threshold = np.where(sizes > 0, own / np.maximum(sizes, 1), np.inf)

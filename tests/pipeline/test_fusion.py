@@ -67,6 +67,15 @@ def test_confident_joint_equals_cleanlab(seed: int, classes: int, n: int) -> Non
     np.testing.assert_allclose(confident_joint(probability, labels), theirs, atol=1)  # cleanlab rounds to whole rows
 
 
+def test_rows_without_a_label_or_a_probability_are_left_out_of_the_confident_joint() -> None:
+    rng = np.random.default_rng(0)
+    labels, probability = rng.integers(0, 3, 60), rng.dirichlet(np.ones(3), 60)
+    expected = confident_joint(probability, labels)
+    more = np.concatenate([probability, np.eye(3), [[np.nan, 0.5, 0.5], [0.1, np.nan, 0.9]]])
+    found = confident_joint(more, np.concatenate([labels, [-1, 3, 99], [0, 2]]))
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["symmetric", "pairwise"])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.4])
 def test_finds_and_repairs_wrong_labels(kind: str, rate: float) -> None:
