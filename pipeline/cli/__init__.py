@@ -29,7 +29,16 @@ from .look import Group, arrange, flowing
 
 __all__ = ["app", "main"]
 
-STOPPED = "run the same command again, without --overwrite, and it goes on"
+# What a second run of a command that was stopped finds of the first; of all other commands, nothing.
+STOPPED = {
+    "annotate": "run the same command again, without --overwrite, and it goes on",
+    "score-embeddings": "run the same command again, without --overwrite: a neighbour search goes on, the rest starts over",
+    "rescore": "run the same command again: a neighbour search goes on, the rest starts over",
+    "demo": "run the same command again, and it goes on",
+    "convert": "run the same command again, and it goes on",
+    "bench": "run the same command again; what is finished is kept",
+}
+STARTS_OVER = "run the same command again, and it starts over"
 
 HELP = """Scores every image-text pair of your shards once, so that training can trust the right ones.
 
@@ -112,15 +121,19 @@ def main() -> None:
     except NoisegateError as error:
         _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
     except KeyboardInterrupt:
-        _fail(STOPPED, 130)
+        _fail(_how_to_go_on(), 130)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich both make a plain 1 of it
             _nobody_reads()
         if end.code != 130:
             raise
-        _fail(STOPPED, 130)  # typer's own code for Ctrl-C, which it leaves without a word
+        _fail(_how_to_go_on(), 130)  # typer's own code for Ctrl-C, which it leaves without a word
     except BrokenPipeError:
         _nobody_reads()
+
+
+def _how_to_go_on() -> str:
+    return STOPPED.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""), STARTS_OVER)
 
 
 def _nobody_reads() -> None:
