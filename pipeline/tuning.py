@@ -81,9 +81,10 @@ def tune(
         scale = model.logit_scale.exp()
         loss = info_nce(F.normalize(images, dim=-1), F.normalize(texts, dim=-1), scale, same).mean()
         if not torch.isfinite(loss):
+            works = min(Tuning.learning_rate, tuning.learning_rate / 10)
             raise ConfigError(
                 f"learning_rate={tuning.learning_rate}: the loss is no number at step {step + 1}; give a smaller one, "
-                f"for example learning_rate={tuning.learning_rate / 10:g}"
+                f"for example learning_rate={works:g}"
             )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
