@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .beta import Beta, beta_of_random_inputs
+from .beta import Beta, beta_of_random_inputs, estimate_beta
 from .errors import ConfigError, NoisegateError
 from .estimators import load_estimator
 from .estimators.base import Identity
@@ -26,6 +26,7 @@ from .first_pairs import embed_pairs, read_pairs
 from .info_nce import numbered, pair_losses
 from .mixtures import Split, gmm_split
 from .out_folder import writing_to
+from .scorer import Encoded
 from .shards import Shard, find_shards
 from .table import write_atomically
 from .tuning import Tuning, tune
@@ -36,6 +37,7 @@ __all__ = ["ADAPT_FILE", "Adaptation", "adapt", "hold_out"]
 ADAPT_FILE = "adapt.json"
 FEWEST = 32  # kept pairs, below which there is nothing to learn from or to measure on
 HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000
+RISE = 0.01  # of the loss on held-out pairs, as a share of it: less is chance
 Ids = NDArray[np.int64]
 
 
@@ -57,7 +59,16 @@ class Adaptation:
     loss_before: float
     loss_after: float
     beta_before: Beta
+    """of random inputs, as `beta_after`"""
     beta_after: Beta
+    auto_before: Beta
+    """by mode `auto` on the pairs read, as `annotate` would take it for such data"""
+    auto_after: Beta
+
+    @property
+    def loss_rose(self) -> bool:
+        """By more than chance and by something that four digits show."""
+        return self.loss_after - self.loss_before > max(1e-4, RISE * self.loss_before)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -89,7 +100,7 @@ def adapt(
     found = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
     with _appearing(out) as folder:
-        data, split = _read(estimator, found, pairs, workers, seed, note)
+        data, before, split = _read(estimator, found, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
             raise ConfigError(
@@ -97,13 +108,16 @@ def adapt(
                 "needed; read more pairs, or keep more, for example with keep=0.5"
             )
         note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
-        learnt, held_out = (data.at(rows) for rows in hold_out(kept, data.pictures, seed))
-        loss_before, beta_before = _loss(estimator, held_out, seed), beta_of_random_inputs(estimator, seed=seed)
+        rows, held_out = hold_out(kept, data.pictures, seed)
+        learnt = data.at(rows)
+        loss_before = _loss(estimator, data, before, held_out, seed)
+        beta_before = beta_of_random_inputs(estimator, seed=seed)
         rng = np.random.default_rng([seed, 2])
         tune(estimator, learnt.samples, learnt.pictures, learnt.captions, tuning, rng, note)
         save_local_dir(estimator, folder)
         adapted = _load(f"local-dir:{folder}", None, device, tuning.batch_size)
-        _require_equal(estimator, adapted, held_out, model)
+        _require_equal(estimator, adapted, data.at(held_out), model)
+        after, beta_after = embed_pairs(adapted, data.samples), beta_of_random_inputs(adapted, seed=seed)
         done = Adaptation(
             out=str(out),
             source=estimator.identity,
@@ -111,12 +125,14 @@ def adapt(
             settings={"keep": keep, "pairs": pairs, "seed": seed, **asdict(tuning)},
             pairs=len(data.samples),
             kept=len(kept),
-            held_out=len(held_out.samples),
+            held_out=len(held_out),
             split=_described(split),
             loss_before=loss_before,
-            loss_after=_loss(adapted, held_out, seed),
+            loss_after=_loss(adapted, data, after, held_out, seed),
             beta_before=beta_before,
-            beta_after=beta_of_random_inputs(adapted, seed=seed),
+            beta_after=beta_after,
+            auto_before=_auto(before, beta_before, seed),
+            auto_after=_auto(after, beta_after, seed),
         )
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
         record["shards"] = [shard.url for shard in found]
@@ -184,17 +200,17 @@ def _read(
     workers: int | None,
     seed: int,
     note: Callable[[str], None],
-) -> tuple[_Pairs, Split]:
-    """Pairs with finite embeddings, and the split of their losses."""
+) -> tuple[_Pairs, Encoded, Split]:
+    """Pairs with finite embeddings, these, and the split of their losses."""
     samples = read_pairs(shards, estimator, pairs, workers, note)
     encoded = embed_pairs(estimator, samples)
     valid = np.flatnonzero([sample.status == "ok" for sample in samples])
     data = _Pairs.of([samples[i] for i in valid])
-    losses = _losses(estimator, data, encoded.images[valid], encoded.texts[valid], np.random.default_rng([seed, 0]))
-    split = gmm_split(losses)
+    encoded = Encoded(encoded.images[valid], encoded.texts[valid], encoded.similarity[valid])
+    split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, np.random.default_rng([seed, 0])))
     for reason in split.fallbacks:
         note(f"the losses could not be split: {reason}")
-    return data, split
+    return data, encoded, split
 
 
 def _described(split: Split) -> dict[str, Any]:
@@ -223,10 +239,14 @@ def _losses(
     return pair_losses(images, texts, scale, rng, data.pictures, data.captions)
 
 
-def _loss(estimator: OpenClipEstimator, data: _Pairs, seed: int) -> float:
-    """Mean loss, in the same batches whatever the estimator."""
-    encoded = embed_pairs(estimator, data.samples)
-    return float(_losses(estimator, data, encoded.images, encoded.texts, np.random.default_rng([seed, 0])).mean())
+def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Ids, seed: int) -> float:
+    """Mean loss of some rows, in the same batches whatever the estimator."""
+    images, texts = encoded.images[rows], encoded.texts[rows]
+    return float(_losses(estimator, data.at(rows), images, texts, np.random.default_rng([seed, 0])).mean())
+
+
+def _auto(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
+    return estimate_beta(images=encoded.images, texts=encoded.texts, random_inputs=lambda: random_inputs, seed=seed)
 
 
 def hold_out(kept: Ids, pictures: Ids, seed: int) -> tuple[Ids, Ids]:

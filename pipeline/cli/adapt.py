@@ -54,7 +54,8 @@ def adapt(
 
     Clean are the pairs of small loss, by a mixture of two Gaussians. For open_clip models: embedded, a name with
     --pretrained, hf-hub: or local-dir:. Worth it where your pictures or captions are unlike those of the web; look
-    whether the loss on held-out pairs falls. β is measured anew, because the embeddings move.
+    whether the loss on held-out pairs falls. β is measured anew, because the embeddings move; annotate takes that of auto,
+    unless --beta says otherwise.
     """
     from ..adapt import adapt as run
     from ..progress import progress_for
@@ -73,7 +74,7 @@ def adapt(
         seed=seed,
         note=progress_for(quiet).note,
     )
-    output = Output(as_json)
+    output, automatic = Output(as_json), (done.auto_before, done.auto_after)
     output.table(
         f"{done.source.model}, adapted",
         [
@@ -82,10 +83,11 @@ def adapt(
             ("", "before", "after"),
             (f"loss on {done.held_out:,} held-out pairs", number(done.loss_before), number(done.loss_after)),
             ("β of random inputs", number(done.beta_before.value), number(done.beta_after.value)),
+            ("β that auto takes for these pairs", *(f"{number(b.value)} ({b.mode})" for b in automatic)),
         ],
         ("", "", ""),
     )
-    if done.loss_after > done.loss_before:
+    if done.loss_rose:
         output.say(
             "[yellow]note[/]: the loss rose; try a smaller --lr or fewer --steps, or stay with the model as it was"
         )

@@ -12,15 +12,17 @@ import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from pipeline.adapt import adapt, hold_out
-from pipeline.beta import beta_of_random_inputs
+from pipeline.adapt import Adaptation, adapt, hold_out
+from pipeline.beta import Beta, beta_of_random_inputs
 from pipeline.cli import app
 from pipeline.errors import ConfigError
 from pipeline.estimators import load_estimator, normalise
+from pipeline.estimators.base import Identity
 from pipeline.estimators.openclip_names import EMBEDDED
 from pipeline.estimators.torchvision_import import allow_torchvision
 from pipeline.first_pairs import embed_pairs, read_pairs
 from pipeline.info_nce import batches, info_nce, pair_losses, same_pairs
+from pipeline.job import annotate
 from pipeline.metrics import clean_auroc
 from pipeline.noise.shards import noise_captions
 from pipeline.scenes import write_scenes
@@ -155,6 +157,7 @@ def test_the_adapted_model_loads_from_its_folder_and_is_what_was_measured(
     assert done.beta_before == beta_of_random_inputs(before, seed=1)
     assert done.beta_after == beta_of_random_inputs(after, seed=1)
     assert done.loss_after < done.loss_before  # untrained, so every step helps
+    assert not done.loss_rose
     samples = read_pairs(find_shards(scenes), before, 240, 0)
     moved = embed_pairs(after, samples).similarity - embed_pairs(before, samples).similarity
     assert np.abs(moved).mean() > 0.01
@@ -164,6 +167,36 @@ def test_the_adapted_model_loads_from_its_folder_and_is_what_was_measured(
     assert record["split"]["kind"] == "gmm"
     assert said[0] == f"240 pairs read, {done.kept} kept"
     assert len([line for line in said if line.startswith("step ")]) == 4
+
+
+def test_the_beta_shown_is_the_one_that_annotate_then_takes(scenes: Path, tiny: str, tmp_path: Path) -> None:
+    done = adapt(scenes, tmp_path / "adapted", model=tiny, tuning=FAST, workers=0)
+    for name, found in ((tiny, done.auto_before), (f"local-dir:{done.out}", done.auto_after)):
+        annotate(scenes, tmp_path / "tables", estimator=load_estimator(name), workers=0, overwrite=True)
+        taken = json.loads((tmp_path / "tables" / "_run.json").read_text())["beta"]
+        assert taken["mode"] == found.mode
+        assert abs(taken["value"] - found.value) < 0.02  # other mismatched pairs are drawn
+    assert done.auto_after.value != done.auto_before.value
+    record = json.loads((tmp_path / "adapted" / "adapt.json").read_text())
+    assert Beta.from_dict(record["auto_after"]) == done.auto_after
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rose"),
+    [
+        (0.0305, 0.03052, False),
+        (0.03054, 0.03056, False),  # shown as .0305 and .0306
+        (0.0305, 0.0310, True),
+        (2.0, 2.01, False),
+        (2.0, 2.05, True),
+        (2.0, 1.0, False),
+    ],
+)
+def test_a_loss_rises_only_by_more_than_chance(before: float, after: float, rose: bool) -> None:
+    beta = Beta(0.2, "fixed")
+    identity = Identity("m", "w", "p", "d", "float32", ())
+    done = Adaptation("out", identity, "w", {}, 100, 90, 9, {}, before, after, beta, beta, beta, beta)
+    assert done.loss_rose == rose
 
 
 def test_the_same_seed_gives_the_same_bytes(scenes: Path, tiny: str, tmp_path: Path) -> None:
@@ -294,6 +327,9 @@ def test_the_command_says_what_was_done_and_what_comes_next(scenes: Path, tiny: 
     }
     assert printed["next"] == f"noisegate annotate {scenes} --model local-dir:{out} --out tables"
     assert printed["next"] in " ".join(ran.stderr.split("\n"))
+    shown = " ".join(CliRunner().invoke(app, ["adapt", *arguments[:-1], "--out", f"{out}-2"]).stdout.split())
+    values = (f"{printed[name]['value']:.4f} ({printed[name]['mode']})" for name in ("auto_before", "auto_after"))
+    assert f"β that auto takes for these pairs {' '.join(values)}" in shown.replace("│", "").replace("  ", " ")
 
 
 # --- the embedded model ----------------------------------------------------------------------------------------------
