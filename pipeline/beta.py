@@ -128,6 +128,8 @@ def estimate_beta(
         if pairs is None:
             raise ConfigError(f"beta {mode} needs data; give shards, or use random_inputs for a model alone")
         if len(pairs.mismatched) < 2:
+            if len(pairs.given) > 2:
+                raise _all_alike(mode, pairs, 2)
             raise ConfigError(
                 f"beta {mode} needs more than {len(pairs.given)} good pairs; use fixed:0.215, or random_inputs"
             )
@@ -140,6 +142,8 @@ def _auto(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, se
         raise ConfigError("beta auto needs a model or data; give one, or a number such as fixed:0.215")
     if pairs is None or pairs.calibration is None:
         if random_inputs is None:
+            if pairs is not None and len(pairs.given) >= LEAST:
+                raise _all_alike("auto", pairs, LEAST)
             raise ConfigError(f"beta auto needs at least {LEAST} pairs when there is no model; use fixed:0.215")
         return _because(random_inputs(), "too few pairs to look at the data")
     if random_inputs is None:
@@ -150,6 +154,13 @@ def _auto(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, se
     if low + spread < random.value < high:
         return _because(random, f"the model has a cone: {where}")
     return _because(beta_of_intersection(pairs, seed), f"no cone between shuffled and given pairs: {where}")
+
+
+def _all_alike(mode: str, pairs: PairSample, least: int) -> ConfigError:
+    return ConfigError(
+        f"beta {mode}: of {len(pairs.given):,} pairs {len(pairs.mismatched):,} mismatched ones can be made, and {least} "
+        "are needed; too few pairs differ from one another in both picture and text; use fixed:0.215"
+    )
 
 
 def _because(beta: Beta, reason: str) -> Beta:

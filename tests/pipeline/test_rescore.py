@@ -446,12 +446,21 @@ def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
         (["--labels", "y.npy", "--metadata", "y.npy"], "metadata: y.npy is not a readable Parquet file"),
         (["--texts", "i.npy", "--separate-spaces", "--no-neighbourhood"], "leave out --no-neighbourhood"),
         (["--texts", "i.npy", "--beta", "random_inputs"], "beta random_inputs needs the model"),
+        (
+            ["--images", "same.npy", "--texts", "same.npy"],
+            "beta auto: of 50 pairs 0 mismatched ones can be made, and 20 are needed; too few pairs differ",
+        ),
+        (
+            ["--images", "same.npy", "--texts", "same.npy", "--beta", "intersection"],
+            "beta intersection: of 50 pairs 0 mismatched ones can be made, and 2 are needed",
+        ),
+        (["--images", "few.npy", "--texts", "few.npy"], "beta auto needs at least 20 pairs when there is no model"),
         (["--texts", "i.npy", "--k", "0"], "k 0 is no number of neighbours; use 50, or leave it out"),
         ([], "needs texts, labels or both"),
     ],
 )
 def test_every_mistake_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
-    saved(tmp_path, i=IMAGES, y=GIVEN)
+    saved(tmp_path, i=IMAGES, y=GIVEN, same=np.repeat(IMAGES[:1], 50, axis=0), few=IMAGES[:9])
     np.save(tmp_path / "pickled.npy", np.array([object()]), allow_pickle=True)
     done = called("score-embeddings", "--images", "i.npy", "--out", "out", *words, cwd=tmp_path)
     assert done.returncode == 2
