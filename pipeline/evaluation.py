@@ -22,10 +22,18 @@ from .metrics import (
     relabel_accuracy,
     selection_metrics,
 )
-from .table import RunFolder, read_table
+from .table import RunFolder, read_metadata, read_table
 from .truth import read_truth
 
-__all__ = ["Evaluation", "LabelEvaluation", "evaluate", "evaluate_labels"]
+__all__ = [
+    "Evaluation",
+    "LabelEvaluation",
+    "NeighbourhoodEvaluation",
+    "decided_by_neighbourhood",
+    "evaluate",
+    "evaluate_labels",
+    "evaluate_neighbourhood",
+]
 
 LABEL_SCORES = ("label_quality", "probe_consistency", "knn_consistency", "anchor_consistency", "consistency")
 
@@ -60,7 +68,9 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
     table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
     beta = (run.read_run() or {})["beta"]
     if beta is None:
-        raise TableError(f"{folder} was scored without pairs, so it has no β to judge")
+        raise TableError(
+            f"{folder} has no β to judge: it was scored without pairs, or from encoders that share no space"
+        )
     noisy = read_truth(run, table, Path(truth) if truth else None).noisy
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
@@ -78,6 +88,54 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
         selection=selection_metrics(similarity, weight > 0, mask),
         noise_rank=mean_noise_rank(weight, mask),
         best=best_cut(similarity, mask),
+    )
+
+
+@dataclass(frozen=True)
+class NeighbourhoodEvaluation:
+    """Agreement with the neighbours' partners against known noise, in a run that has no cosine.
+
+    `cut` is None where there were too few pairs to choose one; then nothing was called clean, and `selection` is None.
+    """
+
+    samples: int
+    noisy: int
+    unscored: int
+    cut: float | None
+    clean_auroc: float
+    selection: SelectionMetrics | None
+    best: BestCut
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def decided_by_neighbourhood(folder: str | Path) -> bool:
+    """Whether the neighbourhood alone says which pairs are clean."""
+    near = _neighbourhood_facts(RunFolder(Path(folder)))
+    return bool(near and near["alone"])
+
+
+def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) -> NeighbourhoodEvaluation:
+    """Judge the neighbourhood scores of a run; the truth is as in `evaluate`."""
+    run = RunFolder(Path(folder))
+    table = read_table(folder, ["key", "index", "neighbourhood"])
+    near = _neighbourhood_facts(run)
+    agreement = _floats(table, "neighbourhood")
+    scored = ~np.isnan(agreement)
+    if near is None or not scored.any():
+        raise TableError(f"{folder}: no pair has a neighbourhood score; score pairs with --neighbourhood")
+    noisy, agreement = read_truth(run, table, Path(truth) if truth else None).noisy[scored], agreement[scored]
+    cut = near["cut"]
+    return NeighbourhoodEvaluation(
+        samples=int(scored.sum()),
+        noisy=int(noisy.sum()),
+        unscored=int((~scored).sum()),
+        cut=cut,
+        clean_auroc=clean_auroc(agreement, noisy),
+        selection=None if cut is None else selection_metrics(agreement, agreement > cut, noisy),
+        best=best_cut(agreement, noisy),
     )
 
 
@@ -129,6 +187,12 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> Labe
         given_accuracy=None if right is None else relabel_accuracy(given, right),
         refined_accuracy=None if right is None else relabel_accuracy(refined, right),
     )
+
+
+def _neighbourhood_facts(run: RunFolder) -> dict[str, Any] | None:
+    """What the tables say about neighbourhoods, the same in all of them."""
+    stem = next(run.stems(), None)
+    return None if stem is None else read_metadata(run.table(stem)).get("neighbourhood")
 
 
 def _floats(table: pa.Table, name: str) -> NDArray[np.float64]:

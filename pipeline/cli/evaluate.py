@@ -9,9 +9,10 @@ from .options import Folder
 from .output import JsonOption, Output, number, percent
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation, LabelEvaluation
+    from ..evaluation import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
+    from ..metrics import SelectionMetrics
 
-__all__ = ["print_evaluation", "print_label_evaluation", "register"]
+__all__ = ["print_evaluation", "print_label_evaluation", "print_neighbourhood_evaluation", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,8 +42,8 @@ def evaluate(
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
     from ..errors import ConfigError
+    from ..evaluation import decided_by_neighbourhood, evaluate_labels, evaluate_neighbourhood
     from ..evaluation import evaluate as judge
-    from ..evaluation import evaluate_labels
     from ..table import RunFolder
     from ..truth import wrong_part
 
@@ -60,7 +61,13 @@ def evaluate(
     if wanted == "labels":
         labels = evaluate_labels(folder, truth)
         print_label_evaluation(labels, output)
+        if "pairs" in tasks:
+            output.tell("[yellow]note[/]: this run scored pairs too, so that clean asks for a right caption as well")
         return output.result(labels.to_dict())
+    if decided_by_neighbourhood(folder):
+        near = evaluate_neighbourhood(folder, truth)
+        print_neighbourhood_evaluation(near, output)
+        return output.result(near.to_dict())
     pairs = judge(folder, truth)
     print_evaluation(pairs, output)
     return output.result(pairs.to_dict())
@@ -81,16 +88,44 @@ def print_evaluation(found: "Evaluation", output: Output) -> None:
         ],
         ("", "at β", "best possible"),
     )
+    _print_selection("The cut at β, both ways", s, output)
+    if found.unscored:
+        output.say(f"{found.unscored:,} samples have no score and are left out.")
+
+
+def print_neighbourhood_evaluation(found: "NeighbourhoodEvaluation", output: Output) -> None:
+    """The same for agreement with neighbours, which has a cut and no weights."""
+    s, best = found.selection, found.best
+    rows = [("AUROC of the neighbourhood", number(found.clean_auroc), "")]
+    if s is not None and found.cut is not None:
+        rows += [
+            ("cut", number(found.cut), number(best.threshold)),
+            ("clean pairs kept", percent(s.clean_recall), percent(best.clean_recall)),
+            ("noisy pairs rejected", percent(s.noise_recall), percent(best.noise_recall)),
+            ("balanced accuracy", percent(s.balanced_accuracy), percent(best.balanced_accuracy)),
+        ]
     output.table(
-        "The cut at β, both ways",
+        f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
+        rows,
+        ("", "at the cut", "best possible"),
+    )
+    if s is None:
+        output.say("There were too few pairs to choose a cut.")
+    else:
+        _print_selection("The cut, both ways", s, output)
+    if found.unscored:
+        output.say(f"{found.unscored:,} samples have no score and are left out.")
+
+
+def _print_selection(title: str, found: "SelectionMetrics", output: Output) -> None:
+    output.table(
+        title,
         [
-            ("kept as clean", percent(s.clean_precision), percent(s.clean_recall), percent(s.clean_f1)),
-            ("rejected as noise", percent(s.noise_precision), percent(s.noise_recall), percent(s.noise_f1)),
+            ("kept as clean", percent(found.clean_precision), percent(found.clean_recall), percent(found.clean_f1)),
+            ("rejected as noise", percent(found.noise_precision), percent(found.noise_recall), percent(found.noise_f1)),
         ],
         ("", "precision", "recall", "F1"),
     )
-    if found.unscored:
-        output.say(f"{found.unscored:,} samples have no score and are left out.")
 
 
 def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
