@@ -31,8 +31,9 @@ DOUBT = 0.18  # most doubt of the predictions, relative to the noise that they c
 EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noise is the same everywhere
 APART = 0.5  # most of the commonest other label, relative to the predicted one, where most labels are wrong
 SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
-BEYOND, WHOLE, PLAIN, HINT = 6.0, 2.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
-MANY = 100  # labels per class below which more is asked for than BEYOND: a row of T is learned from so many
+BEYOND, PLAIN, HINT = 8.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
+ENOUGH, WHOLE = 6.0, 2.0  # the same by all of it, where the surest predictions disagree less; with BEYOND by some of it
+MANY = 100  # labels per class below which more is asked for: a row of T is learned from so many
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
 
@@ -71,7 +72,8 @@ class NoiseEvidence(NamedTuple):
         """The second sign."""
         scarce = max(1.0, MANY / self.members)
         plain = self.whole >= PLAIN * np.sqrt(scarce) and self.least <= self.claimed + CHANCE * self.chance
-        usual = self.whole >= WHOLE and self.beyond >= BEYOND * scarce and self.least <= self.claimed
+        most = self.whole >= ENOUGH * scarce or (self.whole >= WHOLE and self.beyond >= BEYOND * scarce)
+        usual = most and self.least <= self.claimed
         return bool(0 < self.claimed < MOST_WRONG and (plain or usual))
 
     @property
