@@ -25,7 +25,7 @@ from .scoring import RunScores, ScoreSettings, anchors_file, learn_scores, score
 from .summary import Summary, summarise
 from .table import VERSION, RunFolder, read_metadata
 
-__all__ = ["rescore", "score_embeddings"]
+__all__ = ["refuse_unused_beta", "rescore", "score_embeddings"]
 
 
 def rescore(
@@ -80,6 +80,17 @@ def rescore(
         run.write_run({**recorded, "finished": True})
         sweep(run)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
+
+
+def refuse_unused_beta(wanted: ScoreSettings) -> None:
+    """Raises ConfigError where there is no cosine that a β which somebody asked for could be compared with."""
+    if "pairs" not in wanted.tasks:
+        raise ConfigError(f"beta {wanted.beta!r}: only labels are scored, and β is for pairs; leave it out")
+    if not wanted.joint:
+        raise ConfigError(
+            f"beta {wanted.beta!r}: images and texts are of two encoders that share no space, so there is no cosine for β, "
+            "and neighbourhoods decide; leave it out"
+        )
 
 
 def _recorded(run: RunFolder) -> dict[str, Any]:
@@ -193,7 +204,10 @@ def _array_settings(
         count_classes(labels, anchors)
     joint = joint and text_width in (0, image_width)
     neighbourhood = settings.neighbourhood or not joint
-    return replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)
+    wanted = replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)
+    if wanted.beta != ScoreSettings().beta:
+        refuse_unused_beta(wanted)
+    return wanted
 
 
 def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:

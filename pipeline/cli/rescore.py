@@ -83,11 +83,12 @@ def rescore(
     """
     from ..errors import ConfigError
     from ..one_step.scoring import OneStep
+    from ..rescore import refuse_unused_beta
     from ..rescore import rescore as run
     from ..scoring import ScoreSettings
 
     def settings(recorded: Mapping[str, Any]) -> ScoreSettings:
-        return ScoreSettings(
+        wanted = ScoreSettings(
             beta=beta or recorded["beta"],
             tasks=_tasks(task) if task else tuple(recorded["tasks"]),
             k=k if k is not None else recorded["k"],
@@ -95,6 +96,9 @@ def rescore(
             seed=recorded["seed"] if seed is None else seed,
             joint=recorded["joint"],
         )
+        if beta:
+            refuse_unused_beta(wanted)
+        return wanted
 
     if temperature is not None and not methods:
         raise ConfigError("--temperature is that of crcl; add --with crcl")

@@ -24,7 +24,7 @@ from pipeline.workers import DecodeOptions
 from tests.commands import ROOT, called
 from tests.embeddings import captions, clusters, saved, scored, split, tables_of
 from tests.fakes import picture, write_tar
-from tests.jobs import score
+from tests.jobs import files_of, score
 
 IMAGES, TRUE = clusters(count=120)
 TEXTS = captions(IMAGES, wrong=30)
@@ -438,6 +438,27 @@ def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--texts", "narrow.npy"], "beta 'fixed:0.2': images and texts are of two encoders that share no space"),
+        (["--labels", "y.npy"], "beta 'fixed:0.2': only labels are scored, and β is for pairs; leave it out"),
+    ],
+)
+def test_a_beta_that_nothing_can_be_compared_with_is_refused_and_the_default_is_not(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    saved(tmp_path, i=IMAGES, y=GIVEN, narrow=IMAGES[:, :7])
+    done = called("score-embeddings", "--images", "i.npy", "--out", "out", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = files_of(tmp_path / "out")
+    refused = called("rescore", "out", "--beta", "fixed:0.2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert files_of(tmp_path / "out") == before
+    assert called("rescore", "out", "--seed", "3", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["--labels", "none.npy"], "labels: there is no file none.npy"),
         (["--labels", "i.npy"], "labels: i.npy holds float32 of shape (120, 12); want whole numbers (N,)"),
         (["--labels", "pickled.npy"], "labels: pickled.npy is no whole .npy file of numbers"),
@@ -455,12 +476,15 @@ def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
             "beta intersection: of 50 pairs 0 mismatched ones can be made, and 2 are needed",
         ),
         (["--images", "few.npy", "--texts", "few.npy"], "beta auto needs at least 20 pairs when there is no model"),
+        (["--texts", "narrow.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2': images and texts are of two encoders"),
+        (["--texts", "i.npy", "--separate-spaces", "--beta", "intersection"], "beta 'intersection': images and texts"),
+        (["--labels", "y.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2': only labels are scored, and β is for pairs"),
         (["--texts", "i.npy", "--k", "0"], "k 0 is no number of neighbours; use 50, or leave it out"),
         ([], "needs texts, labels or both"),
     ],
 )
 def test_every_mistake_is_one_line(words: list[str], message: str, tmp_path: Path) -> None:
-    saved(tmp_path, i=IMAGES, y=GIVEN, same=np.repeat(IMAGES[:1], 50, axis=0), few=IMAGES[:9])
+    saved(tmp_path, i=IMAGES, y=GIVEN, same=np.repeat(IMAGES[:1], 50, axis=0), few=IMAGES[:9], narrow=IMAGES[:, :7])
     np.save(tmp_path / "pickled.npy", np.array([object()]), allow_pickle=True)
     done = called("score-embeddings", "--images", "i.npy", "--out", "out", *words, cwd=tmp_path)
     assert done.returncode == 2
