@@ -143,13 +143,15 @@ def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) 
 class LabelEvaluation:
     """Label scores against known noise: AUROC of each score, both rules, and the share of right labels.
 
-    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. Accuracies are of the
-    given and of the refined labels, None where the right ones are not known.
+    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. Where pairs were scored
+    too, `clean` asks for a right caption as well; `fused` is then of the `captioned` labels, those whose caption passes.
+    Accuracies are of the given and of the refined labels, None where the right ones are not known.
     """
 
     samples: int
     noisy: int
     unscored: int
+    captioned: int
     aurocs: Mapping[str, float]
     fused: SelectionMetrics
     tango: SelectionMetrics
@@ -164,7 +166,17 @@ class LabelEvaluation:
 def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> LabelEvaluation:
     """Judge the label scores of a run; the truth is as in `evaluate`, with `clean_label` for the accuracies."""
     run = RunFolder(Path(folder))
-    names = ["key", "index", "label", "clean", "clean_tango", "refined_label", *LABEL_SCORES]
+    names = [
+        "key",
+        "index",
+        "label",
+        "clean",
+        "clean_tango",
+        "refined_label",
+        "osa_weight",
+        "neighbourhood",
+        *LABEL_SCORES,
+    ]
     table = read_table(folder, names)
     known = read_truth(run, table, Path(truth) if truth else None)
     quality = _floats(table, "label_quality")
@@ -176,17 +188,31 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> Labe
     given, refined = (
         table[name].cast(pa.int64()).fill_null(-1).to_numpy()[scored] for name in ("label", "refined_label")
     )
+    captioned = _caption_passes(run, table)[scored]
     right = None if known.clean_label is None else known.clean_label[scored]
     return LabelEvaluation(
         samples=int(scored.sum()),
         noisy=int(noisy.sum()),
         unscored=int((~scored).sum()),
+        captioned=int(captioned.sum()),
         aurocs={name: clean_auroc(values, noisy) for name, values in scores.items() if not np.isnan(values).all()},
-        fused=selection_metrics(scores["label_quality"], _mask(table, "clean")[scored], noisy),
+        fused=selection_metrics(
+            scores["label_quality"][captioned], _mask(table, "clean")[scored][captioned], noisy[captioned]
+        ),
         tango=selection_metrics(scores["consistency"], _mask(table, "clean_tango")[scored], noisy),
         given_accuracy=None if right is None else relabel_accuracy(given, right),
         refined_accuracy=None if right is None else relabel_accuracy(refined, right),
     )
+
+
+def _caption_passes(run: RunFolder, table: pa.Table) -> NDArray[np.bool_]:
+    """(N,) where `clean` is about the label: the pair was judged clean, or not judged at all."""
+    near = _neighbourhood_facts(run)
+    weight, passes = _floats(table, "osa_weight"), np.ones(len(table), dtype=bool)
+    if near and near["alone"] and near["cut"] is not None:
+        agreement = _floats(table, "neighbourhood")
+        passes = np.isnan(agreement) | (agreement > near["cut"])
+    return np.asarray(passes & (np.isnan(weight) | (weight > 0)))
 
 
 def _neighbourhood_facts(run: RunFolder) -> dict[str, Any] | None:

@@ -126,7 +126,7 @@ def fuse(
     votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
     learned = _learn(votes, y[fit_rows], [place for place, name in enumerate(names) if name not in label_free])
     if not learned.repairs:
-        log.info("labels: no noise is surely shown, so every given label stands")
+        log.info("labels: noise is not shown surely enough to change labels, so every given label stands")
     elif learned.withheld.any():
         open_names = int(learned.withheld.any(axis=1).sum())
         log.info("labels: in %d classes some stand, because nothing tells which of two names is right", open_names)
@@ -210,7 +210,7 @@ def _score(
     for start in range(0, total, step):
         rows = np.arange(start, min(start + step, total))
         plain = np.stack([log_votes(of(rows), present) for of in posteriors])
-        rows = rows[(np.ptp(plain, axis=2) > 0).any(axis=0)]  # where every source abstains there is nothing to say
+        rows = rows[plain.any(axis=(0, 2))]  # where every source abstains there is nothing to say
         votes = learned.votes(plain[:, rows - start])
         prediction = learned.believed.predict(votes)
         refined[rows], confidence[rows] = present[prediction.argmax(axis=1)], prediction.max(axis=1)

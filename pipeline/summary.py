@@ -82,11 +82,17 @@ class Summary:
             )
         if self.zero_weight == 0:
             clean = self.calibration is not None and self.calibration.noise_interval[1] < 0.05
+            looks = "the captions look clean" if self.labels else "the data looks clean"
             found.append(
-                f"β {self.beta.value:.4f} lies below every pair, so nothing is rejected; "
-                + ("the data looks clean" if clean else "try another --beta")
+                f"β {self.beta.value:.4f} lies below every pair, so {'no caption' if self.labels else 'nothing'} is rejected; "
+                + (looks if clean else "try another --beta")
             )
         return found
+
+    @property
+    def judges_pairs(self) -> bool:
+        """Whether captions, too, decide what is clean."""
+        return self.beta is not None or bool(self.neighbourhood and self.neighbourhood["alone"])
 
     @property
     def zero_share(self) -> float | None:

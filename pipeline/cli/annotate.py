@@ -209,9 +209,10 @@ def print_summary(summary: "Summary", output: Output) -> None:
     if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
         rows += _neighbourhood_rows(summary.neighbourhood)
     if summary.labels:
-        rows += _label_rows(summary.labels)
+        rows += _label_rows(summary.labels, alone=not summary.judges_pairs)
     if summary.labels or summary.neighbourhood:
-        rows += [("kept as clean", f"{summary.kept:,}")]
+        both = ", by caption and label" if summary.labels and summary.judges_pairs else ""
+        rows += [("kept as clean", f"{summary.kept:,}{both}")]
     rate = "nothing left to encode"
     if summary.pairs_per_second:
         hours = hours_for(1e6, summary.pairs_per_second)
@@ -259,20 +260,21 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _label_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was learned about the labels."""
+def _label_rows(facts: Mapping[str, Any], *, alone: bool) -> list[tuple[str, str]]:
+    """What was learned about the labels; `alone` where they decide what is clean."""
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])
-    if not facts.get("repairs", True):
-        promise = f"not known: no noise is surely shown, up to {percent(facts['noise_interval'][1])} is possible"
+    repairs = facts.get("repairs", True)
+    if not repairs and not facts["noise_rate"]:
+        promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
         ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
         ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
-        ("expected of clean", promise),
-        *([("labels repaired", "none: refined_label is the given one")] if not facts.get("repairs", True) else []),
+        ("expected of clean" if alone else "expected of labels", promise),
+        *([] if repairs else [("labels repaired", "none: noise is not shown surely enough to change labels")]),
     ]
 
 

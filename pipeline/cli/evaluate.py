@@ -61,8 +61,6 @@ def evaluate(
     if wanted == "labels":
         labels = evaluate_labels(folder, truth)
         print_label_evaluation(labels, output)
-        if "pairs" in tasks:
-            output.tell("[yellow]note[/]: this run scored pairs too, so that clean asks for a right caption as well")
         return output.result(labels.to_dict())
     if decided_by_neighbourhood(folder):
         near = evaluate_neighbourhood(folder, truth)
@@ -139,6 +137,10 @@ def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
             (name, percent(m.clean_precision), percent(m.clean_recall), percent(m.clean_f1), percent(m.noise_recall))
         )
     output.table("Rules", rows, ("kept by", "clean precision", "clean recall", "clean F1", "noise found"))
+    if found.captioned < found.samples:
+        output.say(
+            f"clean asks for a right caption as well: it is judged by the {found.captioned:,} labels whose caption passes."
+        )
     if found.given_accuracy is not None and found.refined_accuracy is not None:
         output.say(
             f"Right labels: {percent(found.given_accuracy)} as given, {percent(found.refined_accuracy)} as refined."

@@ -11,6 +11,7 @@ from ..scoring import anchors_file
 from ..table import RunFolder
 from .charts import draw_confusion
 from .collect import Collected
+from .lens import label_promise
 from .page import card, name_of, number, percent
 from .pictures import Album
 
@@ -38,7 +39,7 @@ def label_section(
     entries = found.confusion.entries
     moved = [(given, refined, amount) for given, refined, amount in entries if given != refined]
     total = sum(found.label_counts.values())
-    expected = facts.get("expected") or {}
+    expected = label_promise(facts) or {}
     low, high = facts["noise_interval"]
     return {
         "rows": [

@@ -71,7 +71,8 @@ def headline(
         within = f" (95\N{NO-BREAK SPACE}%: {percent(interval[0])} to {percent(interval[1])})" if interval else ""
         lead.append(f"About {percent(rate)} of the {lens.noun}s look wrong{within}.")
     if found.scored:
-        lead.append(f"The default cut keeps {found.kept:,} of {count(found.scored, f'scored {lens.noun}')}.")
+        both = ", by caption and label" if lens.noun == "pair" and metadata.get("labels") else ""
+        lead.append(f"The default cut keeps {found.kept:,} of {count(found.scored, f'scored {lens.noun}')}{both}.")
     scorer = metadata.get("scorer") or {}
     return {
         "folder": printable(run.path.resolve().name),

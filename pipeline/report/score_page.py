@@ -10,7 +10,7 @@ from ..calibration import Expected
 from .charts import Bins, Strip, draw_clean, draw_histogram, draw_strips, merge_bins
 from .collect import Collected
 from .drift import Drift, find_drift
-from .lens import Lens
+from .lens import Lens, label_promise
 from .page import count, number, percent
 from .pictures import printable
 
@@ -88,8 +88,12 @@ def _rows(bins: Bins, lens: Lens) -> list[tuple[str, ...]]:
 def _cost(found: Collected, lens: Lens, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What keeping the samples above the cut is expected to cost."""
     lost = found.scored - found.kept
+    both = lens.noun == "pair" and bool(metadata.get("labels"))
     rows = [
-        ("kept", f"{found.kept:,} of {found.scored:,} ({percent(found.kept / found.scored)})"),
+        (
+            "kept, by caption and label" if both else "kept",
+            f"{found.kept:,} of {found.scored:,} ({percent(found.kept / found.scored)})",
+        ),
         ("dropped", f"{lost:,} ({percent(lost / found.scored)})"),
     ]
     if found.weighted:
@@ -98,7 +102,7 @@ def _cost(found: Collected, lens: Lens, metadata: Mapping[str, Any]) -> list[tup
     if expected is None:
         return rows
     rows += [
-        ("of those kept, expected to be right", percent(expected.clean_precision)),
+        (f"of those kept{' by their captions' * both}, expected to be right", percent(expected.clean_precision)),
         ("of the right ones, expected to be kept", percent(expected.clean_recall)),
         ("of the wrong ones, expected to be dropped", percent(expected.noise_recall)),
     ]
@@ -114,8 +118,9 @@ def _expected(lens: Lens, metadata: Mapping[str, Any]) -> tuple[Expected | None,
     if lens.calibration and lens.cut is not None:
         return lens.calibration.expected(lens.cut), lens.calibration.kept_clean[0]
     labels = metadata.get("labels") or {}
-    if lens.noun == "label" and labels.get("expected"):
-        values = {name: np.nan if value is None else value for name, value in labels["expected"].items()}
+    promise = label_promise(labels)
+    if lens.noun == "label" and promise:
+        values = {name: np.nan if value is None else value for name, value in promise.items()}
         return Expected(**values), 1 - labels["noise_rate"]
     return None, np.nan
 

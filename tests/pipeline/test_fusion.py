@@ -343,3 +343,23 @@ def test_human_noise(name: str) -> None:
     self_confidence = cross_val_predict(LogisticRegression(C=1e-3), unit, labels, cv=5, method="predict_proba")
     for source in (*sources.values(), self_confidence):
         assert auroc(fused, labels, truth) > roc_auc_score(clean, source[rows, labels])
+
+
+def test_a_source_that_finds_all_classes_alike_leaves_the_label() -> None:
+    """It says that nothing speaks against the label; a source without an opinion (NaN) says nothing."""
+    votes = np.array([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8], [np.nan, np.nan]])
+    found = fuse({"a": votes}, np.array([0, 0, 1, 1]), 2)
+    assert found.clean[:3].all() and (found.refined_label == [0, 0, 1, 1]).all()
+    assert np.isfinite(found.label_quality).tolist() == [True, True, True, False]
+
+
+def test_names_that_are_exchanged_give_the_same_repair_under_the_other_names() -> None:
+    """Without texts nothing but the commonest name says what a class is called, so that no rule could do otherwise."""
+    rng = np.random.default_rng(5)
+    truth, other = rng.integers(0, 3, 900), np.array([1, 2, 0])
+    given = np.where(rng.random(900) < 0.2, (truth + 1) % 3, truth)
+    soft = np.eye(3)[truth] * 3 + rng.random((900, 3))
+    plain = fuse({"probe": soft}, given, 3)
+    renamed = fuse({"probe": soft[:, np.argsort(other)]}, other[given], 3)
+    assert plain.repairs and (plain.refined_label != given).sum() > 100
+    assert (renamed.refined_label == other[plain.refined_label]).all()

@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from pipeline import read_table
 from pipeline.errors import ConfigError, MismatchError, TableError
-from pipeline.evaluation import LABEL_SCORES, evaluate, evaluate_labels
+from pipeline.evaluation import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
 from pipeline.noise.label_shards import noise_labels
 from pipeline.table import RunFolder
 from pipeline.truth import read_truth
@@ -142,3 +142,58 @@ def test_the_command_judges_what_the_run_scored_unless_told(run: Path, tmp_path:
     done = called("evaluate", tmp_path / "none", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr
+
+
+def test_where_captions_are_judged_too_the_label_rule_is_judged_by_those_that_pass(tmp_path: Path) -> None:
+    scored(tmp_path, IMAGES, captions(IMAGES, wrong=60), labels=GIVEN)
+    found = evaluate_labels(tmp_path / "out", truth_file(tmp_path / "t.parquet"))
+    table = read_table(tmp_path / "out", ["osa_weight", "clean"]).to_pydict()
+    passes = np.array(table["osa_weight"]) > 0
+    kept, noisy = np.array(table["clean"])[passes], (GIVEN != TRUE)[passes]
+    assert 60 < found.captioned == passes.sum() < 160 == found.samples
+    assert found.fused.clean_f1 == pytest.approx(f1_score(~noisy, kept))
+    said = called(
+        "evaluate", tmp_path / "out", "--truth", tmp_path / "t.parquet", "--what", "labels", cwd=tmp_path
+    ).stdout
+    assert f"judged by the {found.captioned} labels whose caption passes" in " ".join(said.split())
+
+
+def two_encoders(folder: Path, count: int) -> tuple[Path, Path, np.ndarray]:
+    """A run of images and texts that share no space, 30 % of the texts shifted, and the truth."""
+    images, topic = clusters(seed=1, count=count, classes=8)
+    texts = np.random.default_rng(2).standard_normal((8, 5))[topic]
+    texts += 0.1 * np.random.default_rng(3).standard_normal(texts.shape)
+    noisy = np.arange(count) < 0.3 * count
+    texts[noisy] = np.roll(texts[noisy], 1, axis=0)
+    scored(folder, images, texts.astype(np.float32))
+    truth = folder / "t.parquet"
+    pq.write_table(pa.table({"key": [f"{row:09d}" for row in range(count)], "noisy": noisy}), truth)
+    return folder / "out", truth, noisy
+
+
+def test_neighbourhoods_are_judged_where_there_is_no_cosine(tmp_path: Path) -> None:
+    out, truth, noisy = two_encoders(tmp_path, 400)
+    found, table = evaluate_neighbourhood(out, truth), read_table(out, ["neighbourhood", "clean"]).to_pydict()
+    kept = np.array(table["clean"])
+    assert (found.samples, found.noisy, found.unscored) == (400, 120, 0)
+    assert found.clean_auroc == pytest.approx(roc_auc_score(~noisy, table["neighbourhood"])) and found.clean_auroc > 0.9
+    assert found.selection is not None
+    assert found.selection.clean_f1 == pytest.approx(f1_score(~noisy, kept))
+    assert found.selection.noise_recall == pytest.approx((~kept[noisy]).mean())
+    assert found.best.balanced_accuracy >= found.selection.balanced_accuracy - 1e-12
+    said = called("evaluate", out, "--truth", truth, cwd=tmp_path)
+    assert said.returncode == 0 and "AUROC of the neighbourhood" in said.stdout
+    with pytest.raises(TableError, match="or from encoders that share no space"):
+        evaluate(out, truth)
+
+
+def test_too_few_neighbourhoods_for_a_cut_still_have_their_auroc(tmp_path: Path) -> None:
+    out, truth, _ = two_encoders(tmp_path, 16)
+    found = evaluate_neighbourhood(out, truth)
+    assert (found.samples, found.cut, found.selection) == (16, None, None)
+    assert "too few pairs to choose a cut" in called("evaluate", out, "--truth", truth, cwd=tmp_path).stdout
+
+
+def test_without_neighbourhoods_there_is_nothing_to_judge_by_them(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="no pair has a neighbourhood score; score pairs with --neighbourhood"):
+        evaluate_neighbourhood(run, truth_file(tmp_path / "t.parquet"))
