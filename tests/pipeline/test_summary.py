@@ -1,12 +1,15 @@
 """What a summary warns of before somebody trusts the weights."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.beta import Beta
 from pipeline.calibration import calibrate_pairs
+from pipeline.cli.annotate import print_summary
+from pipeline.cli.output import Output
 from pipeline.summary import Summary
 
 RNG = np.random.default_rng(5)
@@ -95,3 +98,53 @@ def test_near_duplicates_everywhere_are_doubted() -> None:
     assert replace(PLAIN, flags={"duplicate": 500}).warnings == []
     (note,) = replace(PLAIN, flags={"duplicate": 501}).warnings
     assert note.startswith("501 of 1,000 samples are flagged as near duplicates")
+
+
+FUSED = {
+    "k": 50,
+    "classes": 10,
+    "noise_rate": 0.376,
+    "noise_interval": [0.206, 0.526],
+    "source_weights": {"probe": 0.5},
+    "expected": {"clean_precision": 0.98, "clean_recall": 0.99},
+    "ece": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    ("labels", "pairs", "shown", "hidden"),
+    [
+        ({"repairs": True}, False, ["expected of clean precision 98.0 %", "kept as clean 600"], ["labels repaired"]),
+        (  # believed in part: labels are doubted, but not changed
+            {"repairs": False},
+            False,
+            ["37.6 % (95 %: 20.6 % to 52.6 %)", "precision 98.0 %", "labels repaired none: noise is not shown surely"],
+            ["not known"],
+        ),
+        (
+            {"repairs": False, "noise_rate": 0.0},
+            False,
+            ["expected of clean not known: no noise is shown, up to 52.6 % is possible"],
+            ["precision"],
+        ),
+        ({"repairs": True}, True, ["expected of labels precision", "kept as clean 600, by caption and label"], []),
+    ],
+)
+def test_what_is_said_of_labels_does_not_contradict_itself(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    labels: dict[str, Any],
+    pairs: bool,
+    shown: list[str],
+    hidden: list[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    print_summary(replace(PLAIN, beta=PLAIN.beta if pairs else None, labels=FUSED | labels), Output(as_json=False))
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(words in said for words in shown), said
+    assert not any(words in said for words in hidden), said
+
+
+def test_captions_that_all_pass_say_nothing_of_the_labels() -> None:
+    assert "so no caption is rejected" in replace(PLAIN, labels=FUSED, zero_weight=0).warnings[0]
+    assert "so nothing is rejected" in replace(PLAIN, zero_weight=0).warnings[0]
