@@ -73,7 +73,7 @@ def annotate(
         ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
         run,
         find_shards(shards),
-        ShardTask(run.path, options, workers, retry_failed),
+        ShardTask(run.path, options, workers, retry_failed, _named(classes, options)),
         classes,
         keep_embeddings,
         overwrite,
@@ -92,6 +92,11 @@ def annotate(
             return job.alone(started) if nodes is None else job.as_node(started, NodeShare(run.path, nodes))
     finally:
         job.progress.stop()
+
+
+def _named(classes: ClassSet | None, options: DecodeOptions) -> int | None:
+    """How many classes labels may have, where they are scored and named."""
+    return len(classes.names) if classes and "labels" in options.tasks else None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 from .embeddings import embeddings_match, write_embeddings
 from .encode_shard import EncodedShard
-from .errors import MismatchError
+from .errors import ConfigError, MismatchError
 from .estimators.base import Estimator, Identity
 from .read import RawSample
 from .resume import failed_rows
@@ -26,13 +26,14 @@ __all__ = ["Advanced", "Event", "Said", "ShardTask", "Unreadable", "Written", "e
 @dataclass(frozen=True)
 class ShardTask:
     """All that is to be known besides the model and the shards. So many `workers` decode: 0 none beside the encoder, and
-    None as many as the engine thinks right.
+    None as many as the engine thinks right. Labels are below `classes`, where their names are given.
     """
 
     out: Path
     options: DecodeOptions
     workers: int | None
     retry_failed: bool = False
+    classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def encode_shards(
 ) -> None:
     """Encode each shard into the run's folder. The next is taken while the last one is still being encoded.
 
-    `shards` are asked for in a thread, which may wait for the next; `no_more` must end its waiting.
+    `shards` are asked for in a thread, which may wait for the next; `no_more` must end its waiting. Raises ConfigError at
+    the first label that has no name, before more is encoded for nothing.
     """
     run = RunFolder(task.out)
     workers = default_workers() if task.workers is None else task.workers
@@ -108,6 +110,7 @@ def encode_shards(
         try:
             for item in items:
                 if isinstance(item, Chunk):
+                    _refuse_unnamed(item, task.classes)
                     report(Advanced(item.shard, len(item.samples), item.position))
                     part.add(item)
                     continue
@@ -131,6 +134,15 @@ def encode_shards(
 def reading_of(options: DecodeOptions) -> dict[str, Any]:
     """How samples are read, as JSON values: tables record it."""
     return asdict(options) | {"tasks": list(options.tasks)}
+
+
+def _refuse_unnamed(chunk: Chunk, classes: int | None) -> None:
+    for sample in chunk.samples:
+        if classes is not None and sample.status == "ok" and sample.label is not None and sample.label >= classes:
+            raise ConfigError(
+                f"classes: {classes} are named, but sample {sample.key} of {chunk.shard.url} has label {sample.label}; add "
+                "the missing names and run the same command again: finished shards stay"
+            )
 
 
 def _retryable(run: RunFolder, shard: Shard) -> set[int]:

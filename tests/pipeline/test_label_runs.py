@@ -128,15 +128,33 @@ def test_other_classes_are_another_run(shards: Path, tmp_path: Path) -> None:
         score(shards, tmp_path / "out", **{**TASK, "classes": other})
 
 
-def test_classes_that_lack_a_name_do_not_cost_the_embeddings(shards: Path, tmp_path: Path) -> None:
+def test_classes_that_lack_a_name_stop_the_run_at_once_and_do_not_cost_the_embeddings(
+    shards: Path, tmp_path: Path
+) -> None:
+    for name, odd in (("w-0", None), ("w-1", 9)):
+        pictures = [(f"{i}.png", picture(CLASSES.names[i % 2], (16 + i, 16))) for i in range(15)]
+        labels = [(f"{i}.cls", b"2" if i == odd else str(i % 2).encode()) for i in range(15)]
+        write_tar(shards / f"{name}.tar", [part for sample in zip(pictures, labels, strict=True) for part in sample])
     score(shards, tmp_path / "whole", **TASK)
     few = ClassSet(("red", "green"), (("it is red.",), ("it is green.",)))
-    with pytest.raises(ConfigError, match="classes: 2 are named, but a sample has label 2; add the missing names"):
+    with pytest.raises(
+        ConfigError, match=r"classes: 2 are named, but sample 9 of .*w-1\.tar has label 2; add the missing names"
+    ):
         score(shards, tmp_path / "out", **{**TASK, "classes": few})
-    encoded = {path: path.stat().st_ino for path in (tmp_path / "out" / "embeddings").iterdir()}
-    score(shards, tmp_path / "out", **TASK)
-    assert {path: path.stat().st_ino for path in encoded} == encoded
+    encoded = stamps(tmp_path / "out")
+    assert sorted(encoded) == ["w-0.parquet", "w-0.safetensors"]  # not one of those after it
+    notes = Notes()
+    score(shards, tmp_path / "out", progress=notes, **TASK)
+    assert (notes.started[0], notes.started[2]) == (4, 1)
+    assert stamps(tmp_path / "out")["w-0.safetensors"] == encoded["w-0.safetensors"]
     assert tables_of(tmp_path / "out") == tables_of(tmp_path / "whole")
+
+
+def test_labels_that_nobody_scores_need_no_names(tmp_path: Path) -> None:
+    samples = [[("png", picture("red", (16 + i, 16))), ("txt", b"it is red"), ("cls", b"%d" % i)] for i in range(3)]
+    write_tar(tmp_path / "a.tar", [(f"{i}.{part}", data) for i, parts in enumerate(samples) for part, data in parts])
+    few = ClassSet(("red",), (("it is red.",),))
+    assert score(tmp_path, tmp_path / "out", classes=few).scored == 3
 
 
 def test_samples_that_are_read_on_a_second_try_are_judged_with_the_others(shards: Path, tmp_path: Path) -> None:
