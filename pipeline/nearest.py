@@ -93,16 +93,12 @@ class NearestIndex:
             self.searcher.nprobe = probes
 
     def search(self, queries: Float32, k: int) -> Found:
-        cosine, number = self.searcher.search(queries, k)
+        """The k nearest, or as many as a GPU lists."""
+        cosine, number = self.searcher.search(queries, min(k, GPU_LIMIT) if self.gpus else k)
         np.clip(cosine, -1, 1, out=cosine)
         if self.kind == "ivf":
             cosine[number < 0] = -np.inf
         return number, cosine
-
-    def cosines(self, queries: Float32) -> Float32:
-        """(Q, U) cosines with every stored row of an exact index."""
-        product: Float32 = queries @ self.stored().T
-        return np.clip(product, -1, 1, out=product)
 
     def stored(self) -> Float32:
         """(U, d) the rows of an exact index, as they lie in its memory."""

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError, TableError
+from pipeline.near_ties import exact_top
 from pipeline.nearest import NearestIndex
-from pipeline.neighbour_lists import Bank, Found, expand, order_ties, without_self
-from pipeline.rows import RowBlocks, identical_rows, top_by_value, unit_rows
+from pipeline.neighbour_lists import Bank, Found, expand, expand_in_order, order_ties, without_self
+from pipeline.rows import RowBlocks, identical_rows, unit_rows
 from pipeline.tensor_files import create_tensors, map_tensors
 
 __all__ = ["Neighbours", "create_graph", "default_k", "find_neighbours", "near_duplicates"]
@@ -109,8 +110,9 @@ def find_neighbours(
     device: "cpu"; "cuda" or "cuda:1" with a GPU build of faiss; "auto" takes the GPUs where faiss has some.
     progress: called with (rows done, rows in all).
 
-    Identical rows are searched once and listed by index, so no list depends on how faiss orders them.  Memory: the
-    distinct rows in float32 plus the result, 8 k bytes per row.
+    Identical rows are searched once and listed by index, and an exact search measures nearly equal cosines again (see
+    `near_ties`), so no list depends on how faiss orders them or on k.  Memory: the distinct rows in float32 plus the
+    result, 8 k bytes per row.
 
     >>> found = find_neighbours(np.array([[1., 0.], [1., .1], [0., 1.], [1., 0.]]), k=2)
     >>> found.indices.tolist()
@@ -177,24 +179,11 @@ def _fill(index: NearestIndex, rows: RowBlocks) -> Bank:
 
 
 def _candidates(index: NearestIndex, bank: Bank, queries: Float32, others: int) -> Found:
-    """(Q, w) rows nearest to each query and their cosines, w = others + 2: itself, the others and one to see ties."""
-    distinct, valid = len(bank.first), len(bank.members)
-    width = min(others + 2, valid)
-    group, cosine = index.search(queries, min(others + 2, distinct))
-    listed, similarity = expand(bank, group, cosine, width)
-    if index.kind == "flat" and width < valid:
-        # The cut falls inside a tie that the search broke in its own way, unless the tie is one group of equal rows.
-        edge = similarity[:, -2, None]
-        several = (cosine == edge).sum(axis=1) > 1
-        if group.shape[1] < distinct:
-            several |= cosine[:, -1] == edge[:, 0]
-        unclear = np.flatnonzero((similarity[:, -1] == edge[:, 0]) & several)
-        step = max(1, 16_000_000 // valid)
-        everyone = np.sort(bank.members)
-        for at in (unclear[i : i + step] for i in range(0, len(unclear), step)):
-            every = index.cosines(queries[at])[:, bank.group[everyone]]
-            top = top_by_value(every, width)
-            listed[at], similarity[at] = everyone[top], np.take_along_axis(every, top, axis=1)
+    """(Q, w) rows nearest to each query and their cosines: itself and the others."""
+    width, distinct = min(others + 1, len(bank.members)), min(others + 1, len(bank.first))
+    if index.kind == "flat":
+        return expand_in_order(bank, *exact_top(index.search, queries, distinct, index.stored()), width)
+    listed, similarity = expand(bank, *index.search(queries, distinct), width)
     return order_ties(listed, similarity), similarity
 
 

@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.near_ties import SLACK, Measure, exact_top, settle
 from pipeline.nearest import GPU_LIMIT, to_gpus
 from pipeline.neighbour_lists import Found, order_ties
 from pipeline.processors import processors
@@ -26,7 +27,6 @@ __all__ = [
     "ExactPart",
     "InvertedPart",
     "StreamedPart",
-    "exact_top",
     "merge",
     "one_thread_each",
     "threads",
@@ -35,9 +35,6 @@ __all__ = [
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
-Search = Callable[[Float32, int], Found]
-SLACK = 8  # entries beyond a list, which tell whether its end falls into a tie
-WIDEST = 16_000_000  # entries of the longer lists that a wide tie asks for
 STREAMED = 65_536  # rows of a part that is read a few at a time
 REFINED = 4  # candidates of a compressed search for each entry of a list
 GATHERED = 1 << 24  # numbers of candidates held at a time
@@ -73,27 +70,6 @@ def write_index(faiss: Any, index: Any, path: Path) -> None:
     hidden.replace(path)
 
 
-def exact_top(search: Search, queries: Float32, k: int, count: int) -> Found:
-    """(Q, k) the nearest of `count` rows by (cosine, lower number), of a search that breaks ties in its own way.
-
-    Where the k-th entry ties with the last of a slightly longer list, longer ones are asked for, until the tie is whole.
-    """
-    width = min(k + SLACK, count)
-    number, cosine = _ordered(*search(queries, width))
-    unclear = np.flatnonzero(cosine[:, k - 1] == cosine[:, -1]) if width < count else np.empty(0, np.int64)
-    number, cosine = number[:, :k].copy(), cosine[:, :k].copy()
-    while len(unclear):
-        width = min(4 * width, count)
-        step = max(1, WIDEST // width)
-        still = []
-        for at in (unclear[i : i + step] for i in range(0, len(unclear), step)):
-            near, value = _ordered(*search(queries[at], width))
-            number[at], cosine[at] = near[:, :k], value[:, :k]
-            still.append(at[value[:, k - 1] == value[:, -1]] if width < count else at[:0])
-        unclear = np.concatenate(still)
-    return number, cosine
-
-
 def _ordered(number: Index, cosine: Float32) -> Found:
     np.clip(cosine, -1, 1, out=cosine)
     cosine[number < 0] = -np.inf
@@ -112,7 +88,7 @@ class ExactPart:
             self._on_gpu = to_gpus(faiss, index, list(gpus))
 
     def nearest(self, queries: Float32, k: int) -> Found:
-        return exact_top(self._search, queries, min(k, len(self._base)), len(self._base))
+        return exact_top(self._search, queries, min(k, len(self._base)), self._base)
 
     def _search(self, queries: Float32, k: int) -> Found:
         if self._on_gpu is not None and k <= GPU_LIMIT:
@@ -122,10 +98,11 @@ class ExactPart:
         return number, cosine
 
 
-def merge(found: Sequence[Found]) -> Found:
+def merge(found: Sequence[Found], measure: Measure | None = None) -> Found:
     """The nearest of what each part found, as long as one part's lists: (cosine, lower number) decides.
 
-    Parts are in the order of their rows, and each list is in order, so a stable sort by cosine keeps ties in order.
+    Parts are in the order of their rows, and each list is in order, so a stable sort by cosine keeps ties in order. Nearly
+    equal cosines of several parts are measured again where it is said how.
 
     >>> one = np.array([[0, 2]]), np.array([[.9, .5]], np.float32)
     >>> other = np.array([[4, 5]]), np.array([[.9, .6]], np.float32)
@@ -136,8 +113,11 @@ def merge(found: Sequence[Found]) -> Found:
         return found[0]
     width = found[0][0].shape[1]
     number, cosine = (np.concatenate([one[i] for one in found], axis=1) for i in (0, 1))
-    order = np.argsort(-cosine, axis=1, kind="stable")[:, :width]
-    return np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1)
+    order = np.argsort(-cosine, axis=1, kind="stable")
+    number, cosine = np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1)
+    if measure is not None:
+        number, cosine, _ = settle(number, cosine, width, measure)
+    return number[:, :width], cosine[:, :width]
 
 
 class StreamedPart:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import ConfigError
+from pipeline.near_ties import Measure, pair_cosines
 from pipeline.nearest import gpu_numbers
 from pipeline.neighbour_lists import Bank, Found, expand_in_order, without_self
 from pipeline.neighbours import Neighbours, create_graph
@@ -30,6 +31,8 @@ from .task import forget, read_found, run_task
 
 __all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one", "search_folder"]
 
+Float32 = NDArray[np.float32]
+Index = NDArray[np.int64]
 Usable = Callable[[int], NDArray[np.bool_]]
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
 """Carries out tasks by `run_task`, anywhere and in any order, and yields each when it is done."""
@@ -236,6 +239,17 @@ def _search_spans(
             finish(task.start, task.stop)
 
 
+def _measure(plan: Plan, bank: Bank, start: int) -> Measure:
+    """Cosines of queries, counted from `start`, with distinct rows; all are read from their files."""
+    rows = MappedRows(plan.files, plan.tensor, plan.shapes)
+
+    def measure(query: Index, number: Index) -> Float32:
+        unit, place = rows.gather(bank.first[np.concatenate([query + start, number])])
+        return pair_cosines(unit[place[: len(query)]], unit[place[len(query) :]])
+
+    return measure
+
+
 def _write_span(plan: Plan, bank: Bank, folder: Path, graph: dict[str, NDArray[Any]], tasks: Sequence[Task]) -> None:
     """Merge the lists of a span, write copies out, leave each row itself out, and put the rest into the graph."""
     indices, similarities = graph["indices"], graph["similarities"]
@@ -244,7 +258,8 @@ def _write_span(plan: Plan, bank: Bank, folder: Path, graph: dict[str, NDArray[A
     begin, end = tasks[0].start, tasks[0].stop
     for start in range(begin, end, step):
         stop = min(end, start + step)
-        group, cosine = merge([read_found(folder / t.name, slice(start - begin, stop - begin)) for t in tasks])
+        parts = [read_found(folder / t.name, slice(start - begin, stop - begin)) for t in tasks]
+        group, cosine = merge(parts, _measure(plan, bank, start) if plan.kind == "flat" else None)
         listed, similarity = expand_in_order(bank, group, cosine, min(others + 1, len(bank.members)))
         mine = np.asarray(bank.members[bank.starts[start] : bank.starts[stop]])
         for at in range(0, len(mine), QUERIES):
