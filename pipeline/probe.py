@@ -12,7 +12,7 @@ the labelled ones; all the others are read a few at a time when they are predict
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -102,7 +102,7 @@ def fit_probe(
         scale = 1 / x.square().mean().sqrt().clamp_min(1e-12)
         x *= scale
     y = np.where(known, given, -1)[chosen].astype(np.int64)
-    present, fold, weights = np.unique(y[y >= 0]), np.full(len(rows), -1, np.int8), None
+    present, fold, weights = np.unique(y[y >= 0]), np.full(len(rows), -1, np.min_scalar_type(-folds)), None
     if len(present) > 1:
         fold[chosen] = _stratified_folds(y, folds, rng)
         weights = _solve(
@@ -119,7 +119,7 @@ class Probe:
     classes: int
     present: Index
     """classes that were learned from"""
-    fold: NDArray[np.int8]
+    fold: NDArray[np.signedinteger[Any]]
     """(N,) the fold that holds a row out, -1 for rows that none was trained on"""
     weights: Tensor | None
     """(F, present classes, d + 1), the bias last; None where there were fewer than two classes"""
@@ -154,6 +154,11 @@ def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, NDA
     for start in range(0, len(numbers), step):
         part = torch.from_numpy(rows.take(numbers[start : start + step])).to(device)
         length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+        over = torch.isinf(length[:, 0])  # of rows whose squares only are too large, among others
+        if over.any():
+            part = part.clone()
+            part[over] /= part[over].abs().amax(dim=1, keepdim=True)
+            length[over] = torch.linalg.vector_norm(part[over], dim=1, keepdim=True)
         good = torch.isfinite(length[:, 0]) & (length[:, 0] > 1e-12)
         part = part[good] / length[good]
         x[filled : filled + len(part)] = part

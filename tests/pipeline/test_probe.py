@@ -90,6 +90,24 @@ def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
     assert probability[wrong, labels[wrong]].mean() < 0.3
 
 
+@pytest.mark.parametrize("folds", [127, 128, 200, 300])
+def test_many_folds_hold_every_row_out(folds: int) -> None:
+    embeddings, labels, _ = noisy_blobs(320, 6, 2, 0.1, seed=0)
+    probe = fit_probe(embeddings, labels, 2, folds=folds, strengths=(0.3,))
+    assert sorted(set(probe.fold.tolist())) == list(range(folds))
+    assert (np.bincount(probe.fold) <= 3).all()
+    probability = probe(np.arange(320))
+    assert (probability.argmax(axis=1) == labels).mean() > 0.8
+    np.testing.assert_allclose(probability.sum(axis=1), 1, atol=1e-5)
+
+
+def test_rows_whose_squares_are_too_large_for_float32_count_as_any_other() -> None:
+    embeddings, labels, _ = noisy_blobs(200, 6, 2, 0.1, seed=0)
+    large = embeddings * np.where(np.arange(200) % 3 == 0, 1e30, 1).astype(np.float32)[:, None]
+    expected, found = (probe_probabilities(rows, labels, 2, strengths=(0.3,)) for rows in (embeddings, large))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_a_sample_to_train_on_says_what_all_rows_say_and_holds_its_own_rows_out() -> None:
     embeddings, labels, truth = noisy_blobs(1500, 12, 3, 0.3, seed=1)
     labels[:30] = -1
