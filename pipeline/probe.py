@@ -234,7 +234,11 @@ def _choose_strength(problem: _Problem, start: Tensor, strengths: list[float]) -
 
 
 def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: float) -> _Probes:
-    """Batched L-BFGS; each fold has its own step length and memory."""
+    """Batched L-BFGS; each fold has its own step length and memory, and stays where it is once a step gains too little.
+
+    So no fold knows of the others: what a row is predicted does not depend on its label, not even through the number of
+    steps.
+    """
     scale = torch.rsqrt(0.5 * problem.spectrum + strength)
 
     def whitened(gradient: Tensor) -> Tensor:
@@ -251,8 +255,9 @@ def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: flo
     now = start
     loss, gradient = penalised(now)
     changes: list[tuple[Tensor, Tensor, Tensor]] = []
+    moving = torch.ones_like(loss, dtype=torch.bool)
     for _ in range(STEPS):
-        direction = -_two_loop(gradient, changes)
+        direction = torch.where(moving[:, None, None], -_two_loop(gradient, changes), 0)
         slope = _dot(direction, gradient)
         length = torch.ones_like(slope)
         for _ in range(8):
@@ -263,12 +268,12 @@ def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: flo
             if not worse.any():
                 break
             length = torch.where(worse, length / 4, length)
-        gained = (loss - moved_loss).max()
+        moving = moving & (loss - moved_loss >= tolerance)
         turn = moved_gradient - gradient
         curvature = _dot(step, turn)
         changes = [*changes, (step, turn, torch.where(curvature > 1e-12, 1 / curvature, 0))][-MEMORY:]
         now, loss, gradient = moved, moved_loss, moved_gradient
-        if gained < tolerance:
+        if not moving.any():
             break
     return now
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
@@ -9,7 +10,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 from pipeline.errors import ConfigError
-from pipeline.probe import _stratified_folds, fit_probe, probe_probabilities
+from pipeline.probe import _predict, _solve, _stratified_folds, fit_probe, probe_probabilities
 
 
 def noisy_blobs(n: int, d: int, classes: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -88,6 +89,25 @@ def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
     labels[wrong] = (truth[wrong] + 1) % 5
     probability = probe_probabilities(embeddings, labels, 5)
     assert probability[wrong, labels[wrong]].mean() < 0.3
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.001])
+def test_a_label_cannot_reach_its_own_prediction(strength: float) -> None:
+    """With the folds given, the prediction of a row has the same bits whatever the row's label is."""
+    rng = np.random.default_rng(5)
+    fold, labels = torch.arange(60) % 5, torch.from_numpy(rng.integers(0, 3, 60))
+    x = torch.from_numpy(rng.normal(size=(60, 120)).astype(np.float32))
+
+    def predicted(given: torch.Tensor) -> np.ndarray:
+        return _predict(x, fold, _solve(x, given, fold, 5, (strength,))).numpy()
+
+    before = predicted(labels)
+    for row in range(25):
+        other = labels.clone()
+        other[row] = (labels[row] + 1) % 3
+        after = predicted(other)
+        np.testing.assert_array_equal(after[row], before[row])
+        assert (after[fold != fold[row]] != before[fold != fold[row]]).any()
 
 
 @pytest.mark.parametrize("folds", [127, 128, 200, 300])
