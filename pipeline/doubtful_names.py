@@ -8,8 +8,9 @@ kind for its right one. It is left undone where that is not plain:
 - So is one of a ring of names, each of which often stands for the next: all of them may have moved by one.
 - More labels of a name would go to one other than stay: nothing would be left that the name stands for.
 
-Texts name the classes themselves. Where they favour the given label they stop a change. Where they agree with the commonest
-names of many classes, they vouch for changes; they may be wrong themselves, so that few agreements do not count.
+Texts name the classes themselves. Where they favour the given label they stop a change; where they stop many, they say that
+the commonest name is no guide here, and stop all. Where they agree with the commonest names of many classes, they vouch for
+changes; they may be wrong themselves, so that few agreements do not count.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ COMMON = (
 )
 CHANCE = 2.0  # standard errors
 FOR = 2.0  # times as many rows with texts for the given label as for the other stop a change
+STOPPED = 1 / 3  # of all changes, from which the texts stop every one
 NAMES = 20  # names that have all moved by the same number of places agree with a chance of one in so many
 
 Mask = NDArray[np.bool_]
@@ -38,8 +40,10 @@ def withheld_changes(votes: Array, y: Index, repaired: Index) -> Mask:
 
     votes: (F, n, C) logarithms of what sources say that learned from no label, such as texts; there may be none.
     """
-    open_ones = open_names(y, repaired, votes.shape[2]) & ~vouched_changes(votes, y, repaired)
-    return np.asarray(open_ones | disputed_changes(votes, y, repaired))
+    disputed, changes = disputed_changes(votes, y, repaired), _pairs(y, repaired, votes.shape[2])
+    if changes[disputed].sum() > STOPPED * (changes.sum() - np.trace(changes)):
+        return np.ones_like(disputed)
+    return np.asarray(disputed | (open_names(y, repaired, votes.shape[2]) & ~vouched_changes(votes, y, repaired)))
 
 
 def open_names(y: Index, repaired: Index, classes: int) -> Mask:

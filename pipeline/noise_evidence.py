@@ -34,6 +34,7 @@ SHOWN = 0.1  # least share of the claimed noise that the assured rows must surel
 BEYOND, PLAIN, HINT = 8.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
 ENOUGH, WHOLE = 6.0, 2.0  # the same by all of it, where the surest predictions disagree less; with BEYOND by some of it
 MANY = 100  # labels per class below which more is asked for: a row of T is learned from so many
+PART = 2.0  # times as many where only some of the claimed noise is likely
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
 
@@ -72,8 +73,8 @@ class NoiseEvidence(NamedTuple):
         """The second sign."""
         scarce = max(1.0, MANY / self.members)
         plain = self.whole >= PLAIN * np.sqrt(scarce) and self.least <= self.claimed + CHANCE * self.chance
-        most = self.whole >= ENOUGH * scarce or (self.whole >= WHOLE and self.beyond >= BEYOND * scarce)
-        usual = most and self.least <= self.claimed
+        part = self.whole >= WHOLE and self.beyond >= BEYOND * max(1.0, PART * MANY / self.members)
+        usual = (part or self.whole >= ENOUGH * scarce) and self.least <= self.claimed
         return bool(0 < self.claimed < MOST_WRONG and (plain or usual))
 
     @property

@@ -10,7 +10,7 @@ NOTHING = NoiseEvidence(
     claimed=0.3, least=0.2, assured=200, members=200, doubt=0.2, whole=-5, beyond=-1, likeliest=0.25, rival=0.05
 )
 SURE = NOTHING._replace(doubt=0.03, least=0.29)
-LIKELY = NOTHING._replace(whole=3, beyond=9)
+LIKELY = NOTHING._replace(whole=3, beyond=9, members=400)
 
 
 def test_nothing_is_shown_by_disagreement_alone() -> None:
@@ -46,8 +46,10 @@ def test_sure_predictions(change: dict[str, float], sure: bool) -> None:
         ({"claimed": 0.5}, False),
         ({"least": 0.33}, False),  # the surest are the least right: no model of noise
         ({"least": 0.33, "whole": 20, "beyond": 20}, True),  # unless by chance, and beyond all doubt
-        ({"members": 50}, False),
-        ({"members": 50, "beyond": 17}, True),
+        ({"members": 100}, False),  # some of it is likely, and T is learned from few labels
+        ({"members": 100, "beyond": 17}, True),
+        ({"members": 50, "whole": 9}, False),
+        ({"members": 50, "whole": 13}, True),
     ],
 )
 def test_likelihood(change: dict[str, float], likely: bool) -> None:
