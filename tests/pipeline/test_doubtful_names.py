@@ -117,8 +117,8 @@ def test_without_texts_only_labels_speak() -> None:
 @pytest.mark.parametrize(("against", "stopped"), [(20, False), (40, True)])
 def test_texts_that_stop_many_changes_stop_all(against: int, stopped: bool) -> None:
     """Of the changes to class 0, those from class 1 are what the texts speak against; 60 from class 2 are what they favour."""
-    y, repaired = np.repeat([0, 1, 2], [300, against, 60]), np.zeros(360 + against, int)
-    texts = favouring(np.where(y == 1, 1, 0), 3)
+    y, repaired = np.repeat([[0, 1, 2, 1, 2], [0, 0, 0, 1, 2]], [300, against, 60, 100, 100], axis=1)
+    texts = favouring(np.where(y == 1, 1, repaired), 3)
     expected = np.zeros((3, 3), dtype=bool)
     expected[1, 0] = True
     assert (disputed_changes(texts, y, repaired) == expected).all()
