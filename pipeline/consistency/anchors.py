@@ -20,6 +20,7 @@ Float64 = NDArray[np.float64]
 Index = NDArray[np.int64]
 HELD = 2**29  # numbers of images in memory: a million rows of 512
 READ = 16_384  # images looked at in one go
+TIE = 2e-6  # cosines from a product in float32 that differ by less may be equal
 AT_ONCE = 1 << 24  # cosines of anchors with images that are not all in memory
 
 
@@ -159,7 +160,7 @@ class AnchorVotes:
         cosine = self.cosines(unit)
         place = cosine.shape[1] - self.nearest
         least = np.partition(cosine, place, axis=1)[:, place, None]
-        row, anchor = np.nonzero(cosine >= least)
+        row, anchor = np.nonzero(cosine >= least - TIE)
         choice = self.label[anchor]
         score = np.bincount(
             row * self.classes + choice, weights=self.ballot[choice], minlength=len(unit) * self.classes

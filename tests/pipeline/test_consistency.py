@@ -2,6 +2,7 @@
 
 import logging
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -235,6 +236,26 @@ def test_anchor_consistency_equals_a_loop(seed: int) -> None:
     p = anchor_consistency(images, anchors, labels, classes)
     np.testing.assert_allclose(p, loop_p_sem(images, anchors, labels, classes), atol=1e-6)
     np.testing.assert_allclose(p[is_valid(images)].sum(axis=1), 1, atol=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds)
+def test_anchors_that_are_equally_near_all_count_however_many_images_are_scored_at_once(seed: int) -> None:
+    """Whole numbers, of which the cosines that are equal are told by their squares; float32 makes different ones."""
+    rng = np.random.default_rng(seed)
+    classes, width = int(rng.integers(2, 4)), int(rng.integers(2, 7))
+    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, 9)])
+    images, anchors = (rng.integers(1, 4, (n, width)) for n in (30, len(labels)))
+    p = anchor_consistency(images.astype(float), anchors.astype(float), labels, classes)
+    for row, image in enumerate(images):
+        alone = anchor_consistency(image[None].astype(float), anchors.astype(float), labels, classes)
+        np.testing.assert_array_equal(p[row], alone[0])
+        squares = [Fraction(int(anchor @ image) ** 2, int(anchor @ anchor)) for anchor in anchors]
+        least = sorted(squares)[-max(1, len(anchors) // classes)]
+        score = np.zeros(classes)
+        for square, label in zip(squares, labels, strict=True):
+            score[label] += (square >= least) / (labels == label).sum()
+        np.testing.assert_allclose(p[row], score / score.sum(), atol=1e-6)
 
 
 @small
