@@ -158,6 +158,8 @@ def annotate(
     )
     if classes and "labels" not in options.tasks:
         raise ConfigError("--classes are what labels are judged by, and this run scores none; add --task pairs,labels")
+    if beta != "auto" and "pairs" not in options.tasks:
+        raise ConfigError(f"--beta {beta}: only labels are scored, and β is for pairs; leave it out")
     summary = run(
         shards,
         out,

@@ -197,6 +197,10 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--beta", "high"), "beta 'high' is unknown; use auto"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--task", "both"), "task 'both' is unknown; use pairs"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--classes", "cifar10"), "this run scores none; add --task"),
+        (
+            ("annotate", "clean/*.tar", "--out", "o", *FAKE, "--task", "labels", "--beta", "fixed:0.2"),
+            "only labels are scored, and β is for pairs; leave it out",
+        ),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--max-pixels", "0"), "max_pixels=0"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--workers", "-1"), "workers -1"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--seed", "-1"), "seed"),
