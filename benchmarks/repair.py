@@ -40,8 +40,8 @@ Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 FIRST_SEED = {
-    "usual": {"chosen": 1_000_000, "unseen": 9_000_000},
-    "flipped": {"chosen": 2_000_000, "unseen": 9_000_000},
+    "usual": {"chosen": 1_000_000, "unseen": 10_000_000},
+    "flipped": {"chosen": 2_000_000, "unseen": 10_000_000},
 }
 LOST = 0.002  # of accuracy
 EXCHANGED = 0.625  # share of the next name, next to the right one, from which names are exchanged

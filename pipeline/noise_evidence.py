@@ -31,10 +31,11 @@ DOUBT = 0.18  # most doubt of the predictions, relative to the noise that they c
 EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noise is the same everywhere
 APART = 0.5  # most of the commonest other label, relative to the predicted one, where most labels are wrong
 SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
-BEYOND, PLAIN, HINT = 8.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
-ENOUGH, WHOLE = 6.0, 2.0  # the same by all of it, where the surest predictions disagree less; with BEYOND by some of it
-MANY = 100  # labels per class below which more is asked for: a row of T is learned from so many
-PART = 2.0  # times as many where only some of the claimed noise is likely
+BEYOND, WHOLE, PLAIN, HINT = 8.0, 2.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
+MANY = (
+    100,
+    200,
+)  # labels per class below which more is asked for, of all the claimed noise and of some: T learns from them
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
 
@@ -71,11 +72,10 @@ class NoiseEvidence(NamedTuple):
     @property
     def likelihood(self) -> bool:
         """The second sign."""
-        scarce = max(1.0, MANY / self.members)
-        plain = self.whole >= PLAIN * np.sqrt(scarce) and self.least <= self.claimed + CHANCE * self.chance
-        part = self.whole >= WHOLE and self.beyond >= BEYOND * max(1.0, PART * MANY / self.members)
-        usual = (part or self.whole >= ENOUGH * scarce) and self.least <= self.claimed
-        return bool(0 < self.claimed < MOST_WRONG and (plain or usual))
+        for_all, for_some = (max(1.0, many / self.members) for many in MANY)
+        plain = self.whole >= PLAIN * np.sqrt(for_all) and self.least <= self.claimed + CHANCE * self.chance
+        some = self.whole >= WHOLE and self.beyond >= BEYOND * for_some and self.least <= self.claimed
+        return bool(0 < self.claimed < MOST_WRONG and (plain or some))
 
     @property
     def shown(self) -> bool:

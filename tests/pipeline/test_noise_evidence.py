@@ -41,15 +41,15 @@ def test_sure_predictions(change: dict[str, float], sure: bool) -> None:
         ({}, True),
         ({"whole": 1}, False),  # some noise is likely, but not so much
         ({"beyond": 7}, False),
-        ({"beyond": 7, "whole": 7}, True),  # all of it is likely: less will do
-        ({"beyond": 7, "whole": 5}, False),
+        ({"beyond": 7, "whole": 7}, False),
         ({"claimed": 0.5}, False),
         ({"least": 0.33}, False),  # the surest are the least right: no model of noise
         ({"least": 0.33, "whole": 20, "beyond": 20}, True),  # unless by chance, and beyond all doubt
         ({"members": 100}, False),  # some of it is likely, and T is learned from few labels
         ({"members": 100, "beyond": 17}, True),
+        ({"members": 100, "whole": 9}, True),  # unless all of it is likely
         ({"members": 50, "whole": 9}, False),
-        ({"members": 50, "whole": 13}, True),
+        ({"members": 50, "whole": 12}, True),
     ],
 )
 def test_likelihood(change: dict[str, float], likely: bool) -> None:
