@@ -59,19 +59,21 @@ def count(amount: int, noun: str) -> str:
 def headline(
     run: RunFolder, found: Collected, lens: Lens, metadata: Mapping[str, Any], missing: str | None
 ) -> dict[str, Any]:
-    """Title, the two sentences that matter most, and four figures."""
+    """Title, the sentences that matter most, and four figures."""
     rate, interval = noise_rate(lens, metadata)
     failed = found.rows - found.statuses["ok"]
+    labels = metadata.get("labels") if lens.noun == "pair" else None  # scored beside the pairs
     lead = []
     if found.scored == 0:
         lead.append("No sample could be scored; see what failed below.")
     elif rate is None:
         lead.append(f"There are too few {lens.noun}s to estimate how many are wrong.")
     else:
-        within = f" (95\N{NO-BREAK SPACE}%: {percent(interval[0])} to {percent(interval[1])})" if interval else ""
-        lead.append(f"About {percent(rate)} of the {lens.noun}s look wrong{within}.")
+        lead.append(f"About {percent(rate)} of the {lens.noun}s look wrong{_within(interval)}.")
+    if found.scored and labels:
+        lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
     if found.scored:
-        both = ", by caption and label" if lens.noun == "pair" and metadata.get("labels") else ""
+        both = ", by caption and label" if labels else ""
         lead.append(f"The default cut keeps {found.kept:,} of {count(found.scored, f'scored {lens.noun}')}{both}.")
     scorer = metadata.get("scorer") or {}
     return {
@@ -81,12 +83,20 @@ def headline(
         "lead": lead,
         "missing": missing,
         "tiles": [
-            (percent(rate), "estimated noise", f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""),
+            (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
             (percent(found.kept / found.scored if found.scored else None), "kept by default", f"{found.kept:,}"),
             (number(lens.cut), "β, the cut" if lens.cut_name == "β" else "the cut", f"on {lens.score}"),
             (f"{failed:,}", "failed", percent(failed / found.rows) if found.rows else ""),
         ],
     }
+
+
+def _within(interval: Sequence[float] | None) -> str:
+    return f" (95\N{NO-BREAK SPACE}%: {_range(interval)})" if interval else ""
+
+
+def _range(interval: Sequence[float] | None) -> str:
+    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
 
 
 def noise_rate(lens: Lens, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:

@@ -343,6 +343,14 @@ def test_labels_show_what_turns_into_what_and_the_worst_of_each_class(labelled: 
     assert re.search(r"neighbours</th><td>0.25<", part)
 
 
+def test_where_pairs_and_labels_were_scored_the_first_lines_tell_them_apart(labelled: Path) -> None:
+    text = " ".join(report(labelled)[1].text.split())
+    assert "Of the labels, about 5.0 % do (95 %: 1.0 % to 10.0 %)." in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "estimated noise of captions" in text
+    assert re.search(r"The default cut keeps \d+ of \d+ scored pairs, by caption and label\.", text)
+    assert "of those kept by their captions, expected to be right" in text
+
+
 def test_duplicates_stand_beside_what_they_repeat(labelled: Path) -> None:
     page = report(labelled)[1]
     part = page.source.split('<section id="duplicates"')[1].split("</section>")[0]
