@@ -24,7 +24,8 @@ class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
     `errors` has the first reason for each status but `ok`. Where a node leaves the scoring to another, `waits_for` says
-    what is still to be done, and the counts are of its own part. `notes` are what encoders said of themselves.
+    what is still to be done, and the counts are of its own part. `notes` are what encoders said of themselves. `repaired`
+    labels are those whose refined label is another.
     """
 
     out: str
@@ -50,6 +51,7 @@ class Summary:
     seconds: float
     waits_for: str | None = None
     notes: Sequence[str] = ()
+    repaired: int = 0
 
     @property
     def warnings(self) -> list[str]:
@@ -160,10 +162,10 @@ def summarise(
     flags: Counter[str] = Counter()
     damaged: dict[str, str] = {}
     errors: dict[str, str] = {}
-    scored = zero = kept = 0
+    scored = zero = kept = repaired = 0
     total = 0.0
     for stem in stems:
-        table = run.read(stem, ["status", "error", "osa_weight", "clean", "flags"])
+        table = run.read(stem, ["status", "error", "osa_weight", "clean", "label", "refined_label", "flags"])
         failed = table.select(["status", "error"]).filter(pc.is_valid(table["error"]))
         for row in failed.group_by("status", use_threads=False).aggregate([("error", "first")]).to_pylist():
             errors.setdefault(row["status"], row["error_first"])
@@ -175,6 +177,7 @@ def summarise(
         weight = table["osa_weight"].drop_null().to_numpy()
         scored, zero, total = scored + len(weight), zero + int((weight == 0).sum()), total + float(weight.sum())
         kept += pc.sum(table["clean"]).as_py() or 0
+        repaired += pc.sum(pc.not_equal(table["label"], table["refined_label"])).as_py() or 0
         damage = read_metadata(run.table(stem))["shard"]["damage"]
         if damage:
             damaged[stem] = damage
@@ -205,4 +208,5 @@ def summarise(
         seconds=seconds,
         waits_for=waits_for,
         notes=tuple(notes),
+        repaired=repaired,
     )

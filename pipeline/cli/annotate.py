@@ -211,7 +211,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
     if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
         rows += _neighbourhood_rows(summary.neighbourhood)
     if summary.labels:
-        rows += _label_rows(summary.labels, alone=not summary.judges_pairs)
+        rows += _label_rows(summary.labels, summary.repaired, alone=not summary.judges_pairs)
     if summary.labels or summary.neighbourhood:
         both = ", by caption and label" if summary.labels and summary.judges_pairs else ""
         rows += [("kept as clean", f"{summary.kept:,}{both}")]
@@ -262,7 +262,7 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _label_rows(facts: Mapping[str, Any], *, alone: bool) -> list[tuple[str, str]]:
+def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
     """What was learned about the labels; `alone` where they decide what is clean."""
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
@@ -276,7 +276,7 @@ def _label_rows(facts: Mapping[str, Any], *, alone: bool) -> list[tuple[str, str
         ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
         ("expected of clean" if alone else "expected of labels", promise),
-        *([] if repairs else [("labels repaired", "none: noise is not shown surely enough to change labels")]),
+        ("labels repaired", f"{repaired:,}" if repairs else "none: noise is not shown surely enough to change labels"),
     ]
 
 

@@ -1,16 +1,19 @@
 """What a summary warns of before somebody trusts the weights."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline import read_table
 from pipeline.beta import Beta
 from pipeline.calibration import calibrate_pairs
 from pipeline.cli.annotate import print_summary
 from pipeline.cli.output import Output
 from pipeline.summary import Summary
+from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)
 SHUFFLED = RNG.normal(0.15, 0.03, 4000)
@@ -114,7 +117,12 @@ FUSED = {
 @pytest.mark.parametrize(
     ("labels", "pairs", "shown", "hidden"),
     [
-        ({"repairs": True}, False, ["expected of clean precision 98.0 %", "kept as clean 600"], ["labels repaired"]),
+        (
+            {"repairs": True},
+            False,
+            ["expected of clean precision 98.0 %", "labels repaired 1,234 kept as clean 600"],
+            ["none"],
+        ),
         (  # believed in part: labels are doubted, but not changed
             {"repairs": False},
             False,
@@ -139,7 +147,9 @@ def test_what_is_said_of_labels_does_not_contradict_itself(
     hidden: list[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    print_summary(replace(PLAIN, beta=PLAIN.beta if pairs else None, labels=FUSED | labels), Output(as_json=False))
+    print_summary(
+        replace(PLAIN, beta=PLAIN.beta if pairs else None, labels=FUSED | labels, repaired=1234), Output(as_json=False)
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert all(words in said for words in shown), said
     assert not any(words in said for words in hidden), said
@@ -148,3 +158,13 @@ def test_what_is_said_of_labels_does_not_contradict_itself(
 def test_captions_that_all_pass_say_nothing_of_the_labels() -> None:
     assert "so no caption is rejected" in replace(PLAIN, labels=FUSED, zero_weight=0).warnings[0]
     assert "so nothing is rejected" in replace(PLAIN, zero_weight=0).warnings[0]
+
+
+def test_repaired_labels_are_counted(tmp_path: Path) -> None:
+    images, true = clusters(count=400)
+    given = np.where(np.arange(400) % 5 == 1, (true + 1 + np.arange(400) // 5 % 3) % 4, true)
+    given[7] = -1  # has a likeliest label, but none to repair
+    summary = scored(tmp_path, images, labels=given)
+    refined = np.array(read_table(tmp_path / "out", ["refined_label"])["refined_label"].to_pylist())
+    assert summary.repaired == ((refined != given) & (given >= 0)).sum() > 60
+    assert summary.to_dict()["repaired"] == summary.repaired
