@@ -32,10 +32,7 @@ EVEN = 0.7, 1.3  # noise among the assured rows relative to all of it, where noi
 APART = 0.5  # most of the commonest other label, relative to the predicted one, where most labels are wrong
 SHOWN = 0.1  # least share of the claimed noise that the assured rows must surely show
 BEYOND, WHOLE, PLAIN, HINT = 8.0, 2.0, 8.0, 3.0  # standard errors of the gain, by some or all of the claimed noise
-MANY = (
-    100,
-    200,
-)  # labels per class below which more is asked for, of all the claimed noise and of some: T learns from them
+MANY = 100, 200  # labels per class, which T learns from, below which more is asked for, by all or some of the noise
 MOST_WRONG = 0.45  # claimed noise above this is no matter for likelihoods: overlap does it as easily
 CHANCE = 2.0  # standard errors granted to what the few assured rows show
 

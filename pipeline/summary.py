@@ -14,7 +14,7 @@ from .calibration import LEAST, PairCalibration
 from .scoring import RunScores
 from .table import RunFolder, read_metadata
 
-__all__ = ["Summary", "hours_for", "summarise", "tells_nothing", "unknown_data"]
+__all__ = ["Summary", "hours_for", "label_promise", "summarise", "tells_nothing", "unknown_data"]
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -115,6 +115,13 @@ class Summary:
                 "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
             }
         return plain
+
+
+def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What label scoring expects of its cut; None where it saw no noise, which does not mean that there is none."""
+    if not facts.get("noise_rate") and not facts.get("repairs", True):
+        return None
+    return facts.get("expected") or None
 
 
 def tells_nothing(calibration: PairCalibration) -> bool:

@@ -148,6 +148,8 @@ def annotate(
     from ..neighbour_search import read_size
     from ..nodes import Nodes as NodeSettings
     from ..progress import progress_for
+    from ..rescore import refuse_unused_beta
+    from ..scoring import ScoreSettings
     from ..workers import DecodeOptions
 
     options = DecodeOptions(
@@ -158,8 +160,8 @@ def annotate(
     )
     if classes and "labels" not in options.tasks:
         raise ConfigError("--classes are what labels are judged by, and this run scores none; add --task pairs,labels")
-    if beta != "auto" and "pairs" not in options.tasks:
-        raise ConfigError(f"--beta {beta}: only labels are scored, and β is for pairs; leave it out")
+    if beta != "auto":
+        refuse_unused_beta(ScoreSettings(beta, options.tasks))
     summary = run(
         shards,
         out,
@@ -264,11 +266,13 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
     """What was learned about the labels; `alone` where they decide what is clean."""
+    from ..summary import label_promise
+
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])
     repairs = facts.get("repairs", True)
-    if not repairs and not facts["noise_rate"]:
+    if label_promise(facts) is None:
         promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),

@@ -8,10 +8,10 @@ import numpy as np
 from ..anchors import Anchors
 from ..errors import TableError
 from ..scoring import anchors_file
+from ..summary import label_promise
 from ..table import RunFolder
 from .charts import draw_confusion
 from .collect import Collected
-from .lens import label_promise
 from .page import card, name_of, number, percent
 from .pictures import Album
 

@@ -1,6 +1,5 @@
 """What a run's report is about: which score, where its cut is, and what the score means."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +54,6 @@ def choose_lens(facts: dict[str, Any]) -> Lens:
     if facts.get("labels"):
         return Lens("clean_probability", "label_quality", "label", "probability", 0.5, "cut", None, None)
     return Lens("similarity", "similarity", "pair", "similarity", None, "cut", None, None)
-
-
-def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What label scoring expects of its cut; None where it saw no noise, which does not mean that there is none."""
-    if not facts.get("noise_rate") and not facts.get("repairs", True):
-        return None
-    return facts.get("expected") or None
 
 
 def _calibration(values: dict[str, Any] | None) -> PairCalibration | None:

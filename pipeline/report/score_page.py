@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..calibration import Expected
+from ..summary import label_promise
 from .charts import Bins, Strip, draw_clean, draw_histogram, draw_strips, merge_bins
 from .collect import Collected
 from .drift import Drift, find_drift
-from .lens import Lens, label_promise
+from .lens import Lens
 from .page import count, number, percent
 from .pictures import printable
 
