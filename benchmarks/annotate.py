@@ -35,12 +35,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.memory import peak_mb
-from pipeline.decode import DECODER
-from pipeline.estimators.base import Identity, Pixels
-from pipeline.preprocess import Preprocess
-from pipeline.read import ShardReader
-from pipeline.shards import Shard, find_shards
-from pipeline.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.estimators.base import Identity, Pixels
+from noisegate.pipeline.shards.decode import DECODER
+from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 
 WORDS = ["a", "small", "red", "bird", "sits", "on", "the", "old", "wooden", "fence", "beside", "our", "garden", "house"]
 GOALS = {
@@ -125,8 +125,8 @@ class Watched:
 def encoder_limited(pairs: int, rounds: int, threads: int, workers: int, folder: Path) -> dict[str, float]:
     import torch
 
-    from pipeline.estimators import load_estimator
-    from pipeline.job import annotate
+    from noisegate.pipeline.annotate import annotate
+    from noisegate.pipeline.estimators import load_estimator
 
     torch.set_num_threads(threads)
     model = load_estimator("ViT-B-32", "random:0", device="cpu")
@@ -181,7 +181,7 @@ def decode_shard(url: str) -> int:
 
 
 def decoder_limited(pictures: int, rounds: int, workers: int, folder: Path) -> dict[str, float]:
-    from pipeline.job import annotate
+    from noisegate.pipeline.annotate import annotate
 
     urls = [s.url for s in find_shards(write_shards(folder / "decoder", 2, pictures // 2, 640, 480, 64))]
     context = multiprocessing.get_context("spawn")
@@ -215,7 +215,7 @@ def decoder_limited(pictures: int, rounds: int, workers: int, folder: Path) -> d
 
 def trimming(rounds: int) -> dict[str, float]:
     """Cut texts over whole texts, 12-token captions."""
-    from pipeline.estimators import load_estimator
+    from noisegate.pipeline.estimators import load_estimator
 
     estimator: Any = load_estimator("ViT-B-32", "random:0", device="cpu")
     rng = np.random.default_rng(0)
@@ -264,8 +264,8 @@ def memory(folder: Path) -> dict[str, float]:
 
 
 def annotate_and_print_peak(pattern: str, out: str) -> None:
-    from pipeline.estimators.custom import CustomEstimator
-    from pipeline.job import annotate
+    from noisegate.pipeline.annotate import annotate
+    from noisegate.pipeline.estimators.custom import CustomEstimator
 
     annotate(pattern, out, estimator=CustomEstimator(Null(), "null"), beta="intersection")
     print(peak_mb())

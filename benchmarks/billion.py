@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.annotate import write_shards
-from pipeline.estimators import load_estimator
-from pipeline.plan.measure import measure
-from pipeline.plan.predict import Machine, make_plan
-from pipeline.shards import find_shards
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.estimators import load_estimator
+from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.tools.plan.measure import measure
+from noisegate.pipeline.tools.plan.predict import Machine, make_plan
 
 SHARDS, PAIRS = 100_000, 10_000
 ONE = Machine("cpu", workers=1, processors=1, threads=1, price=0.05)

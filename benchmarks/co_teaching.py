@@ -11,9 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from trainers.bench.cells import Cell, plan_cell, run_cell
-from trainers.bench.preset import ScenePreset, load_preset, merged
-from trainers.bench.scene_data import Prepared, prepare
+from noisegate.trainers.bench.cells import Cell, plan_cell, run_cell
+from noisegate.trainers.bench.preset import ScenePreset, load_preset, merged
+from noisegate.trainers.bench.scene_data import Prepared, prepare
 
 METHODS = ("baseline", "osa", "crcl", "ncr", "lnc", "gsl")
 GOAL = 2.1

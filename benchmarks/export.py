@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.memory import peak_mb
 from benchmarks.synthetic_run import write_synthetic_run
-from pipeline.export import KINDS, export
-from pipeline.table import RunFolder, read_metadata, write_atomically
-from pipeline.weigh import with_columns
+from noisegate.pipeline.export import KINDS, export
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, write_atomically
 
 RULE = "clean_probability > 0.5 and status = 'ok' and not flags like 'duplicate_of:%'"
 LIMIT_MB = 1_000

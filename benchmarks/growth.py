@@ -32,8 +32,8 @@ GOALS = {"cpu_100x_over_1x": 1.10, "memory_100x_over_1x": 1.05}
 
 def annotate_and_print(shards: str, out: str, workers: int) -> None:
     """One job; what it took goes to standard output as JSON."""
-    from pipeline.estimators import ModelSpec
-    from pipeline.job import annotate
+    from noisegate.pipeline.annotate import annotate
+    from noisegate.pipeline.estimators import ModelSpec
 
     began, cpu = time.perf_counter(), time.process_time()
     summary = annotate(shards, out, estimator=ModelSpec(MODEL), beta="intersection", workers=workers)
@@ -55,8 +55,8 @@ def annotate_and_print(shards: str, out: str, workers: int) -> None:
 
 def list_and_print(count: int, folder: Path) -> None:
     """What the bookkeeping of `count` shards alone takes: names, and `_run.json` written and read."""
-    from pipeline.shards import find_shards
-    from pipeline.table import VERSION, RunFolder
+    from noisegate.pipeline.runs.table import VERSION, RunFolder
+    from noisegate.pipeline.shards.locate import find_shards
 
     run, before = RunFolder(folder), peak_mb()
     began = time.process_time()

@@ -22,12 +22,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from pipeline.consistency import refine, visual_consistency
-from pipeline.fusion import fuse
-from pipeline.metrics.selection import selection_metrics
-from pipeline.neighbours import find_neighbours
-from pipeline.noise.labels import instance_dependent, symmetric
-from pipeline.probe import FIRST, STRENGTHS, probe_probabilities
+from noisegate.pipeline.datasets.noise.labels import instance_dependent, symmetric
+from noisegate.pipeline.inspect.metrics.selection import selection_metrics
+from noisegate.pipeline.labels.fusion import fuse
+from noisegate.pipeline.labels.probe import FIRST, STRENGTHS, probe_probabilities
+from noisegate.pipeline.labels.tango import refine, visual_consistency
+from noisegate.pipeline.neighbours.graph import find_neighbours
 
 FEATURES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "cifar10n-features.npz"
 

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.noise.shards import TRUTH_FILE
-from trainers.bench.cells import plan_cell
-from trainers.bench.preset import load_preset
-from trainers.bench.scene_data import prepare
-from trainers.start import train
+from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
+from noisegate.trainers.bench.cells import plan_cell
+from noisegate.trainers.bench.preset import load_preset
+from noisegate.trainers.bench.scene_data import prepare
+from noisegate.trainers.train import train
 
 PRESET = Path(__file__).parent / "presets" / "pair-parts.yaml"
 

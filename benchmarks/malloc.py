@@ -1,7 +1,7 @@
 """What it is worth that training on a processor uses freed memory again: `python -m benchmarks.malloc [--rounds 3]`.
 
 The same steps of a small ResNet on one thread, in processes of their own that take turns, with and without
-`pipeline.malloc.reuse_memory`; processor time, medians, and whether the last losses are the same number.
+`noisegate.pipeline.system.malloc.reuse_memory`; processor time, medians, and whether the last losses are the same number.
 """
 
 import argparse
@@ -18,8 +18,8 @@ def train(reuse: bool) -> dict[str, float]:
     """Processor seconds and page faults of the steps after the first few, and the last loss."""
     import torch
 
-    from pipeline.estimators.torchvision_import import allow_torchvision
-    from pipeline.malloc import reuse_memory
+    from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+    from noisegate.pipeline.system.malloc import reuse_memory
 
     allow_torchvision()
     import timm

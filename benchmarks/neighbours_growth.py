@@ -26,7 +26,7 @@ PER_FILE = 50_000
 
 def write_rows(folder: Path, rows: int, width: int) -> list[str]:
     """Rows around 1,000 directions, whose spread hides most of their class, as float16 embedding files of a run."""
-    from pipeline.embeddings import write_embeddings
+    from noisegate.pipeline.runs.embeddings import write_embeddings
 
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((1000, width)).astype(np.float32)
@@ -43,7 +43,7 @@ def write_rows(folder: Path, rows: int, width: int) -> list[str]:
 
 def one(kind: Any, rows: int, width: int, k: int, memory: str | None) -> dict[str, Any]:
     """Seconds, processor seconds and peak memory of one graph, made by this process."""
-    from pipeline.neighbour_search import MappedRows, NeighbourSearch, neighbour_graph, read_size
+    from noisegate.pipeline.neighbours import MappedRows, NeighbourSearch, neighbour_graph, read_size
 
     with tempfile.TemporaryDirectory() as name:
         mapped = MappedRows(write_rows(Path(name), rows, width), "image")

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.table import RunFolder, read_metadata
-from pipeline.weigh import with_columns
-from trainers.bench.cells import plan_cell, run_cell
-from trainers.bench.preset import load_preset
-from trainers.bench.scene_data import Prepared, prepare
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.trainers.bench.cells import plan_cell, run_cell
+from noisegate.trainers.bench.preset import load_preset
+from noisegate.trainers.bench.scene_data import Prepared, prepare
 
 Mask = NDArray[np.bool_]
 SETS: dict[str, Callable[[Mask, Mask], Mask]] = {

@@ -7,10 +7,10 @@ import pickle
 import sys
 import time
 
-from pipeline.preprocess import Preprocess
-from pipeline.read import ShardReader
-from pipeline.shards import Shard
-from pipeline.workers import DecodeOptions, _keep_memory, decode_sample
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.shards.workers import DecodeOptions, _keep_memory, decode_sample
 
 TIMES = 40
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipeline.table import COLUMNS
+from noisegate.pipeline.runs.table import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -36,7 +36,7 @@ def columns() -> str:
 def demo() -> str:
     """The demo's figures as a Markdown table."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pipeline.cli", "demo", "--out", folder, "--json"]
+        command = [sys.executable, "-m", "noisegate", "demo", "--out", folder, "--json"]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     summary, judged = found["summary"], found["evaluation"]
     best, rank = judged["best"], judged["noise_rank"]

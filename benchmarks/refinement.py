@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.consistency import refine
-from pipeline.estimators.torchvision_import import allow_torchvision
-from pipeline.neighbours import default_k, find_neighbours
-from trainers.methods.tango import text_anchored_logits
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.labels.tango import refine
+from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.trainers.methods.tango import text_anchored_logits
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
-from pipeline.anchors import Anchors
-from pipeline.label_scoring import score_labels
-from pipeline.neighbours import default_k, find_neighbours
-from pipeline.noise.labels import instance_dependent
+from noisegate.pipeline.datasets.noise.labels import instance_dependent
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.scoring import score_labels
+from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]

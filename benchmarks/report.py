@@ -25,7 +25,7 @@ def peak(folder: Path) -> float:
 
 
 def report_and_print_peak(folder: str) -> None:
-    from pipeline.report import write_report
+    from noisegate.pipeline.inspect.report import write_report
 
     write_report(folder)
     print(peak_mb())

@@ -31,9 +31,9 @@ def write_run(folder: Path, rows: int) -> list[str]:
     """Embeddings, tables with labels of which a fifth is wrong, and a graph in which neighbours are mostly of one class."""
     import pyarrow as pa
 
-    from pipeline.embeddings import write_embeddings
-    from pipeline.neighbours import create_graph
-    from pipeline.table import VERSION, RunFolder, table_from
+    from noisegate.pipeline.neighbours.graph import create_graph
+    from noisegate.pipeline.runs.embeddings import write_embeddings
+    from noisegate.pipeline.runs.table import VERSION, RunFolder, table_from
 
     rng, run, stems = np.random.default_rng(0), RunFolder(folder), []
     centres = 2 * rng.standard_normal((CLASSES, WIDTH), dtype=np.float32)
@@ -66,13 +66,14 @@ def write_run(folder: Path, rows: int) -> list[str]:
 
 def one(folder: Path, rows: int) -> dict[str, Any]:
     """Peak memory of the two scores, from the files in `folder`."""
-    from pipeline import fusion, neighbourhood, probe
-    from pipeline.consistency import row_votes, visual
-    from pipeline.label_scoring import score_labels
-    from pipeline.neighbourhood_scoring import score_neighbourhood
-    from pipeline.neighbours import Neighbours
-    from pipeline.run_rows import RunRows
-    from pipeline.table import RunFolder
+    from noisegate.pipeline.labels import fusion, probe
+    from noisegate.pipeline.labels.scoring import score_labels
+    from noisegate.pipeline.labels.tango import row_votes, visual
+    from noisegate.pipeline.neighbours.graph import Neighbours
+    from noisegate.pipeline.pairs import neighbourhood
+    from noisegate.pipeline.pairs.neighbourhood_scoring import score_neighbourhood
+    from noisegate.pipeline.runs.run_rows import RunRows
+    from noisegate.pipeline.runs.table import RunFolder
 
     run, stems = RunFolder(folder), [f"s-{i:05d}" for i in range(-(-rows // SHARD))]
     row_votes.HELD, neighbourhood.GATHERED, probe.READ = 1 << 17, 1 << 20, 1 << 17

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.annotate import write_shards
-from pipeline.estimators import load_estimator
-from pipeline.job import annotate
-from pipeline.read import ShardReader
-from pipeline.shards import find_shards
+from noisegate.pipeline.annotate import annotate
+from noisegate.pipeline.estimators import load_estimator
+from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.shards.read import ShardReader
 
 BETA = "fixed:0.2"
 TIMEOUT = 120
@@ -41,7 +41,7 @@ def serving(*options: str) -> Iterator[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "pipeline.cli", "serve", "--port", str(port), "--beta", BETA, *options]
+    command = [sys.executable, "-m", "noisegate", "serve", "--port", str(port), "--beta", BETA, *options]
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
         try:

@@ -74,7 +74,7 @@ class Soak:
         with (self.folder / "job.log").open("ab") as log:
             return subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pipeline.cli", "annotate"),
+                    *(sys.executable, "-m", "noisegate", "annotate"),
                     *(f"{self.url}{name}.tar" for name in sorted(self.made)),
                     *("--model", MODEL, "--beta", "intersection", "--workers", "2", "--out", str(out)),
                 ],

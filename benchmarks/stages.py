@@ -26,17 +26,17 @@ import torch
 from PIL import Image
 
 from benchmarks.annotate import WORDS, used, write_shards
-from pipeline.decode import Limits, decode_image
-from pipeline.embeddings import write_embeddings
-from pipeline.encode_shard import EncodedShard
-from pipeline.estimators import load_estimator, normalise
-from pipeline.preprocess import Preprocess
-from pipeline.read import ShardReader
-from pipeline.scenes import caption, draw, random_scene, scene_rng
-from pipeline.shards import find_shards
-from pipeline.stream import Chunk
-from pipeline.table import RunFolder, table_from
-from pipeline.workers import DecodeOptions, decode_sample
+from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
+from noisegate.pipeline.engines.encode_shard import EncodedShard
+from noisegate.pipeline.estimators import load_estimator, normalise
+from noisegate.pipeline.runs.embeddings import write_embeddings
+from noisegate.pipeline.runs.table import RunFolder, table_from
+from noisegate.pipeline.shards.decode import Limits, decode_image
+from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.shards.stream import Chunk
+from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
 
 ROUNDS = 3
 Figures = dict[str, float]

@@ -20,14 +20,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.decode import Limits
-from pipeline.embeddings import write_embeddings
-from pipeline.estimators import ModelSpec
-from pipeline.estimators.base import normalise
-from pipeline.estimators.custom import CustomEstimator
-from pipeline.scoring import ScoreSettings, score_run
-from pipeline.table import VERSION, RunFolder, read_metadata, table_from, write_atomically
-from pipeline.weigh import with_columns
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.estimators.base import normalise
+from noisegate.pipeline.estimators.custom import CustomEstimator
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.embeddings import write_embeddings
+from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, table_from, write_atomically
+from noisegate.pipeline.score_run import ScoreSettings, score_run
+from noisegate.pipeline.shards.decode import Limits
 
 MODEL = "python:benchmarks.synthetic_run:ByteModel"
 WIDTH = 24

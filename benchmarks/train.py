@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from pipeline import annotate, load_estimator
-from pipeline.scenes import write_scenes
-from trainers.config import TrainConfig, build_method
-from trainers.data import Batch, WeightedShards
-from trainers.logs import Silent
-from trainers.loop import Loop
-from trainers.losses import weighted
-from trainers.methods.osa import Osa
-from trainers.run_folder import TrainFolder
-from trainers.running import PICTURE, Running
-from trainers.streams import Streams
-from trainers.targets import build_target
+from noisegate import annotate, load_estimator
+from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.trainers.config import TrainConfig, build_method
+from noisegate.trainers.data import Batch, WeightedShards
+from noisegate.trainers.loop.logs import Silent
+from noisegate.trainers.loop.loop import Loop
+from noisegate.trainers.loop.run_folder import TrainFolder
+from noisegate.trainers.loop.running import PICTURE, Running
+from noisegate.trainers.loop.streams import Streams
+from noisegate.trainers.losses import weighted
+from noisegate.trainers.methods.osa import Osa
+from noisegate.trainers.targets import build_target
 
 LIMIT = 1.01
 METHODS = ("baseline", "osa")

@@ -23,11 +23,11 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.memory import peak_mb
-from pipeline.decode import Limits
-from pipeline.preprocess import Preprocess
-from pipeline.table import VERSION, RunFolder, table_from, write_atomically
-from trainers.data import WeightedShards
-from trainers.targets.pictures import Augment, PictureTransform
+from noisegate.pipeline.runs.table import VERSION, RunFolder, table_from, write_atomically
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.trainers.data import WeightedShards
+from noisegate.trainers.targets.pictures import Augment, PictureTransform
 
 JOIN_LIMIT, MEMORY_LIMIT = 1.02, 1.05
 PER_SHARD = 100

@@ -33,18 +33,18 @@ def run_and_print(command: str, folder: str) -> None:
     sys.path.insert(0, str(ROOT))  # the run's model is benchmarks.synthetic_run:ByteModel
     began = time.monotonic()
     if command == "verify":
-        from pipeline.verify import verify
+        from noisegate.pipeline.inspect.verify.verify import verify
 
         found = verify(folder)
         if not found.ok:
             sys.exit("\n".join(map(str, found.problems)))
         rows = found.samples
     elif command == "compare":
-        from pipeline.compare import compare
+        from noisegate.pipeline.inspect.compare import compare
 
         rows = compare(folder, folder).matched
     else:
-        from pipeline.show import glance
+        from noisegate.pipeline.inspect.show import glance
 
         rows = glance(folder).summary.samples
     seconds = time.monotonic() - began

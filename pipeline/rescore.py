@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from .anchors import Anchors
-from .arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
-from .beta import Beta
-from .embeddings import embeddings_match
 from .errors import ConfigError, TableError
-from .lock import folder_lock
-from .neighbour_search import NeighbourSearch
-from .one_step.scoring import OneStep, learn_columns, write_columns
-from .out_folder import writing_to
-from .resume import clear, sweep
-from .scoring import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
+from .labels.anchors import Anchors
+from .methods.columns import OneStep, learn_columns, write_columns
+from .neighbours import NeighbourSearch
+from .pairs.beta import Beta
+from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
+from .runs.embeddings import embeddings_match
+from .runs.lock import folder_lock
+from .runs.output_folder import writing_to
+from .runs.resume import clear, sweep
+from .runs.table import VERSION, RunFolder, read_metadata
+from .score_run import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
 from .summary import Summary, summarise
-from .table import VERSION, RunFolder, read_metadata
 
 __all__ = ["refuse_unused_beta", "rescore", "score_embeddings"]
 
@@ -199,7 +199,7 @@ def _array_settings(
                 f"anchors have {anchors.embeddings.shape[1]} numbers, the images {image_width}; use one model for both"
             )
     if labels is not None:
-        from .label_scoring import count_classes  # brings torch, which pairs do not need
+        from .labels.scoring import count_classes  # brings torch, which pairs do not need
 
         count_classes(labels, anchors)
     joint = joint and text_width in (0, image_width)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-from .beta import Beta
-from .classes import ClassSet
+from .engines.shard_task import reading_of
 from .estimators.base import Identity
-from .scoring import ScoreSettings
-from .shard_task import reading_of
-from .shards import Shard
-from .table import VERSION, RunFolder, read_metadata
-from .workers import DecodeOptions
+from .labels.classes import ClassSet
+from .pairs.beta import Beta
+from .runs.table import VERSION, RunFolder, read_metadata
+from .score_run import ScoreSettings
+from .shards.locate import Shard
+from .shards.workers import DecodeOptions
 
 __all__ = ["RunRecord"]
 

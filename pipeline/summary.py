@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from .arrays import MODEL as ARRAYS
-from .beta import Beta
-from .calibration import LEAST, PairCalibration
-from .scoring import RunScores
-from .table import RunFolder, read_metadata
+from .pairs.beta import Beta
+from .pairs.calibration import LEAST, PairCalibration
+from .runs.arrays import MODEL as ARRAYS
+from .runs.table import RunFolder, read_metadata
+from .score_run import RunScores
 
 __all__ = ["Summary", "hours_for", "label_promise", "summarise", "tells_nothing", "unknown_data"]
 

@@ -10,27 +10,27 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import ConfigError, NoisegateError
 
 from .api import embed, health, jobs, page, score, tables
-from .auth import Keys, RequireKey
-from .class_sets import ClassSets
-from .encoder_process import Ready
-from .engine import LocalEngine
+from .api.schemas import EmbedRequest, ScoreRequest
+from .api.state import Service
+from .engine.encoder_process import Ready
+from .engine.engine import LocalEngine
+from .engine.items import Engine
 from .errors import ApiError, add_handlers
-from .headers import SecurityHeaders
-from .items import Engine
+from .guards.auth import Keys, RequireKey
+from .guards.headers import SecurityHeaders
+from .guards.limits import BodyLimit
 from .jobs.runner import JobRunner
 from .jobs.setup import open_runner
 from .jobs.store import STATES
-from .limits import BodyLimit
 from .logs import RequestLog
 from .metrics import Metrics
-from .runs import RunRegistry
-from .schemas import EmbedRequest, ScoreRequest
-from .scoring import plan_scorer
+from .runs.catalogue import RunRegistry
+from .runs.class_sets import ClassSets
+from .runs.scoring import plan_scorer
 from .settings import Settings
-from .state import Service
 
 __all__ = ["create_app"]
 

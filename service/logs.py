@@ -13,9 +13,9 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .api.waiting import ClientGone
 from .errors import ApiError, Unavailable, error_response
 from .metrics import Metrics
-from .waiting import ClientGone
 
 __all__ = ["RequestLog", "set_up_logging"]
 

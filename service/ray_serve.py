@@ -15,12 +15,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
+from .api.state import Service
 from .app import create_app
 from .logs import set_up_logging
 from .settings import Settings
-from .state import Service
 
 __all__ = ["autoscaling", "deployed", "run"]
 

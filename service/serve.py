@@ -11,13 +11,13 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
+from .api.state import Service
 from .app import create_app
-from .connection import Connection
+from .guards.connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
-from .state import Service
 
 __all__ = ["run"]
 

@@ -11,9 +11,9 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from pipeline.beta import check_mode
-from pipeline.decode import Limits
-from pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.pairs.beta import check_mode
+from noisegate.pipeline.shards.decode import Limits
 
 __all__ = ["Settings", "load_settings"]
 

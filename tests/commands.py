@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import main
+from noisegate.pipeline.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE = ("--model", "python:tests.fakes:ColourModel")
@@ -23,7 +23,7 @@ def command(*arguments: object) -> dict[str, Any]:
     return {"args": [str(script), *map(str, arguments)], "env": environment, "text": True}
 
 
-def noisegate(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+def run_noisegate(*arguments: object, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """Run it to its end."""
     return subprocess.run(**command(*arguments), cwd=cwd, capture_output=True, check=False, timeout=120)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from pipeline.scenes import write_scenes
+from noisegate.pipeline.datasets.scenes import write_scenes
 from tests.fakes import pairs, write_tar
 
 # the same examples on every machine and every run; no deadline, because machines are busy

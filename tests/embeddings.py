@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import Summary
-from pipeline.rescore import score_embeddings
+from noisegate import Summary
+from noisegate.pipeline.rescore import score_embeddings
 from tests.jobs import files_of
 
 Rows = NDArray[np.float32]

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline import Summary, annotate
-from pipeline.progress import Silent
+from noisegate import Summary, annotate
+from noisegate.pipeline.system.progress import Silent
 from tests.fakes import estimator
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow.compute as pc
 import torch
 
-from pipeline.errors import ConfigError
-from pipeline.shards import Shard, find_shards
-from pipeline.table import RunFolder
-from pipeline.where import parse_where
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.shards.locate import Shard, find_shards
 
 from .config import TrainConfig, build_method
 from .data.loading import CaptionSource
-from .logs import counted
+from .loop.logs import counted
 from .methods import Method
 from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from .methods import Method

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pipeline.errors import ConfigError
-from pipeline.estimators.device import Device
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators.device import Device
 
 from .config import DataConfig, TaskConfig, TrainConfig
 from .data import Batch, WeightedShards
-from .run_folder import TrainFolder
+from .loop.run_folder import TrainFolder
 from .targets import Target, as_one, load_target
 from .tasks import TASKS, check_task
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.osa import reference_weight
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.pairs.osa import reference_weight
 
 __all__ = ["WEIGHT_MODES", "contrastive", "cross_entropy", "hinges", "info_nce", "triplet", "weighted"]
 

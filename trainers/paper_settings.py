@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 __all__ = ["PAPER_SETTINGS", "with_paper_settings"]
 

@@ -17,26 +17,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.decode import Limits
-from pipeline.errors import ConfigError
-from pipeline.estimators.base import Identity
-from pipeline.lock import folder_lock
-from pipeline.out_folder import writing_to
-from pipeline.preprocess import Preprocess
-from pipeline.read import ShardReader
-from pipeline.shards import Shard, find_shards
-from pipeline.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, table_from
-from pipeline.weigh import with_columns
-from pipeline.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.runs.output_folder import writing_to
+from noisegate.pipeline.runs.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, table_from
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 
 from .checks import joined_rule
 from .config import TrainConfig, build_method
 from .data import WeightedShards
+from .loop.run_folder import TrainFolder
 from .methods import METHODS, Method
-from .run_folder import TrainFolder
 
 if TYPE_CHECKING:
-    from .start import TrainResult
+    from .train import TrainResult
 
 __all__ = ["check_write_table", "write_table"]
 

@@ -22,10 +22,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.peers.environments import python_of
-from pipeline.estimators import ModelSpec
-from pipeline.job import annotate
-from pipeline.scenes import caption, draw, random_scene, scene_rng
-from pipeline.table import read_table
+from noisegate.pipeline.annotate import annotate
+from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.runs.table import read_table
 
 HERE = Path(__file__).resolve().parent
 

@@ -21,10 +21,10 @@ from benchmarks.annotate import used
 from benchmarks.labels import drawn
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.turns import Side
-from pipeline.label_scoring import score_labels
-from pipeline.metrics.selection import selection_metrics
-from pipeline.neighbours import find_neighbours
-from pipeline.noise.labels import symmetric
+from noisegate.pipeline.datasets.noise.labels import symmetric
+from noisegate.pipeline.inspect.metrics.selection import selection_metrics
+from noisegate.pipeline.labels.scoring import score_labels
+from noisegate.pipeline.neighbours.graph import find_neighbours
 
 HERE = Path(__file__).resolve().parent
 ONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from benchmarks.annotate import write_shards
 from benchmarks.peers.environments import python_of
 from benchmarks.peers.turns import Side
-from pipeline.estimators import load_estimator
-from pipeline.estimators.openclip import OpenClipEstimator
-from pipeline.shards import find_shards
-from pipeline.table import read_table
+from noisegate.pipeline.estimators import load_estimator
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator
+from noisegate.pipeline.runs.table import read_table
+from noisegate.pipeline.shards.locate import find_shards
 
 HERE = Path(__file__).resolve().parent
 Cosines = dict[str, float]

@@ -9,8 +9,8 @@ def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: 
     import numpy as np  # not above: decoding processes import this file, and need no torch
     import torch
 
-    from pipeline.estimators import load_estimator
-    from pipeline.job import annotate
+    from noisegate.pipeline.annotate import annotate
+    from noisegate.pipeline.estimators import load_estimator
 
     torch.set_num_threads(int(threads))
     model = load_estimator("ViT-B-32", checkpoint, device="cpu", batch_size=int(batch_size))

@@ -8,8 +8,8 @@ from typing import Any
 
 from typer.main import get_command
 
-from pipeline.cli import app
-from pipeline.cli.look import GROUPS
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.help_layout import GROUPS
 
 __all__ = ["command_page"]
 

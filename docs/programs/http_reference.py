@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.app import create_app
-from service.settings import load_settings
+from noisegate.service.app import create_app
+from noisegate.service.settings import load_settings
 
 __all__ = ["http_page"]
 

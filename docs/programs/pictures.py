@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 from markupsafe import Markup
 
-from pipeline import osa_weight, read_table
-from pipeline.report.charts import draw_clean, draw_histogram, merge_bins
-from pipeline.report.lens import Lens, choose_lens
-from pipeline.report.svg import Frame, drawing, element, label, ticks
-from pipeline.table import RunFolder, read_metadata
+from noisegate import osa_weight, read_table
+from noisegate.pipeline.inspect.report.charts import draw_clean, draw_histogram, merge_bins
+from noisegate.pipeline.inspect.report.lens import Lens, choose_lens
+from noisegate.pipeline.inspect.report.svg import Frame, drawing, element, label, ticks
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
 __all__ = ["draw_pictures"]
 

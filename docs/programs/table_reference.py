@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from pipeline.table import COLUMNS, METHOD_COLUMNS, VERSION
+from noisegate.pipeline.runs.table import COLUMNS, METHOD_COLUMNS, VERSION
 
 __all__ = ["table_page"]
 
 PAGE = """# Weight table
 
 Version {version}. One Parquet file per shard with the shard's own name, rows in tar order, one row for every sample, failures
-included. What a row has no value for is null. This page is made from the schema in `pipeline/table.py`.
+included. What a row has no value for is null. This page is made from the schema in `pipeline/runs/table.py`.
 
 {columns}
 
@@ -25,7 +25,7 @@ them reads as if it were null everywhere.
 ## Reading it
 
 ```python
-from pipeline import read_table
+from noisegate import read_table
 
 table = read_table("tables", columns=["key", "osa_weight"])  # a pyarrow Table over all shards, with the column shard in front
 ```

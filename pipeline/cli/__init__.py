@@ -6,7 +6,8 @@ from importlib.metadata import entry_points
 
 import typer
 
-from ..errors import NoisegateError, StoppedError
+from noisegate.pipeline.errors import NoisegateError, StoppedError
+
 from . import (
     adapt,
     annotate,
@@ -25,7 +26,7 @@ from . import (
     show,
     verify,
 )
-from .look import Group, arrange, flowing
+from .help_layout import Group, arrange, flowing
 
 __all__ = ["app", "main"]
 

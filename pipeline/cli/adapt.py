@@ -57,9 +57,9 @@ def adapt(
     whether the loss on held-out pairs falls. β is measured anew, because the embeddings move; annotate takes that of auto,
     unless --beta says otherwise.
     """
-    from ..adapt import adapt as run
-    from ..progress import progress_for
-    from ..tuning import Tuning
+    from noisegate.pipeline.system.progress import progress_for
+    from noisegate.pipeline.tools.adapt import adapt as run
+    from noisegate.pipeline.tools.tuning import Tuning
 
     done = run(
         shards,

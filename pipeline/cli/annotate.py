@@ -6,17 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .engine_options import (
-    Address,
-    CpusPerWorker,
-    Devices,
-    Engine,
-    GpusPerWorker,
-    NodeRank,
-    Nodes,
-    RayWorkers,
-    chosen,
-)
+from .engine_options import Address, CpusPerWorker, Devices, Engine, GpusPerWorker, NodeRank, Nodes, RayWorkers, chosen
 from .neighbour_options import NeighbourMemory
 from .options import (
     BatchSize,
@@ -35,7 +25,7 @@ from .options import (
 from .output import JsonOption, Output, escape, number, percent, program, why
 
 if TYPE_CHECKING:
-    from ..summary import Summary
+    from noisegate.pipeline.summary import Summary
 
 __all__ = ["print_summary", "register"]
 
@@ -140,17 +130,17 @@ def annotate(
     Stop it whenever you like and run the same command again: it goes on, and the tables come out the same to the byte.
     Exit code 0: done, failed samples are rows with a status. 1: a shard could not be read at all. 2: a setting is wrong.
     """
-    from ..classes import load_classes
-    from ..decode import Limits
-    from ..errors import ConfigError
-    from ..estimators import ModelSpec
-    from ..job import annotate as run
-    from ..neighbour_search import read_size
-    from ..nodes import Nodes as NodeSettings
-    from ..progress import progress_for
-    from ..rescore import refuse_unused_beta
-    from ..scoring import ScoreSettings
-    from ..workers import DecodeOptions
+    from noisegate.pipeline.annotate import annotate as run
+    from noisegate.pipeline.engines.nodes import Nodes as NodeSettings
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.estimators import ModelSpec
+    from noisegate.pipeline.labels.classes import load_classes
+    from noisegate.pipeline.neighbours import read_size
+    from noisegate.pipeline.rescore import refuse_unused_beta
+    from noisegate.pipeline.score_run import ScoreSettings
+    from noisegate.pipeline.shards.decode import Limits
+    from noisegate.pipeline.shards.workers import DecodeOptions
+    from noisegate.pipeline.system.progress import progress_for
 
     options = DecodeOptions(
         tasks=tuple(t.strip() for t in task.split(",") if t.strip()),
@@ -192,7 +182,7 @@ def annotate(
 
 def print_summary(summary: "Summary", output: Output) -> None:
     """The table at the end of a run."""
-    from ..summary import hours_for
+    from noisegate.pipeline.summary import hours_for
 
     beta, calibration = summary.beta, summary.calibration
     rows = _count_rows(summary)
@@ -266,7 +256,7 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
     """What was learned about the labels; `alone` where they decide what is clean."""
-    from ..summary import label_promise
+    from noisegate.pipeline.summary import label_promise
 
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())

@@ -38,13 +38,18 @@ def calibrate(
 
     [cyan]noisegate calibrate 'data/{000000..000009}.tar' --model ViT-B-32 --pretrained openai[/]
     """
-    from ..beta import beta_of_intersection, beta_of_random_inputs, beta_of_shuffled, estimate_beta
-    from ..beta_cache import cache_file, cached_beta
-    from ..estimators import load_estimator
-    from ..first_pairs import first_pairs
-    from ..shards import find_shards
-    from ..sphere import chance_within
-    from ..summary import tells_nothing, unknown_data
+    from noisegate.pipeline.estimators import load_estimator
+    from noisegate.pipeline.pairs.beta import (
+        beta_of_intersection,
+        beta_of_random_inputs,
+        beta_of_shuffled,
+        estimate_beta,
+    )
+    from noisegate.pipeline.pairs.beta_cache import cache_file, cached_beta
+    from noisegate.pipeline.pairs.first_pairs import first_pairs
+    from noisegate.pipeline.pairs.sphere import chance_within
+    from noisegate.pipeline.shards.locate import find_shards
+    from noisegate.pipeline.summary import tells_nothing, unknown_data
 
     output = Output(as_json)
     found = find_shards(shards) if shards else []

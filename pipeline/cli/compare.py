@@ -10,7 +10,7 @@ from .options import Seed
 from .output import JsonOption, Output, escape, number, percent
 
 if TYPE_CHECKING:
-    from ..compare import Comparison, Disagreement
+    from noisegate.pipeline.inspect.compare import Comparison, Disagreement
 
 __all__ = ["register"]
 
@@ -30,7 +30,7 @@ def compare(
 
     [cyan]noisegate compare tables-vit-b32 tables-vit-l14 --top 20[/]
     """
-    from ..compare import compare as run
+    from noisegate.pipeline.inspect.compare import compare as run
 
     found = run(first, second, top=top, seed=seed)
     output = Output(as_json)

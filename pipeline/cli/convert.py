@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..convert.kinds import KINDS, LAYOUTS
+from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
+
 from .options import Quiet
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
-    from ..convert.job import Converted
-    from ..convert.write import Progress
+    from noisegate.pipeline.datasets.convert.job import Converted
+    from noisegate.pipeline.datasets.convert.write import Progress
 
 __all__ = ["register"]
 
@@ -128,7 +129,7 @@ def convert(
     which `noisegate evaluate` reads; classes.txt beside the shards is for --classes of `noisegate annotate`. A sample that
     cannot be read is left out and listed in _bad_samples.jsonl. Stopped, the same command goes on.
     """
-    from ..convert.job import convert as run
+    from noisegate.pipeline.datasets.convert.job import convert as run
 
     output = Output(as_json)
     options: dict[str, Any] = {

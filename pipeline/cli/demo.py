@@ -29,14 +29,14 @@ def demo(
 
     [cyan]noisegate demo[/]
     """
-    from ..errors import MismatchError
-    from ..evaluation import evaluate
-    from ..job import annotate
-    from ..noise.shards import noise_captions
-    from ..out_folder import remove_half_written, writing_to
-    from ..progress import progress_for
-    from ..report import write_report
-    from ..scenes import write_scenes
+    from noisegate.pipeline.annotate import annotate
+    from noisegate.pipeline.datasets.noise.shards import noise_captions
+    from noisegate.pipeline.datasets.scenes import write_scenes
+    from noisegate.pipeline.errors import MismatchError
+    from noisegate.pipeline.inspect.evaluate import evaluate
+    from noisegate.pipeline.inspect.report import write_report
+    from noisegate.pipeline.runs.output_folder import remove_half_written, writing_to
+    from noisegate.pipeline.system.progress import progress_for
 
     output = Output(as_json)
     name = f"{count}-{round(100 * rate)}"
@@ -84,8 +84,8 @@ def wrong_captions(clean: Path, noisy: Path, count: int, rate: float) -> int | N
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from ..noise.protocols import protocol_id
-    from ..noise.shards import TRUTH_FILE
+    from noisegate.pipeline.datasets.noise.protocols import protocol_id
+    from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
 
     protocol = protocol_id("shuffle-captions", rate=rate, derange=False, seed=SEED)
     try:

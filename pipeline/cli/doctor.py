@@ -8,8 +8,8 @@ import typer
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
-    from ..doctor import Finding
-    from ..installation import Facts
+    from noisegate.pipeline.tools.doctor import Finding
+    from noisegate.pipeline.tools.installation import Facts
 
 __all__ = ["register"]
 
@@ -29,8 +29,8 @@ def doctor(as_json: JsonOption = False) -> None:
 
     Nothing is changed or downloaded. Exit code 0: runs will work, though there may be warnings. 1: something would stop them.
     """
-    from ..doctor import examine
-    from ..installation import look_around
+    from noisegate.pipeline.tools.doctor import examine
+    from noisegate.pipeline.tools.installation import look_around
 
     output = Output(as_json)
     with output.working("looking around"):
@@ -65,7 +65,7 @@ def print_facts(facts: "Facts", output: Output) -> None:
     machine += [(f"free in {place}", f"{free:,.0f} GB") for place, free in facts.free_disk_gb.items()]
     output.table("Machine", machine)
 
-    from ..extras import EXTRAS
+    from noisegate.pipeline.system.extras import EXTRAS
 
     states = {name: f"absent: pip install 'noisegate[{name}]' for " for name in facts.absent_extras}
     extras = [(name, states.get(name, "installed: ") + extra.gives) for name, extra in EXTRAS.items()]

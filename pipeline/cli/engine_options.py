@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..engines import EngineSettings
+    from noisegate.pipeline.engines import EngineSettings
 
 __all__ = [
     "Address",
@@ -116,11 +116,11 @@ def chosen(
         for name, value in {"devices": devices, "nodes": nodes}.items():
             if value is not None:
                 raise ConfigError(f"--engine ray finds its devices and nodes itself; leave out --{name} {value}")
-        from ..engines.on_ray import Ray
+        from noisegate.pipeline.engines.ray_workers import Ray
 
         return Ray(address, workers, gpus, cpus)
     if devices is None:
         return None
-    from ..engines.devices import Devices as DeviceSettings
+    from noisegate.pipeline.engines.devices import Devices as DeviceSettings
 
     return DeviceSettings.read(devices)

@@ -9,8 +9,8 @@ from .options import Folder
 from .output import JsonOption, Output, number, percent
 
 if TYPE_CHECKING:
-    from ..evaluation import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
-    from ..metrics import SelectionMetrics
+    from noisegate.pipeline.inspect.evaluate import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
+    from noisegate.pipeline.inspect.metrics import SelectionMetrics
 
 __all__ = ["print_evaluation", "print_label_evaluation", "print_neighbourhood_evaluation", "register"]
 
@@ -41,11 +41,11 @@ def evaluate(
 
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
-    from ..errors import ConfigError
-    from ..evaluation import decided_by_neighbourhood, evaluate_labels, evaluate_neighbourhood
-    from ..evaluation import evaluate as judge
-    from ..table import RunFolder
-    from ..truth import wrong_part
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.inspect.evaluate import decided_by_neighbourhood, evaluate_labels, evaluate_neighbourhood
+    from noisegate.pipeline.inspect.evaluate import evaluate as judge
+    from noisegate.pipeline.inspect.truth import wrong_part
+    from noisegate.pipeline.runs.table import RunFolder
 
     if what not in (None, "pairs", "labels"):
         raise ConfigError(f"what {what!r} is unknown; use pairs or labels")

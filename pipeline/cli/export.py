@@ -9,7 +9,7 @@ from .options import Folder
 from .output import JsonOption, Output, percent
 
 if TYPE_CHECKING:
-    from ..export import Exported
+    from noisegate.pipeline.export import Exported
 
 __all__ = ["register"]
 
@@ -68,8 +68,8 @@ def export(
     A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
     and + - * / %. Text stands in quotes; 'word' in flags looks into the flags; what is null never holds.
     """
-    from ..export import export as run
-    from ..export.shards import added_columns
+    from noisegate.pipeline.export import export as run
+    from noisegate.pipeline.export.shards import added_columns
 
     output = Output(as_json)
     done = run(

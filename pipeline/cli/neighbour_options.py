@@ -9,7 +9,7 @@ import typer
 from .engine_options import asks_for_ray
 
 if TYPE_CHECKING:
-    from ..neighbour_search import NeighbourSearch
+    from noisegate.pipeline.neighbours import NeighbourSearch
 
 __all__ = ["Address", "Engine", "NeighbourIndex", "NeighbourMemory", "NeighbourWorkers", "neighbour_search"]
 
@@ -54,8 +54,8 @@ def neighbour_search(
     engine: str, address: str | None, memory: str | None, index: Any, workers: int
 ) -> "Iterator[NeighbourSearch]":
     """The search these options ask for; what it starts ends with it."""
-    from ..errors import ConfigError
-    from ..neighbour_search import NeighbourSearch, on_processes, on_ray, read_size
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.neighbours import NeighbourSearch, on_processes, on_ray, read_size
 
     ray = asks_for_ray(engine, {"address": address})
     if workers != 1 and ray:

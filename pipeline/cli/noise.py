@@ -9,8 +9,8 @@ from .options import Seed, Shards
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
-    from ..noise.label_shards import LabelNoiseReport
-    from ..noise.shards import NoiseReport
+    from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport
+    from noisegate.pipeline.datasets.noise.shards import NoiseReport
 
 __all__ = ["register"]
 
@@ -146,12 +146,12 @@ def noise(
     `noisegate evaluate` reads either. Every protocol has an id with all its settings, so that two figures can be
     compared: the same id on the same shards is the same noise.
     """
-    from ..errors import ConfigError
-    from ..noise.label_shards import noise_labels
-    from ..noise.protocols import check_options, find_protocol
-    from ..noise.shards import noise_captions
-    from ..out_folder import remove_half_written
-    from ..workers import default_workers
+    from noisegate.pipeline.datasets.noise.label_shards import noise_labels
+    from noisegate.pipeline.datasets.noise.protocols import check_options, find_protocol
+    from noisegate.pipeline.datasets.noise.shards import noise_captions
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.runs.output_folder import remove_half_written
+    from noisegate.pipeline.shards.workers import default_workers
 
     options: dict[str, Any] = {"classes": classes, "inclusive": inclusive, "class_map": class_map, "features": features}
     options |= {"temperature": temperature, "posteriors": posteriors, "kind": kind, "factor": factor}

@@ -104,7 +104,7 @@ def program(*arguments: str) -> str:
     script = Path(sys.argv[0])
     by_name = shutil.which(script.name)
     if script.name == "__main__.py":
-        start = [sys.executable, "-m", "pipeline.cli"]
+        start = [sys.executable, "-m", "noisegate"]
     elif len(script.parts) == 1 or (by_name and script.exists() and Path(by_name).samefile(script)):
         start = [script.name]
     else:

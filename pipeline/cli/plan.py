@@ -10,8 +10,8 @@ from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards,
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
-    from ..plan.estimate import Estimate
-    from ..plan.predict import Plan
+    from noisegate.pipeline.tools.plan.estimate import Estimate
+    from noisegate.pipeline.tools.plan.predict import Plan
 
 __all__ = ["register"]
 
@@ -56,10 +56,10 @@ def plan(
     Reads some samples of at most eight shards and writes nothing. Says which stage is the limit and which flag would help;
     everything that is assumed is printed.
     """
-    from ..estimators import ModelSpec
-    from ..plan import plan as make
-    from ..shards import find_shards
-    from ..workers import DecodeOptions
+    from noisegate.pipeline.estimators import ModelSpec
+    from noisegate.pipeline.shards.locate import find_shards
+    from noisegate.pipeline.shards.workers import DecodeOptions
+    from noisegate.pipeline.tools.plan import plan as make
 
     output = Output(as_json)
     options = DecodeOptions(tasks=tuple(t.strip() for t in task.split(",") if t.strip()), text_field=text_field)
@@ -87,7 +87,7 @@ def _prices(given: list[str]) -> dict[str, float]:
     >>> _prices(["1.20", "A100=1.80"])
     {'here': 1.2, 'A100': 1.8}
     """
-    from ..errors import ConfigError
+    from noisegate.pipeline.errors import ConfigError
 
     found = {}
     for one in given:

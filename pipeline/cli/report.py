@@ -34,7 +34,7 @@ def report(
 
     The file holds all it needs, works without a network, and reads only the shards whose samples it shows.
     """
-    from ..report import write_report
+    from noisegate.pipeline.inspect.report import write_report
 
     output = Output(as_json)
     made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)

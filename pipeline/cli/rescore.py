@@ -12,7 +12,7 @@ from .options import Seed
 from .output import JsonOption, Output
 
 if TYPE_CHECKING:
-    from ..anchors import Anchors
+    from noisegate.pipeline.labels.anchors import Anchors
 
 __all__ = ["register"]
 
@@ -81,11 +81,11 @@ def rescore(
     The columns of --with depend on who shares a batch: means over five seeded permutations in batches of 128, with their
     spread. gsl is a reconstruction from its paper's supplement and reading notes.
     """
-    from ..errors import ConfigError
-    from ..one_step.scoring import OneStep
-    from ..rescore import refuse_unused_beta
-    from ..rescore import rescore as run
-    from ..scoring import ScoreSettings
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.methods.columns import OneStep
+    from noisegate.pipeline.rescore import refuse_unused_beta
+    from noisegate.pipeline.rescore import rescore as run
+    from noisegate.pipeline.score_run import ScoreSettings
 
     def settings(recorded: Mapping[str, Any]) -> ScoreSettings:
         wanted = ScoreSettings(
@@ -159,10 +159,10 @@ def score_embeddings(
 
     Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
     """
-    from ..arrays import find_parts, open_array
-    from ..errors import ConfigError
-    from ..rescore import score_embeddings as run
-    from ..scoring import ScoreSettings
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.rescore import score_embeddings as run
+    from noisegate.pipeline.runs.arrays import find_parts, open_array
+    from noisegate.pipeline.score_run import ScoreSettings
 
     if separate and neighbourhood is False:
         raise ConfigError("--separate-spaces leaves only neighbourhoods to compare; leave out --no-neighbourhood")
@@ -193,14 +193,14 @@ def score_embeddings(
 
 
 def _tasks(text: str) -> tuple[str, ...]:
-    from ..workers import DecodeOptions
+    from noisegate.pipeline.shards.workers import DecodeOptions
 
     return DecodeOptions(tasks=tuple(t.strip() for t in text.split(",") if t.strip())).tasks
 
 
 def _anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
-    from ..anchors import read_anchors
-    from ..errors import ConfigError
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.labels.anchors import read_anchors
 
     if vectors is None and labels is None:
         return None

@@ -32,10 +32,10 @@ def scenes(
 
     This is the data that the embedded model understands: a trial needs no download.
     """
-    from ..errors import ConfigError
-    from ..noise.shards import TRUTH_FILE
-    from ..out_folder import refuse_other_shards, remove_half_written, writing_to
-    from ..scenes import write_scenes
+    from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
+    from noisegate.pipeline.datasets.scenes import write_scenes
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.runs.output_folder import refuse_other_shards, remove_half_written, writing_to
 
     with writing_to(out):
         refuse_other_shards(out, {f"scenes-{part:06d}.tar" for part in range(shards)})

@@ -11,7 +11,7 @@ from .options import Folder
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
-    from ..show import Glance, Worst
+    from noisegate.pipeline.inspect.show import Glance, Worst
 
 __all__ = ["register"]
 
@@ -31,7 +31,7 @@ def show(
 
     [cyan]noisegate show tables --top 20[/]
     """
-    from ..show import glance
+    from noisegate.pipeline.inspect.show import glance
 
     output = _Quiet(as_json)
     found = glance(folder, top)
@@ -48,7 +48,7 @@ class _Quiet(Output):
 
 def print_glance(found: "Glance", output: Output) -> None:
     """Summary, histograms and lists, at most 80 columns wide where the terminal is."""
-    from ..show import draw_histogram
+    from noisegate.pipeline.inspect.show import draw_histogram
 
     print_summary(found.summary, output)
     width = min(WIDTH, output.console.width)

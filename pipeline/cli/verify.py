@@ -8,8 +8,8 @@ from .options import BatchSize, Device, Folder, Quiet, Seed
 from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
-    from ..progress import Progress
-    from ..verify import Verification
+    from noisegate.pipeline.inspect.verify.verify import Verification
+    from noisegate.pipeline.system.progress import Progress
 
 __all__ = ["register"]
 
@@ -62,11 +62,11 @@ def verify(
 
     Exit code 0: all is as recorded. 1: something differs. 2: there is no run, or a setting is wrong.
     """
-    from ..errors import ConfigError
-    from ..estimators import ModelSpec
-    from ..table import RunFolder
-    from ..verify import verify as check
-    from ..verify_rescore import dtype_of, no_frozen_model, recorded_model
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.estimators import ModelSpec
+    from noisegate.pipeline.inspect.verify.rescore import dtype_of, no_frozen_model, recorded_model
+    from noisegate.pipeline.inspect.verify.verify import verify as check
+    from noisegate.pipeline.runs.table import RunFolder
 
     if pretrained is not None and model is None:
         raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out")
@@ -97,7 +97,7 @@ def verify(
 
 def _progress(quiet: bool) -> "Progress":
     """As in annotate, in other words."""
-    from ..progress import Lines, progress_for
+    from noisegate.pipeline.system.progress import Lines, progress_for
 
     class Reading(Lines):
         def start(self, todo: int, size: int, done: int) -> None:

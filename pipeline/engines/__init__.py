@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..anchors import Anchors
-    from ..beta import Beta
-    from ..classes import ClassSet
-    from ..estimators.base import Identity
-    from ..neighbour_search.plan import Task
-    from ..shard_task import ShardTask
-    from ..shards import Shard
-    from .tally import Tally
+    from noisegate.pipeline.estimators.base import Identity
+    from noisegate.pipeline.labels.anchors import Anchors
+    from noisegate.pipeline.labels.classes import ClassSet
+    from noisegate.pipeline.neighbours.plan import Task
+    from noisegate.pipeline.pairs.beta import Beta
+    from noisegate.pipeline.shards.locate import Shard
+
+    from .progress_totals import Tally
+    from .shard_task import ShardTask
 
 __all__ = ["Engine", "EngineSettings"]
 

@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from ..errors import ConfigError
-from ..estimators import ModelSpec
-from ..processors import processors
-from .far_end import Message, Reply, serve
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.system.processors import processors
+
 from .fleet import Fleet, Link, Lost
+from .worker_protocol import Message, Reply, serve
 
 __all__ = ["Devices"]
 

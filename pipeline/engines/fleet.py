@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-from ..anchors import Anchors
-from ..beta import Beta
-from ..classes import ClassSet
-from ..errors import MismatchError, NoisegateError
-from ..estimators.base import Identity
-from ..neighbour_search import RunTasks, one_by_one
-from ..neighbour_search.plan import Task
-from ..shard_task import ShardTask, Unreadable, Written
-from ..shards import Shard
-from .far_end import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
-from .tally import Tally
+from noisegate.pipeline.errors import MismatchError, NoisegateError
+from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.neighbours import RunTasks, one_by_one
+from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.shards.locate import Shard
+
+from .progress_totals import Tally
+from .shard_task import ShardTask, Unreadable, Written
+from .worker_protocol import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
 
 __all__ = ["Fleet", "Link", "Lost", "Transport"]
 

@@ -5,16 +5,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..anchors import Anchors, embed_anchors
-from ..beta import Beta, beta_of_random_inputs
-from ..classes import ClassSet
-from ..estimators import as_estimator
-from ..estimators.base import Estimator, Identity
-from ..neighbour_search import one_by_one
-from ..neighbour_search.plan import Task
-from ..shard_task import ShardTask, encode_shards
-from ..shards import Shard
-from .tally import Tally
+from noisegate.pipeline.estimators import as_estimator
+from noisegate.pipeline.estimators.base import Estimator, Identity
+from noisegate.pipeline.labels.anchors import Anchors, embed_anchors
+from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.neighbours import one_by_one
+from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
+from noisegate.pipeline.shards.locate import Shard
+
+from .progress_totals import Tally
+from .shard_task import ShardTask, encode_shards
 
 __all__ = ["Local", "LocalEngine"]
 

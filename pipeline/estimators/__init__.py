@@ -55,7 +55,7 @@ def load_estimator(
     other scores, and so another identity. With `compile` the vision tower of an open_clip model is compiled by torch, and used
     where it agrees and is faster: the estimator's `notes` say. Raises ConfigError, which says what would work.
     """
-    from ..errors import ConfigError
+    from noisegate.pipeline.errors import ConfigError
 
     if batch_size is not None and batch_size < 1:
         raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64")
@@ -85,7 +85,7 @@ def load_estimator(
 
 def as_estimator(given: Any) -> Estimator:
     """The estimator itself, what a function makes, or an object of a user's own, wrapped as `python:` wraps it."""
-    from ..errors import ConfigError
+    from noisegate.pipeline.errors import ConfigError
 
     if isinstance(given, type) or not hasattr(given, "encode_images"):
         if not callable(given):

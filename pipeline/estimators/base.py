@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 __all__ = ["Estimator", "Identity", "array_digest", "normalise", "paired_cosines"]
 

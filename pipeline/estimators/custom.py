@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..decode import DECODER
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import DECODER
+
 from .base import Identity, Pixels
 
 __all__ = ["CustomEstimator", "random_texts"]

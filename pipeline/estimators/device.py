@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError
-from ..malloc import reuse_memory
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.malloc import reuse_memory
 
 __all__ = ["Device"]
 

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..decode import DECODER, DRAFT_DECODER
-from ..errors import ConfigError
-from ..preprocess import Preprocess
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
+from noisegate.pipeline.shards.preprocess import Preprocess
+
 from .base import Identity, Pixels, array_digest
 from .compiled import Compiler, Trial, probe_batches, tolerance_for, torch_compile
 from .device import Device

@@ -3,11 +3,11 @@
 import difflib
 from pathlib import Path
 
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 __all__ = ["EMBEDDED", "check_name", "needs_hub", "open_clip_source", "random_seed", "short_name"]
 
-EMBEDDED = Path(__file__).resolve().parent.parent / "embedded"
+EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a folder
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from ..errors import ConfigError
-from ..table import write_atomically
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.table import write_atomically
+
 from .openclip import OpenClipEstimator
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "save_local_dir"]

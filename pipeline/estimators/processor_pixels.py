@@ -6,7 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
+
 from .base import Pixels
 
 __all__ = ["ProcessorPixels"]

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors import SafetensorError
 
-from ..decode import DECODER, DRAFT_DECODER
-from ..errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
+
 from .base import Identity, Pixels, array_digest, normalise
 from .device import Device
 from .hub import hub_or_cache

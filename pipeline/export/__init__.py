@@ -7,9 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, did_you_mean
-from ..where import Where, parse_where
-from .place import RECORD, check_place, whole_file, whole_folder
+from noisegate.pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.runs.where import Where, parse_where
+
+from .output import RECORD, check_place, whole_file, whole_folder
 from .source import Source
 
 __all__ = ["KINDS", "Exported", "export"]

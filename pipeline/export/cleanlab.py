@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ..errors import ConfigError, TableError
-from .place import whole_file
+from noisegate.pipeline.errors import ConfigError, TableError
+
+from .output import whole_file
 from .source import Part, Source
 
 __all__ = ["FRAME", "write_issues"]

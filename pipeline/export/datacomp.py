@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
-from ..read import RawSample
-from .place import whole_file
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.read import RawSample
+
+from .output import whole_file
 from .source import Part, Source
 
 __all__ = ["UID", "uid_array", "write_uids"]

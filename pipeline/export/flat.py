@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ..decode import BadSample, Limits, decode_text
-from ..errors import ConfigError
-from ..read import RawSample
-from .place import whole_file
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.shards.read import RawSample
+
+from .output import whole_file
 from .source import CAPTION, Source, plain_type
 
 __all__ = ["caption_of", "json_values", "write_flat", "write_keys"]

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..read import IMAGE_PARTS, RawSample
+from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample
+
 from .flat import caption_of
-from .place import whole_file
+from .output import whole_file
 from .source import CAPTION, Part, Source, plain_type
 
 __all__ = ["write_dataset"]

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import ConfigError
-from ..read import RawSample
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.read import RawSample
+
 from .flat import json_values
-from .place import whole_file
+from .output import whole_file
 from .source import CAPTION, Part, Source
 
 __all__ = ["added_columns", "write_shards"]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, MismatchError, TableError
-from ..read import RawSample, ShardReader
-from ..shards import Shard
-from ..table import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
-from ..where import Where
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.runs.where import Where
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import RawSample, ShardReader
 
 __all__ = ["Part", "Source", "plain_type"]
 

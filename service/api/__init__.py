@@ -1,1 +1,1 @@
-"""One module for each group of routes; `service.app` includes their routers."""
+"""One module for each group of routes; `noisegate.service.app` includes their routers."""

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from ..state import service_of
+from .state import service_of
 
 __all__ = ["router"]
 

@@ -9,16 +9,16 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from pipeline.errors import ConfigError
-from pipeline.scoring import ScoreSettings
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.score_run import ScoreSettings
+from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.service.errors import ApiError, InvalidRequest
+from noisegate.service.jobs.runner import JobEvent, JobRunner
+from noisegate.service.jobs.setup import job_classes
+from noisegate.service.jobs.store import Job
 
-from ..errors import ApiError, InvalidRequest
-from ..jobs.runner import JobEvent, JobRunner
-from ..jobs.setup import job_classes
-from ..jobs.store import Job
-from ..schemas import Problem
-from ..state import Service, service_of
+from .schemas import Problem
+from .state import Service, service_of
 
 __all__ = ["JobAnswer", "JobList", "JobRequest", "router"]
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from ..errors import ApiError
+from noisegate.service.errors import ApiError
 
 __all__ = ["router"]
 
@@ -32,7 +32,7 @@ class _File:
 
 def _load() -> dict[str, _File]:
     found = {}
-    for file in (files("service") / "static").iterdir():
+    for file in (files("noisegate.service") / "static").iterdir():
         kind = _TYPES.get(file.name.rpartition(".")[2])
         if kind:
             data = file.read_bytes()

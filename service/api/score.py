@@ -9,15 +9,16 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from ..against import FinishedRun
-from ..bodies import Asked, read_score
-from ..class_sets import RegisteredClasses
-from ..fetcher import with_pictures
-from ..items import Embedded
-from ..judging import Judged
-from ..schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
-from ..state import Service, service_of
-from ..waiting import while_connected
+from noisegate.service.engine.items import Embedded
+from noisegate.service.guards.fetcher import with_pictures
+from noisegate.service.runs.against import FinishedRun
+from noisegate.service.runs.class_sets import RegisteredClasses
+from noisegate.service.runs.judging import Judged
+
+from .bodies import Asked, read_score
+from .schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
+from .state import Service, service_of
+from .waiting import while_connected
 
 __all__ = ["router"]
 

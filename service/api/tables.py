@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal, get_args
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from pipeline.errors import ConfigError, ShardError, TableError
-from pipeline.report.lens import Lens
+from noisegate.pipeline.errors import ConfigError, ShardError, TableError
+from noisegate.pipeline.inspect.report.lens import Lens
+from noisegate.service.errors import ApiError
+from noisegate.service.runs.browse import Browser
+from noisegate.service.runs.shard_samples import NoPicture, SampleGone
+from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
 
-from ..browse import Browser
-from ..errors import ApiError
-from ..schemas import Problem
-from ..shard_samples import NoPicture, SampleGone
-from ..state import service_of
-from ..tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
+from .schemas import Problem
+from .state import service_of
 
 __all__ = ["router"]
 

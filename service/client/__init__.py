@@ -1,6 +1,6 @@
 """Scores from a running service, from Python.
 
-    from service.client import Client
+    from noisegate.service.client import Client
 
     with Client("http://127.0.0.1:8765") as client:
         for score in client.score([("cat.jpg", "a cat on a mat"), (pixels, "a dog")]):

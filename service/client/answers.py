@@ -8,7 +8,7 @@ from typing import Any, TypedDict, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import NoisegateError
+from noisegate.pipeline.errors import NoisegateError
 
 __all__ = [
     "Embedding",

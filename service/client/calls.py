@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import httpx
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .pairs import Batch, Sizes
 from .retry import Flow, Retry, ask

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .answers import Score
 

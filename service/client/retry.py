@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .answers import ServiceError, as_object
 

@@ -8,10 +8,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from pipeline.errors import ConfigError
-from pipeline.shards import braces, find_shards
-
-from ..errors import ApiError
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.locate import braces, find_shards
+from noisegate.service.errors import ApiError
 
 __all__ = ["Roots"]
 

@@ -1,6 +1,6 @@
 """The process of one job: it runs `annotate`, reports in JSON lines, and ends as soon as its server is gone.
 
-`python -m service.jobs.process` reads one line of JSON from standard input, a `Task`, and then only waits for the end
+`python -m noisegate.service.jobs.process` reads one line of JSON from standard input, a `Task`, and then only waits for the end
 of that input: a server that dies, however it dies, closes it. Reports go to standard output; whatever a model prints
 goes to standard error instead.
 """
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.classes import ClassSet
-from pipeline.errors import LockedError, NoisegateError
-from pipeline.estimators import ModelSpec
-from pipeline.progress import Silent
+from noisegate.pipeline.errors import LockedError, NoisegateError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.system.progress import Silent
 
 __all__ = ["Reports", "Task", "command", "main"]
 
@@ -50,7 +50,7 @@ class Task:
 
 def command() -> list[str]:
     """What starts the process."""
-    return [sys.executable, "-m", "service.jobs.process"]
+    return [sys.executable, "-m", "noisegate.service.jobs.process"]
 
 
 class Reports(Silent):
@@ -91,8 +91,8 @@ class Reports(Silent):
 
 def annotate(task: Mapping[str, Any], reports: Reports) -> dict[str, Any]:
     """Run the job; its summary as JSON values. Waits a moment for a process that still holds the folder."""
-    from pipeline.job import annotate as run
-    from pipeline.workers import DecodeOptions
+    from noisegate.pipeline.annotate import annotate as run
+    from noisegate.pipeline.shards.workers import DecodeOptions
 
     classes = task["classes"]
     began = time.monotonic()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.classes import ClassSet
-from pipeline.estimators import ModelSpec
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.service.errors import ApiError
 
-from ..errors import ApiError
 from .paths import Roots
 from .process import Task
 from .reports import advanced, differences, noted

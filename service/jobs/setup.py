@@ -4,13 +4,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from pipeline.classes import BUILT_IN, ClassSet, load_classes
-from pipeline.errors import ConfigError, LockedError
-from pipeline.estimators import ModelSpec
-from pipeline.lock import folder_lock
+from noisegate.pipeline.errors import ConfigError, LockedError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes
+from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.service.runs.class_sets import ClassSets
+from noisegate.service.settings import Settings
 
-from ..class_sets import ClassSets
-from ..settings import Settings
 from .paths import Roots
 from .runner import JobRunner
 from .store import JobStore

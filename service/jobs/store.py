@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError
-
-from ..errors import Unavailable
+from noisegate.pipeline.errors import ConfigError
+from noisegate.service.errors import Unavailable
 
 __all__ = ["ENDED", "STATES", "Job", "JobProgress", "JobStore", "NoRecord", "Note", "State"]
 

@@ -11,8 +11,8 @@ import yaml
 from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.app import create_app
-from service.settings import Settings, load_settings
+from noisegate.service.app import create_app
+from noisegate.service.settings import Settings, load_settings
 from tests.service.fakes import FakeEngine
 
 ROOT = Path(__file__).resolve().parents[2]

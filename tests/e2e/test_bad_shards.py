@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from pipeline import read_table
-from tests.commands import FAKE, called, noisegate
+from noisegate import read_table
+from tests.commands import FAKE, called, run_noisegate
 from tests.fakes import pairs, picture, tar_bytes, write_tar
 
 RED = (222, 36, 36)
@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def summary(folder: Path) -> dict[str, Any]:
-    done = noisegate(
+    done = run_noisegate(
         "annotate", folder, "--out", folder / "out", *FAKE, "--beta", "fixed:0.4", "--workers", "1", "--json"
     )
     assert done.returncode == 0, done.stderr

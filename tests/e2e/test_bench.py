@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from noisegate import METHODS
 from tests.commands import called
-from trainers import METHODS
 
 
 def test_every_method_is_compared_in_minutes(tmp_path: Path) -> None:

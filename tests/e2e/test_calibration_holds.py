@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.calibration import PairCalibration
-from pipeline.embeddings import read_embeddings
-from pipeline.table import RunFolder, read_metadata
+from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from tests.embeddings import Rows, scored
 
 COPIES = (10, 40)  # of each scene, blurred in its own way; more to check with, so that chance decides little

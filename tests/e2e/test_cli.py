@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import pipeline
-from pipeline.cli import app
-from pipeline.cli.output import why
-from tests.commands import FAKE, called, noisegate
+import noisegate
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.output import why
+from tests.commands import FAKE, called, run_noisegate
 from tests.fakes import pairs, picture, write_tar
 
 COMMANDS = sorted(command.name or "" for command in app.registered_commands)
@@ -65,7 +65,7 @@ def test_help_flows_to_the_terminals_width() -> None:
 def test_help_does_not_import_what_is_heavy(flag: str) -> None:
     program = (
         f"import sys; sys.argv = ['noisegate', {flag!r}]\n"
-        "from pipeline.cli import main\n"
+        "from noisegate.pipeline.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
         "heavy = {'torch', 'pyarrow', 'sklearn', 'open_clip', 'transformers', 'numpy', 'PIL', 'faiss'} & set(sys.modules)\n"
@@ -101,7 +101,7 @@ def test_json_is_one_object_and_nothing_else(work: Path) -> None:
 
 
 def test_the_real_command_prints_one_object_too(work: Path) -> None:
-    done = noisegate("evaluate", "tables", "--json", cwd=work)
+    done = run_noisegate("evaluate", "tables", "--json", cwd=work)
     assert (done.returncode, done.stdout.count("\n")) == (0, 1)
     assert json.loads(done.stdout)["samples"] == 40
 
@@ -267,17 +267,17 @@ def test_scenes_do_not_go_over_shards_with_known_noise(work: Path) -> None:
 def test_exported_names() -> None:
     """The public names; a script of a user's may rely on each."""
     expected = {"load_estimator", "estimate_beta", "osa_weight", "annotate", "read_table"}
-    assert expected <= set(pipeline.__all__)
-    assert sorted(pipeline.__all__) == list(pipeline.__all__)
-    for name in pipeline.__all__:
-        assert getattr(pipeline, name).__doc__, name
-    assert set(dir(pipeline)) == set(pipeline.__all__)
+    assert expected <= set(noisegate.__all__)
+    assert len(set(noisegate.__all__)) == len(noisegate.__all__)
+    for name in noisegate.__all__:
+        assert getattr(noisegate, name).__doc__, name
+    assert set(dir(noisegate)) == set(noisegate.__all__)
     with pytest.raises(AttributeError, match="no attribute 'anotate'"):
-        pipeline.anotate  # noqa: B018
+        noisegate.anotate  # noqa: B018
 
 
 def test_importing_the_package_is_light() -> None:
     names = ", ".join(("load_estimator", "osa_weight"))
-    program = f"from pipeline import {names}; import sys; print({{'torch', 'pyarrow', 'sklearn'}} & set(sys.modules))"
+    program = f"from noisegate import {names}; import sys; print({{'torch', 'pyarrow', 'sklearn'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "set()"

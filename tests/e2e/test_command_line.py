@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli import app
-from pipeline.cli.look import GROUPS
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.help_layout import GROUPS
 from tests.commands import FAKE, called, command
 from tests.fakes import pairs, picture, write_tar
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline import read_table
+from noisegate import read_table
 from tests.commands import called
 from tests.jobs import score
 
@@ -53,21 +53,26 @@ def test_an_estimator(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_score(shards: Path, tmp_path: Path) -> None:
     """The page's three changes made to a copy of the package, which is then used."""
     function, columns, register, test = blocks("score.md")
-    package = tmp_path / "pipeline"
-    shutil.copytree(ROOT / "pipeline", package, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
-    (package / "one_step" / "rank.py").write_text(function, encoding="utf-8")
-    (tmp_path / "test_rank.py").write_text(f"from pipeline.one_step.rank import np, rank_columns\n\n\n{test}", "utf-8")
-    put_after(package / "method_columns.py", r"METHOD_COLUMNS: .* = {\n", columns)
+    shutil.copytree(ROOT / "noisegate", tmp_path / "noisegate", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("pipeline", "service", "trainers"):
+        unwanted = shutil.ignore_patterns("__pycache__", "*.safetensors")
+        shutil.copytree(ROOT / folder, tmp_path / "noisegate" / folder, ignore=unwanted)
+    package = tmp_path / "noisegate" / "pipeline"
+    (package / "methods" / "rank.py").write_text(function, encoding="utf-8")
+    (tmp_path / "test_rank.py").write_text(
+        f"from noisegate.pipeline.methods.rank import np, rank_columns\n\n\n{test}", "utf-8"
+    )
+    put_after(package / "runs" / "method_columns.py", r"METHOD_COLUMNS: .* = {\n", columns)
     imported, entry = register.split("\n", 1)
-    put_after(package / "one_step" / "scoring.py", r"METHODS: .* = {\n", entry)
-    put_after(package / "one_step" / "scoring.py", r"from pipeline\.one_step\.lnc .*\n", f"{imported}\n")
+    put_after(package / "methods" / "columns.py", r"METHODS: .* = {\n", entry)
+    put_after(package / "methods" / "columns.py", r"from \.lnc .*\n", f"{imported}\n")
     score(shards, tmp_path / "tables")
 
     program = f"""
 import doctest
-from pipeline import read_table
-from pipeline.cli import app
-from pipeline.one_step import rank
+from noisegate import read_table
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.methods import rank
 import test_rank
 assert doctest.testmod(rank) == (0, 1)
 test_rank.test_rank_share_is_that_of_a_plain_loop()

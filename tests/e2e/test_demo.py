@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.demo import SEED, wrong_captions
-from pipeline.cli.output import program
-from pipeline.noise.shards import noise_captions
-from pipeline.scenes import write_scenes
+from noisegate.pipeline.cli.demo import SEED, wrong_captions
+from noisegate.pipeline.cli.output import program
+from noisegate.pipeline.datasets.noise.shards import noise_captions
+from noisegate.pipeline.datasets.scenes import write_scenes
 from tests.commands import called
 
 
@@ -76,8 +76,8 @@ def test_commands_are_shown_as_they_can_be_typed(monkeypatch: pytest.MonkeyPatch
     assert program("calibrate", "a b/*.tar") == "bin/noisegate calibrate 'a b/*.tar'"
     monkeypatch.setenv("PATH", str(script.parent))
     assert program("show") == "noisegate show"
-    monkeypatch.setattr(sys, "argv", ["pipeline/cli/__main__.py", "demo"])
-    assert program("show").endswith(" -m pipeline.cli show")
+    monkeypatch.setattr(sys, "argv", ["noisegate/__main__.py", "demo"])
+    assert program("show").endswith(" -m noisegate show")
 
 
 def test_a_demo_that_was_cut_off_draws_again(tmp_path: Path) -> None:

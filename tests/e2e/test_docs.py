@@ -27,10 +27,10 @@ from docs.programs.command_reference import command_page
 from docs.programs.http_reference import http_page
 from docs.programs.pictures import FOLDER, draw_pictures
 from docs.programs.table_reference import table_page
-from pipeline.cli import app
-from pipeline.table import ALL_COLUMNS
-from service.app import create_app
-from service.settings import load_settings
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.runs.table import ALL_COLUMNS
+from noisegate.service.app import create_app
+from noisegate.service.settings import load_settings
 from tests.commands import FAKE, called
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
@@ -236,7 +236,7 @@ def test_what_a_page_shows_works(name: str, place: Path, service: str, monkeypat
 def _small_target(folder: Path) -> None:
     import torch
 
-    from trainers.targets import build_target, resolve_target
+    from noisegate.trainers.targets import build_target, resolve_target
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

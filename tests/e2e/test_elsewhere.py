@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 
-from pipeline import read_table
+from noisegate import read_table
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
 

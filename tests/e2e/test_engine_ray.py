@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import ray
 
-from pipeline.decode import Limits
-from pipeline.engines.on_ray import SLOW_START, Ray
-from pipeline.errors import ConfigError
-from pipeline.neighbour_search import search
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.engines.ray_workers import SLOW_START, Ray
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.neighbours import search
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import ROOT, called
 from tests.fakes import ColourModel, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps
@@ -159,7 +159,7 @@ def test_without_ray_the_command_to_get_it_is_said(monkeypatch: pytest.MonkeyPat
 
 
 def test_ray_is_not_imported_by_those_who_do_not_ask_for_it() -> None:
-    code = "import sys, pipeline.job, pipeline.engines.on_ray; sys.exit('ray' in sys.modules)"
+    code = "import sys, noisegate.pipeline.annotate, noisegate.pipeline.engines.ray_workers; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.scenes import write_scenes
-from tests.commands import FAKE, command, noisegate
+from noisegate.pipeline.datasets.scenes import write_scenes
+from tests.commands import FAKE, command, run_noisegate
 from tests.fakes import pairs, write_tar
 from tests.jobs import files_of
 
@@ -29,7 +29,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    done = noisegate("annotate", shards, "--out", out, *FAKE, "--workers", "0")
+    done = run_noisegate("annotate", shards, "--out", out, *FAKE, "--workers", "0")
     assert done.returncode == 0, done.stderr
     return files_of(out)
 
@@ -96,7 +96,7 @@ def test_ten_kills_change_nothing(shards: Path, undisturbed: dict[str, bytes], t
     assert codes == [-signal.SIGKILL] * 10
     assert min(steps) < SHARDS  # while encoding
     assert any(SHARDS < step < 2 * SHARDS for step in steps)  # while scoring
-    done = noisegate("annotate", shards, "--out", out, *FAKE, "--workers", "0")
+    done = run_noisegate("annotate", shards, "--out", out, *FAKE, "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert files_of(out) == undisturbed
 
@@ -152,7 +152,7 @@ def test_ctrl_c_says_how_to_go_on(shards: Path, undisturbed: dict[str, bytes], t
     assert "stopped: run the same command again, without --overwrite, and it goes on" in said
     assert "Traceback" not in said
     assert 2 <= len(list(out.glob("*.parquet"))) < SHARDS
-    done = noisegate(*arguments)
+    done = run_noisegate(*arguments)
     assert done.returncode == 0, done.stderr
     assert files_of(out) == undisturbed
 
@@ -166,7 +166,7 @@ def test_a_second_job_is_told_who_is_at_work(tmp_path: Path) -> None:
             pass
         first.send_signal(signal.SIGSTOP)  # holds the lock for as long as the second needs to ask for it
         try:
-            second = noisegate(*arguments)
+            second = run_noisegate(*arguments)
         finally:
             first.send_signal(signal.SIGCONT)
         assert first.wait(60) == 0

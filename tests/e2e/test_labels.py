@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import read_table
-from pipeline.anchors import Anchors
-from pipeline.embeddings import read_embeddings
-from pipeline.evaluation import LabelEvaluation, evaluate_labels
-from pipeline.noise.class_maps import load_class_map
-from pipeline.noise.labels import LabelNoise, asymmetric, instance_dependent, symmetric
-from pipeline.rescore import score_embeddings
-from pipeline.table import RunFolder
-from tests.commands import called, noisegate
+from noisegate import read_table
+from noisegate.pipeline.datasets.noise.class_maps import load_class_map
+from noisegate.pipeline.datasets.noise.labels import LabelNoise, asymmetric, instance_dependent, symmetric
+from noisegate.pipeline.inspect.evaluate import LabelEvaluation, evaluate_labels
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.rescore import score_embeddings
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder
+from tests.commands import called, run_noisegate
 from tests.embeddings import Labels, Rows, saved
 from tests.fakes import write_tar
 
@@ -46,7 +46,7 @@ def judged(labelled_run: Path, out: Path, true: Labels, noise: LabelNoise) -> tu
 
 
 def test_the_commands_find_and_mend_wrong_labels(labelled_run: Path) -> None:
-    done = noisegate("evaluate", "tables", "--what", "labels", "--json", cwd=labelled_run)
+    done = run_noisegate("evaluate", "tables", "--what", "labels", "--json", cwd=labelled_run)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["labels"]
     learned = json.loads((labelled_run / "summary.json").read_text())["labels"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from pipeline.cli import app
-from pipeline.table import COLUMNS
-from service.app import create_app
-from service.settings import load_settings
+from noisegate.pipeline.cli import app
+from noisegate.pipeline.runs.table import COLUMNS
+from noisegate.service.app import create_app
+from noisegate.service.settings import load_settings
 from tests.commands import FAKE, called
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine

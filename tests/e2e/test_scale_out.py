@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.nodes import Nodes
+from noisegate.pipeline.engines.nodes import Nodes
 from tests.commands import called, command
 from tests.e2e.test_kill import children_of, is_running
 from tests.fakes import pairs, write_tar

@@ -17,7 +17,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
-from pipeline.scenes import write_scenes
+from noisegate.pipeline.datasets.scenes import write_scenes
 from tests.commands import FAKE, command
 from tests.jobs import score
 

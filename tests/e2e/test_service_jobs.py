@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.commands import command, noisegate
+from tests.commands import command, run_noisegate
 from tests.fakes import pairs, write_tar
 from tests.jobs import files_of
 from tests.service.jobs.models import GATED
@@ -74,7 +74,9 @@ def test_killed_and_stopped_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: 
     gate = place / "gate"
     monkeypatch.setenv("GATE_FILE", str(gate))
     gate.touch()
-    plain = noisegate("annotate", *shards, "--out", place / "plain", "--model", GATED, "--beta", BETA, "--workers", "0")
+    plain = run_noisegate(
+        "annotate", *shards, "--out", place / "plain", "--model", GATED, "--beta", BETA, "--workers", "0"
+    )
     assert plain.returncode == 0, plain.stderr
     gate.unlink()
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from pipeline import read_table
-from service.auth import hash_key
+from noisegate import read_table
+from noisegate.service.guards.auth import hash_key
 from tests.commands import FAKE, called, command
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
 

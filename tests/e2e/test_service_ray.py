@@ -10,9 +10,9 @@ import time
 import httpx
 import pytest
 
-from pipeline.errors import ConfigError
-from service.ray_serve import check
-from service.settings import Settings
+from noisegate.pipeline.errors import ConfigError
+from noisegate.service.ray_serve import check
+from noisegate.service.settings import Settings
 from tests.commands import FAKE, command
 from tests.fakes import picture
 

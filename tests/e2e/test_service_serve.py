@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.auth import hash_key
-from tests.commands import noisegate
+from noisegate.service.guards.auth import hash_key
+from tests.commands import run_noisegate
 from tests.fakes import picture
 from tests.service.models import GATE
 from tests.service.process import Server, serve, until
@@ -176,10 +176,10 @@ def silent(server: Server, headers: dict[str, str]) -> int:
 def test_a_port_in_use_and_a_model_that_is_not_there_are_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = noisegate("serve", "--port", port, cwd=tmp_path)
+        done = run_noisegate("serve", "--port", port, cwd=tmp_path)
     assert done.returncode == 2
     assert f"port {port} cannot be used: Address already in use; try --port {port + 1}" in done.stderr
-    absent = noisegate("serve", "--port", 0, "--model", "python:tests.service.models:Absent", cwd=tmp_path)
+    absent = run_noisegate("serve", "--port", 0, "--model", "python:tests.service.models:Absent", cwd=tmp_path)
     assert absent.returncode == 2
     assert "has no 'Absent'" in absent.stderr
     assert "Traceback" not in absent.stderr + done.stderr

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pipeline", "service", "trainers")
+FOLDERS = ("noisegate", "pipeline", "service", "trainers")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     """Built from a copy of the sources, so that nothing of an earlier build gets in."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in PACKAGES:
+    for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
@@ -38,20 +38,19 @@ def test_it_is_small(wheel: zipfile.ZipFile) -> None:
 def test_every_file_of_the_packages_is_in_it(wheel: zipfile.ZipFile) -> None:
     """Code, types, presets, the page, the report's template and the embedded model."""
     wanted = {
-        str(path.relative_to(ROOT))
-        for name in PACKAGES
+        str(Path("noisegate") / path.relative_to(ROOT / "noisegate" if name == "noisegate" else ROOT))
+        for name in FOLDERS
         for path in (ROOT / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == wanted
-    for name in PACKAGES:
-        assert f"{name}/py.typed" in inside
     assert {
-        "pipeline/embedded/open_clip_model.safetensors",
-        "pipeline/report/template.html",
-        "service/static/index.html",
-        "trainers/presets/scenes-retrieval.yaml",
+        "noisegate/py.typed",
+        "noisegate/pipeline/estimators/embedded/open_clip_model.safetensors",
+        "noisegate/pipeline/inspect/report/template.html",
+        "noisegate/service/static/index.html",
+        "noisegate/trainers/bench/presets/scenes-retrieval.yaml",
     } <= inside
 
 
@@ -63,4 +62,4 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     assert set(metadata.get_all("Provides-Extra") or ()) >= {"service", "trainers", "ray", "hf", "gpu", "s3", "gs"}
     assert "# noisegate" in metadata.get_payload()
     points = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert "noisegate = pipeline.cli:main" in points
+    assert "noisegate = noisegate.pipeline.cli:main" in points

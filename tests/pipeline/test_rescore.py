@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import read_table
-from pipeline.anchors import Anchors
-from pipeline.classes import ClassSet
-from pipeline.embeddings import write_embeddings
-from pipeline.errors import ConfigError, LockedError, NoisegateError, TableError
-from pipeline.lock import folder_lock
-from pipeline.rescore import rescore, score_embeddings
-from pipeline.scoring import ScoreSettings
-from pipeline.table import RunFolder, read_metadata, temporary_name
-from pipeline.workers import DecodeOptions
+from noisegate import read_table
+from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError, TableError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.rescore import rescore, score_embeddings
+from noisegate.pipeline.runs.embeddings import write_embeddings
+from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, temporary_name
+from noisegate.pipeline.score_run import ScoreSettings
+from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import ROOT, called
 from tests.embeddings import captions, clusters, saved, scored, split, tables_of
 from tests.fakes import picture, write_tar
@@ -351,7 +351,7 @@ def test_a_folder_of_annotate_is_not_taken_for_an_unfinished_one(shards: Path, t
 KILLED = """
 import os, signal, sys
 import numpy as np
-from pipeline.rescore import score_embeddings
+from noisegate.pipeline.rescore import score_embeddings
 score_embeddings(sys.argv[1], sys.argv[2], labels=np.load(sys.argv[3]),
                  note=lambda text: os.kill(os.getpid(), signal.SIGKILL))
 """

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import read_table
-from pipeline.beta import Beta
-from pipeline.calibration import calibrate_pairs
-from pipeline.cli.annotate import print_summary
-from pipeline.cli.output import Output
-from pipeline.summary import Summary
+from noisegate import read_table
+from noisegate.pipeline.cli.annotate import print_summary
+from noisegate.pipeline.cli.output import Output
+from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.calibration import calibrate_pairs
+from noisegate.pipeline.summary import Summary
 from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)

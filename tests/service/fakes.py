@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.decode import BadSample, Limits, decode_image, decode_text
-from pipeline.estimators.base import Identity, normalise
-from service.items import Embedded, Item
+from noisegate.pipeline.estimators.base import Identity, normalise
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_text
+from noisegate.service.engine.items import Embedded, Item
 from tests.fakes import ColourModel, estimator
 
 

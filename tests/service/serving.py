@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import httpx
 from fastapi import FastAPI
 
-from pipeline.beta import Beta
-from service.app import create_app
-from service.items import Engine
-from service.settings import Settings, load_settings
-from service.state import Service
+from noisegate.pipeline.pairs.beta import Beta
+from noisegate.service.api.state import Service
+from noisegate.service.app import create_app
+from noisegate.service.engine.items import Engine
+from noisegate.service.settings import Settings, load_settings
 from tests.service.fakes import FakeEngine
 
 T = TypeVar("T")

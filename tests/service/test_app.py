@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from pipeline.errors import ConfigError
-from service.app import create_app
-from service.auth import hash_key
-from service.logs import JsonLines, TextLines
-from service.state import Service
+from noisegate.pipeline.errors import ConfigError
+from noisegate.service.api.state import Service
+from noisegate.service.app import create_app
+from noisegate.service.guards.auth import hash_key
+from noisegate.service.logs import JsonLines, TextLines
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
 from tests.service.serving import ask, base64_of, settings
@@ -247,7 +247,7 @@ def test_the_schema_has_examples_and_every_error_of_scoring() -> None:
 
 def test_the_front_never_imports_torch() -> None:
     program = (
-        "import sys; from service.app import create_app; from service.settings import load_settings\n"
+        "import sys; from noisegate.service.app import create_app; from noisegate.service.settings import load_settings\n"
         "create_app(load_settings(model='embedded'))\n"
         "print({'torch', 'open_clip', 'transformers'} & set(sys.modules))"
     )

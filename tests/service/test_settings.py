@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.decode import Limits
-from pipeline.errors import ConfigError
-from service.auth import hash_key
-from service.settings import Settings, load_settings
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.service.guards.auth import hash_key
+from noisegate.service.settings import Settings, load_settings
 
 HASHED = hash_key("correct horse battery staple")
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pipeline.table import RunFolder, read_metadata
-from pipeline.weigh import with_columns
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.trainers.data import Batch
 from tests.fakes import Member, picture, tar_bytes
 from tests.jobs import score
-from trainers.data import Batch
 
 COLOURS = ("red", "green", "blue", "orange", "purple")
 RGB = {

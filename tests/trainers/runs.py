@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from pipeline.scenes import write_scenes
+from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.trainers.loop.logs import read_log
 from tests.commands import FAKE, called
-from trainers.logs import read_log
 
 BATCH = 32
 TARGET: dict[str, Any] = {

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainers.data import Batch
-from trainers.targets import Target, build_target, resolve_target
+from noisegate.trainers.data import Batch
+from noisegate.trainers.targets import Target, build_target, resolve_target
 
 CAPTIONS = ["a red dog runs", "two cats", "a blue bird over the sea", "one small red fish"]
 ARCHITECTURE: dict[str, Any] = {

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.errors import ConfigError
-from pipeline.table import RunFolder
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.trainers.checks import check
+from noisegate.trainers.config import TrainConfig, build_method, read_config
 from tests.trainers.runs import TARGET, settings
-from trainers.checks import check
-from trainers.config import TrainConfig, build_method, read_config
 
 
 def test_words_change_a_file(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from noisegate import train
+from noisegate.trainers.methods import METHODS
 from tests.trainers.runs import curve, settings
-from trainers import train
-from trainers.methods import METHODS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "contributing" / "method.md"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.errors import ConfigError
-from trainers.losses import WEIGHT_MODES, contrastive, cross_entropy, hinges, info_nce, triplet, weighted
+from noisegate.pipeline.errors import ConfigError
+from noisegate.trainers.losses import WEIGHT_MODES, contrastive, cross_entropy, hinges, info_nce, triplet, weighted
 
 S = [[0.9, 0.1, 0.3], [0.2, 0.5, 0.6], [0.0, 0.4, 0.7]]
 

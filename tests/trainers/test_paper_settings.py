@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
+from noisegate.trainers.config import TrainConfig, build_method
+from noisegate.trainers.paper_settings import PAPER_SETTINGS, with_paper_settings
 from tests.commands import called
 from tests.trainers.runs import TARGET
-from trainers.config import TrainConfig, build_method
-from trainers.paper_settings import PAPER_SETTINGS, with_paper_settings
 
 
 @pytest.mark.parametrize("name", PAPER_SETTINGS)

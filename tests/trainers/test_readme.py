@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate import WeightedShards
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.trainers.targets import build_target, resolve_target
 from tests.trainers.runs import TARGET
-from trainers import WeightedShards
-from trainers.targets import build_target, resolve_target
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = README.split("## Train against it")[1].split("\n## ")[0]

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 
-from pipeline.errors import ConfigError
-from pipeline.table import RunFolder, read_metadata, read_table
-from pipeline.verify import verify
+from noisegate import TrainResult, train
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.inspect.verify.verify import verify
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
+from noisegate.trainers.write_table import check_write_table, write_table
 from tests.commands import called
 from tests.trainers.runs import TARGET, settings
-from trainers import TrainResult, train
-from trainers.write_table import check_write_table, write_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KEPT = ("key", "index", "status", "image_sha256", "text_sha256", "label")

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StoppedError
-from pipeline.noise.shards import TRUTH_FILE
-from pipeline.scoring import anchors_file
-from pipeline.table import RunFolder, write_atomically
+from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
+from noisegate.pipeline.errors import StoppedError
+from noisegate.pipeline.runs.table import RunFolder, write_atomically
+from noisegate.pipeline.score_run import anchors_file
+from noisegate.trainers.data.scratch import ScratchFolder
 
-from ..scratch import ScratchFolder
 from .learnt import judge_learnt
 from .peak_memory import forget_peak, peak_megabytes
 from .preset import ORACLE, PASSES, ScenePreset, merged, rate_name
@@ -123,7 +123,7 @@ def run_cell(cell: Cell) -> CellResult:
     """Train and measure; what goes wrong is the cell's result, not the bench's end."""
     import torch
 
-    from trainers.start import train
+    from noisegate.trainers.train import train
 
     if cell.threads is not None:
         torch.set_num_threads(cell.threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.report.svg import drawing, element, label, ticks
+from noisegate.pipeline.inspect.report.svg import drawing, element, label, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.metrics import relabel_accuracy, selection_metrics
+from noisegate.pipeline.inspect.metrics import relabel_accuracy, selection_metrics
 
 __all__ = ["judge_learnt", "kept_by"]
 

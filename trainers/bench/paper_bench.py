@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import ConfigError, NoisegateError
-from pipeline.noise.label_shards import noise_labels
-from pipeline.noise.protocols import find_protocol
-from pipeline.noise.shards import TRUTH_FILE, noise_captions
-from pipeline.table import RunFolder
+from noisegate.pipeline.datasets.noise.label_shards import noise_labels
+from noisegate.pipeline.datasets.noise.protocols import find_protocol
+from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE, noise_captions
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.runs.table import RunFolder
 
 from .cells import Cell, CellResult
 from .paper_figures import DATA, PaperFigure, PaperPreset, Setup, paper_figures
@@ -210,7 +210,7 @@ def table_of(
     command = ["annotate", *shards, *(word for pair in options.items() for word in pair)]
     note(f"scoring: noisegate annotate {shards[0]} … {' '.join(word for pair in options.items() for word in pair)}")
     done = subprocess.run(
-        [sys.executable, "-c", "from pipeline.cli import main; main()", *command],
+        [sys.executable, "-c", "from noisegate.pipeline.cli import main; main()", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

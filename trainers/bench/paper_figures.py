@@ -15,13 +15,13 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 from .preset import merged
 
 __all__ = ["Noise", "PaperFigure", "PaperPreset", "Setup", "load_paper_preset", "paper_figures", "paper_presets"]
 
-FOLDER = Path(__file__).resolve().parents[1] / "presets"
+FOLDER = Path(__file__).resolve().parent / "presets"
 FIGURES = "papers.yaml"
 DATA = "DATA"
 Kind = TypeVar("Kind", bound="_Fact")

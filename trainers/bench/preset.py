@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 __all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "is_file_name", "load_preset", "preset_names"]
 
@@ -85,7 +85,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def preset_names() -> list[str]:
     """Presets of drawn scenes that can be run as they are."""
-    names = [entry.name for entry in files("trainers").joinpath("presets").iterdir()]
+    names = [entry.name for entry in files("noisegate.trainers.bench").joinpath("presets").iterdir()]
     return sorted(name.removesuffix(".yaml") for name in names if name.startswith("scenes-") and name.endswith(".yaml"))
 
 
@@ -120,7 +120,7 @@ def _read(name: str) -> dict[str, Any]:
     if name not in known:
         raise ConfigError(f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}")
     tree: dict[str, Any] = yaml.safe_load(
-        files("trainers").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
+        files("noisegate.trainers.bench").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     )
     return tree
 

@@ -8,9 +8,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import ConfigError
-from pipeline.parent import leave_with
-from pipeline.processors import processors
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.parent_watch import leave_with
+from noisegate.pipeline.system.processors import processors
 
 from .cells import Cell, CellResult, plan_cell, read_result, run_cell
 from .preset import ScenePreset

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.classes import load_classes
-from pipeline.decode import Limits, decode_text
-from pipeline.evaluation import evaluate, evaluate_labels
-from pipeline.job import annotate
-from pipeline.noise.label_shards import noise_labels
-from pipeline.noise.shards import noise_captions
-from pipeline.read import ShardReader
-from pipeline.scenes import write_scenes
-from pipeline.shards import Shard
-from pipeline.table import RunFolder, read_metadata, read_table, write_atomically
-from pipeline.truth import read_truth
-from pipeline.weigh import with_columns
-from pipeline.where import parse_where
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.annotate import annotate
+from noisegate.pipeline.datasets.noise.label_shards import noise_labels
+from noisegate.pipeline.datasets.noise.shards import noise_captions
+from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.inspect.evaluate import evaluate, evaluate_labels
+from noisegate.pipeline.inspect.truth import read_truth
+from noisegate.pipeline.labels.classes import load_classes
+from noisegate.pipeline.pairs.pair_fit import with_columns
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, write_atomically
+from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.shards.decode import Limits, decode_text
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import ShardReader
+from noisegate.pipeline.shards.workers import DecodeOptions
 
 from .preset import SceneData, rate_name
 
@@ -137,8 +137,8 @@ def identification(table: Path, labels: bool) -> dict[str, float | None]:
 
 
 def _tokens(shards: list[Path], classes: Path) -> list[int]:
-    from ..targets.base import PROMPT
-    from ..targets.clip_tokens import ClipVocabulary
+    from noisegate.trainers.targets.base import PROMPT
+    from noisegate.trainers.targets.clip_tokens import ClipVocabulary
 
     prompts = [PROMPT.format(name) for name in classes.read_text(encoding="utf-8").splitlines()]
     return list(ClipVocabulary(kind="captions").filled(_captions(shards), prompts).ids)

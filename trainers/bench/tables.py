@@ -10,11 +10,11 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from pipeline.report.svg import element
-from pipeline.table import write_atomically
+from noisegate.pipeline.inspect.report.svg import element
+from noisegate.pipeline.runs.table import write_atomically
+from noisegate.trainers.loop.logs import counted
+from noisegate.trainers.methods import METHODS
 
-from ..logs import counted
-from ..methods import METHODS
 from .cells import CellResult
 from .curves import alone, draw_curves
 from .runner import BenchResult

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from pipeline.errors import NoisegateError
+from noisegate.pipeline.errors import NoisegateError
 
 from .loading import BatchLoader, BatchRef, start_worker
 
@@ -32,7 +32,7 @@ def make_loader(source: BatchLoader, refs: Refs, workers: int, pin_memory: bool)
     if workers:
         # forkserver: this process may already run torch's threads, which do not survive a fork, and torch is imported once
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trainers.data.loading"])
+        context.set_forkserver_preload(["noisegate.trainers.data.loading"])
     return DataLoader(
         source,
         batch_size=None,

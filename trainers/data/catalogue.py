@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.decode import BadSample, decode_label
-from pipeline.errors import ConfigError, ShardError, TableError
-from pipeline.shards import Shard, find_shards
-from pipeline.table import RunFolder
-from pipeline.where import parse_where
+from noisegate.pipeline.errors import ConfigError, ShardError, TableError
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.shards.decode import BadSample, decode_label
+from noisegate.pipeline.shards.locate import Shard, find_shards
 
 from .join import column_values
 from .row_mask import RowMask

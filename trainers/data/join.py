@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.decode import Limits, decode_text
-from pipeline.errors import ConfigError, MismatchError, TableError
-from pipeline.read import IMAGE_PARTS
-from pipeline.table import ALL_COLUMNS, RunFolder, read_metadata
-from pipeline.verify_shard import options_of
-from pipeline.workers import DecodeOptions
-
-from .tar_index import TarSamples
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.inspect.verify.shard import options_of
+from noisegate.pipeline.runs.table import ALL_COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.shards.decode import Limits, decode_text
+from noisegate.pipeline.shards.index import TarSamples
+from noisegate.pipeline.shards.read import IMAGE_PARTS
+from noisegate.pipeline.shards.workers import DecodeOptions
 
 __all__ = ["EXAMPLES", "JoinedShard", "Reading", "column_values", "join", "number_columns", "shares"]
 

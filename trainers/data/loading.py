@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pipeline.decode import BadSample, Limits, decode_image, decode_label, decode_text
-from pipeline.errors import ConfigError, NoisegateError
-from pipeline.read import IMAGE_PARTS
-from pipeline.shards import Shard
-from pipeline.table import RunFolder
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_label, decode_text
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import IMAGE_PARTS
+from noisegate.pipeline.shards.workers import DecodeOptions
 
 from .batch import Batch, Dropped
 from .join import JoinedShard, Reading, join

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .row_mask import RowMask
 

@@ -10,11 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from pipeline.errors import ShardError
-from pipeline.shards import Shard
-from pipeline.tar_members import plain_bytes
-
-from .tar_index import TarSamples, write_index
+from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.shards.index import TarSamples, write_index
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.tar import plain_bytes
 
 __all__ = ["ShardCache"]
 

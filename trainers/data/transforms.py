@@ -1,4 +1,4 @@
-"""Arrays to tensors, and where to crop a picture. What a target does to pictures is in trainers.targets.pictures."""
+"""Arrays to tensors, and where to crop a picture. What a target does to pictures is in noisegate.trainers.targets.pictures."""
 
 from __future__ import annotations
 

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.decode import Limits
-from pipeline.errors import ConfigError, MismatchError, ShardError
-from pipeline.read import IMAGE_PARTS
+from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.shards.read import IMAGE_PARTS
 
-from ..scratch import ScratchFolder
 from .batch import Batch, Dropped
 from .batch_stream import Refs, living, make_loader
 from .catalogue import Catalogue, Needs, find_catalogue, labels_of
@@ -23,6 +22,7 @@ from .join import EXAMPLES, Reading, check_columns, column_values, shares
 from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source
 from .plan import MPerClassPlan, Plan, make_plan, part_of
 from .row_mask import RowMask
+from .scratch import ScratchFolder
 from .shard_cache import ShardCache
 from .transforms import ArrayTensor
 

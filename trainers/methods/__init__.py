@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline

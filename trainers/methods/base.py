@@ -45,13 +45,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-
-from .. import losses
+from noisegate.trainers import losses
+from noisegate.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..data import Batch
-    from ..targets import Encoded, Target, TargetConfig
+    from noisegate.trainers.data import Batch
+    from noisegate.trainers.targets import Encoded, Target, TargetConfig
 
 __all__ = ["Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream"]
 

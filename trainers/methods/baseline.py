@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from .base import ALL, Method, MethodConfig, Run, StepLoss
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["Baseline", "BaselineConfig"]
 

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.mixtures import Split
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.methods.mixtures import Split
+from noisegate.trainers.losses import info_nce, triplet
 
-from ..losses import info_nce, triplet
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .division import clean_rows, levelled
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["CoTeaching", "CoTeachingConfig", "Halves", "Look"]
 

@@ -6,7 +6,7 @@ S_ij is the similarity of image i and text j, α the margin, b the size of the b
 import torch
 from torch import Tensor
 
-from ..losses import hinges
+from noisegate.trainers.losses import hinges
 
 __all__ = ["hinge_prediction", "similarity_prediction"]
 

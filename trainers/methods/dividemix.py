@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.mixtures import gmm_split
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.methods.mixtures import gmm_split
+from noisegate.trainers.losses import cross_entropy
 
-from ..losses import cross_entropy
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .co_teaching import mean_of_known
 from .division import clean_rows
 from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
-    from ..data import Batch
-    from ..targets import Encoded, Target
+    from noisegate.trainers.data import Batch
+    from noisegate.trainers.targets import Encoded, Target
 
 __all__ = ["DivideMix", "DivideMixConfig", "mixmatch_loss", "refined", "sharpened"]
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.mixtures import all_clean_rule
+from noisegate.pipeline.methods.mixtures import all_clean_rule
 
 __all__ = ["abandoned", "clean_rows", "levelled"]
 

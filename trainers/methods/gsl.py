@@ -1,6 +1,6 @@
 """GSL, Geometric-Semantic Learning (Liu et al., CVPR 2026): METHODS 5. A RECONSTRUCTION from the supplement and reading notes.
 
-    z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7       `pipeline.one_step.galc`
+    z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7       `noisegate.pipeline.methods.galc`
     y*  = (min(r, 1/r) by image anchors + the same by text anchors) / 2      Eq. 8-11    `galc.anchor_labels`
     L_intra,i = mean_j (S(I_i, I_j) - S(T_i, T_j))²                          Eq. 13      `intra_loss`
     L_inter,i = - mean_j (S(I_i, T_j) - S(I_j, T_i))²                        Eq. 15      `inter_loss`
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.mixtures import Split, bmm_split
-from pipeline.one_step.galc import RECONSTRUCTION, anchor_labels
+from noisegate.pipeline.methods.galc import RECONSTRUCTION, anchor_labels
+from noisegate.pipeline.methods.mixtures import Split, bmm_split
+from noisegate.trainers.losses import triplet
 
-from ..losses import triplet
 from .base import Array, MethodConfig, Run, Seen
 from .co_teaching import CoTeaching, CoTeachingConfig, Halves, Look, mean_of_known
 from .division import clean_rows

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.anchors import Anchors
-from pipeline.beta import PAIRS, Beta, PairSample, estimate_beta
-from pipeline.embeddings import read_embeddings
-from pipeline.errors import ConfigError
-from pipeline.osa import osa_weight
-from pipeline.scoring import anchors_file
-from pipeline.table import RunFolder
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.pairs.beta import PAIRS, Beta, PairSample, estimate_beta
+from noisegate.pipeline.pairs.osa import osa_weight
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.score_run import anchors_file
 
 __all__ = ["LabelWeights", "image_weights", "missing_for", "prompt_weights"]
 
@@ -110,7 +110,7 @@ def _weigh(
 
 
 def _beta(sample: PairSample, mode: str, seed: int) -> Beta:
-    """By one of pipeline.beta's modes, but `intersection` keeps to the crossing also where all labels look right.
+    """By one of the modes of `pairs.beta`, but `intersection` keeps to the crossing also where all labels look right.
 
     There the pairs' rule cuts at the mean plus two deviations of the shuffled, which is harmless where captions differ as
     much as pictures do, and would drop half of the right labels where classes are alike (orange circle, red circle).

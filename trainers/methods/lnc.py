@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.mixtures import Split, gmm_split
+from noisegate.pipeline.methods.mixtures import Split, gmm_split
+from noisegate.trainers.losses import triplet
 
-from ..losses import triplet
 from .base import Array, MethodConfig, Run, Seen
 from .co_teaching import CoTeaching, CoTeachingConfig, Halves, Look, mean_of_known
 from .correspondence import hinge_prediction, similarity_prediction

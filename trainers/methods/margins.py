@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 __all__ = ["Recast", "soft_margin"]
 

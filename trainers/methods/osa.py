@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.beta import check_mode
-from pipeline.errors import ConfigError
-from pipeline.osa import osa_weight
-from pipeline.table import read_metadata
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.pairs.beta import check_mode
+from noisegate.pipeline.pairs.osa import osa_weight
+from noisegate.pipeline.runs.table import read_metadata
+from noisegate.trainers.losses import weighted
 
-from ..losses import weighted
 from . import label_weights
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
 from .table_columns import finished_run, require_columns
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["Osa", "OsaConfig"]
 

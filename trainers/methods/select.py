@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pipeline.where import parse_where
+from noisegate.pipeline.runs.where import parse_where
 
 from .base import MethodConfig
 from .baseline import Baseline

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.consistency import visual_consistency
-from pipeline.consistency.refinement import verdict
-from pipeline.errors import ConfigError
-from pipeline.neighbours import default_k, find_neighbours
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.tango import visual_consistency
+from noisegate.pipeline.labels.tango.refinement import verdict
+from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.trainers.losses import cross_entropy
 
-from ..losses import cross_entropy
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["Ssr", "SsrConfig", "class_weights", "relabelled", "selected"]
 

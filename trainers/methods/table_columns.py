@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from pipeline.errors import ConfigError
-from pipeline.table import ALL_COLUMNS, COLUMNS, RunFolder
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder
 
 __all__ = ["finished_run", "require_columns"]
 

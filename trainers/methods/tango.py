@@ -10,7 +10,7 @@ notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is deci
     Ỹ = (1 - b) Y_vis + b Y_sem  labels from those who list a sample (Eq. 11-12) and from the anchors that do
     L = L_clean + L_reg          cross-entropy of TAC on clean samples; on all, mixed, with Ỹ        Algorithm 1
 
-Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`pipeline.consistency.refine`). Only the
+Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`labels.tango.refine`). Only the
 visual tower learns: no gradient reaches the texts.
 """
 
@@ -23,22 +23,22 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.anchors import Anchors
-from pipeline.classes import TEMPLATES
-from pipeline.consistency import refine
-from pipeline.errors import ConfigError
-from pipeline.neighbours import default_k, find_neighbours
-from pipeline.scoring import anchors_file
-from pipeline.table import RunFolder
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.classes import TEMPLATES
+from noisegate.pipeline.labels.tango import refine
+from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.score_run import anchors_file
+from noisegate.trainers.loop.logs import counted
+from noisegate.trainers.losses import cross_entropy
 
-from ..logs import counted
-from ..losses import cross_entropy
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
 from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
-    from ..data import Batch
-    from ..targets import Target, TargetConfig
+    from noisegate.trainers.data import Batch
+    from noisegate.trainers.targets import Target, TargetConfig
 
 __all__ = ["Tango", "TangoConfig", "make_anchors", "text_anchored_logits"]
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from pipeline.anchors import Anchors
-from pipeline.classes import BUILT_IN, ClassSet, load_classes, prompts
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes, prompts
 
 from .encoded import Encoded
 
@@ -35,7 +35,7 @@ class TargetConfig(BaseModel):
 
     name: str
     classes: str | tuple[str, ...] = ()
-    """For classification: names in id order, a file of them, or one of pipeline.classes.BUILT_IN."""
+    """For classification: names in id order, a file of them, or one of noisegate.pipeline.labels.classes.BUILT_IN."""
     head: Literal["prompts", "linear"] = "prompts"
     """How classes are recognised: by the similarity to their prompts, or by a linear layer on image vectors."""
     prompts: tuple[str, ...] = (PROMPT,)
@@ -73,7 +73,7 @@ class TargetConfig(BaseModel):
 
 
 class Target(nn.Module, ABC):
-    """An image-text network.  Built by `trainers.targets.build_target(config)`.
+    """An image-text network.  Built by `noisegate.trainers.targets.build_target(config)`.
 
     Pictures come as uint8 (B, 3, H, W) and are scaled on the device; `pixels` does that step alone, for methods that mix
     pictures.  Precomputed features come as float32 (B, K, D) or (B, D); a row of zeros is padding.

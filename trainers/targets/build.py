@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from pipeline.errors import ConfigError, did_you_mean
-from pipeline.table import write_atomically
+from noisegate.pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.runs.table import write_atomically
 
 from .base import Target, TargetConfig
 
@@ -22,10 +22,10 @@ __all__ = ["TARGETS", "build_target", "load_target", "resolve_target", "save_tar
 
 # name -> module and class; a module's Config class sits beside it.
 TARGETS: Mapping[str, tuple[str, str]] = {
-    "clip": ("trainers.targets.clip", "Clip"),
-    "dual": ("trainers.targets.dual", "Dual"),
-    "sgraf": ("trainers.targets.sgraf", "Sgraf"),
-    "video": ("trainers.targets.video", "Video"),
+    "clip": ("noisegate.trainers.targets.clip", "Clip"),
+    "dual": ("noisegate.trainers.targets.dual", "Dual"),
+    "sgraf": ("noisegate.trainers.targets.sgraf", "Sgraf"),
+    "video": ("noisegate.trainers.targets.video", "Video"),
 }
 
 

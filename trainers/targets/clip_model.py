@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.estimators.device import Device
-from pipeline.estimators.openclip import OpenClipEstimator, open_clip_source, quietly
-from pipeline.estimators.openclip_names import check_name
-from pipeline.estimators.openclip_save import CONFIG_FILE
-from pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator, open_clip_source, quietly
+from noisegate.pipeline.estimators.openclip_names import check_name
+from noisegate.pipeline.estimators.openclip_save import CONFIG_FILE
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 
 from .clip_tokens import ClipVocabulary, clip_tokenizer
 

@@ -12,8 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from pipeline.estimators.openclip_text import trimmed
-from pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.openclip_text import trimmed
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 
 __all__ = ["ClipTokenizer", "ClipVocabulary", "clip_tokenizer", "with_all_tokens"]
 

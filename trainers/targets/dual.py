@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.errors import ConfigError
-from pipeline.estimators.torchvision_import import allow_torchvision
-from pipeline.preprocess import Preprocess
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.shards.preprocess import Preprocess
 
 from .base import Target, TargetConfig, unit
 from .encoded import Encoded

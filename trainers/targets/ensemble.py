@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .base import Target
 from .encoded import Encoded

@@ -10,10 +10,9 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.preprocess import Preprocess
-
-from ..data.transforms import crop_box
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.trainers.data.transforms import crop_box
 
 __all__ = ["Augment", "FeatureTransform", "PictureTransform", "pixel_scaling"]
 

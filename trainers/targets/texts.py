@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from .pooling import lengths, packed_gru
 from .vocabulary import PADDING, Vocabulary

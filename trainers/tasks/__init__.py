@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError
 
 from . import classification, image_retrieval, retrieval
 

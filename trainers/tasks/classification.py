@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import ConfigError
-from pipeline.metrics import mean_class_accuracy, top_k_accuracy
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.inspect.metrics import mean_class_accuracy, top_k_accuracy
+from noisegate.trainers.targets import Target
 
-from ..targets import Target
 from .encode import evaluating, labelled_images
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["FIGURES", "evaluate"]
 

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-
-from ..targets import Encoded, Target
+from noisegate.pipeline.errors import ConfigError
+from noisegate.trainers.targets import Encoded, Target
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["evaluating", "image_ids", "kept", "labelled_images", "moved"]
 

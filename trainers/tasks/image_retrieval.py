@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import ConfigError
-from pipeline.metrics import map_at_r, precision_at_1
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.inspect.metrics import map_at_r, precision_at_1
+from noisegate.trainers.targets import Target
 
-from ..targets import Target
 from .encode import evaluating, labelled_images
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["FIGURES", "evaluate"]
 

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.errors import ConfigError
-from pipeline.metrics import BlockRecall, RecallAtK, rsum
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.inspect.metrics import BlockRecall, RecallAtK, rsum
+from noisegate.trainers.targets import Encoded, Target, concat, count, take
 
-from ..targets import Encoded, Target, concat, count, take
 from .encode import evaluating, image_ids, kept, moved
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from noisegate.trainers.data import Batch
 
 __all__ = ["evaluate", "recalls"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline import Summary
-from pipeline.estimators import ModelSpec
+from noisegate import Summary
+from noisegate.pipeline.estimators import ModelSpec
 from tests.fakes import ColourModel, Member, Rows, picture
 
 FOLDER = "NOISEGATE_TEST_DEATHS"

@@ -10,12 +10,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipeline import annotate
-from pipeline.decode import Limits
-from pipeline.engines.devices import Devices, _surroundings, placed, portable
-from pipeline.errors import ConfigError
-from pipeline.estimators import ModelSpec
-from pipeline.workers import DecodeOptions
+from noisegate import annotate
+from noisegate.pipeline.engines.devices import Devices, _surroundings, placed, portable
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.fakes import ColourModel, estimator, pairs, picture, tar_bytes, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps
 

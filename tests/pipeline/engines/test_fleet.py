@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.far_end import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
-from pipeline.engines.fleet import Fleet, Link, Lost
-from pipeline.engines.tally import Tally
-from pipeline.errors import ConfigError, MismatchError, NoisegateError
-from pipeline.neighbour_search.plan import Task
-from pipeline.shard_task import Advanced, Said, ShardTask, Unreadable, Written
-from pipeline.shards import Shard
-from pipeline.workers import DecodeOptions
+from noisegate.pipeline.engines.fleet import Fleet, Link, Lost
+from noisegate.pipeline.engines.progress_totals import Tally
+from noisegate.pipeline.engines.shard_task import Advanced, Said, ShardTask, Unreadable, Written
+from noisegate.pipeline.engines.worker_protocol import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
+from noisegate.pipeline.errors import ConfigError, MismatchError, NoisegateError
+from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.fakes import estimator
 from tests.jobs import Notes, said
 

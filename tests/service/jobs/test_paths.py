@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError
-from pipeline.shards import find_shards
-from service.errors import ApiError
-from service.jobs.paths import Roots
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.locate import find_shards
+from noisegate.service.errors import ApiError
+from noisegate.service.jobs.paths import Roots
 from tests.fakes import pairs, tar_bytes
 
 TAR = tar_bytes(pairs(1))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.classes import ClassSet, load_classes
-from pipeline.estimators import ModelSpec
-from service.errors import ApiError
-from service.jobs.paths import Roots
-from service.jobs.process import ORPHANED, Task, command
-from service.jobs.runner import JobEvent, JobRunner
-from service.jobs.store import Job, JobStore, NoRecord
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.labels.classes import ClassSet, load_classes
+from noisegate.service.errors import ApiError
+from noisegate.service.jobs.paths import Roots
+from noisegate.service.jobs.process import ORPHANED, Task, command
+from noisegate.service.jobs.runner import JobEvent, JobRunner
+from noisegate.service.jobs.store import Job, JobStore, NoRecord
 from tests.commands import ROOT
 from tests.jobs import BETA, files_of, score
 from tests.service.jobs.models import CRASHING, GATED

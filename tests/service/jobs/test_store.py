@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError
-from service.jobs.store import JobProgress, JobStore, NoRecord, Note
+from noisegate.pipeline.errors import ConfigError
+from noisegate.service.jobs.store import JobProgress, JobStore, NoRecord, Note
 
 
 @pytest.fixture

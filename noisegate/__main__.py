@@ -1,0 +1,5 @@
+"""`python -m noisegate` is the command `noisegate`."""
+
+from noisegate.pipeline.cli import main
+
+main()

@@ -1,5 +1,0 @@
-"""`python -m pipeline.cli`, the same as `noisegate`."""
-
-from . import main
-
-main()

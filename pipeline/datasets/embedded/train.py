@@ -1,0 +1,201 @@
+"""Train the embedded estimator on drawn scenes; `--check` only measures it.
+
+    python -m noisegate.pipeline.datasets.embedded.train
+
+The loss per batch of B pairs is the sum of
+- InfoNCE (CLIP), images against all captions and all changed captions of the batch, captions against all images;
+- a logistic loss on the cosine of each pair and of its changed captions, with one scale and one bias for all, so
+  that one threshold separates true from false captions across images;
+- cross-entropy over the class names in short prompts, so that class names can be used as anchors.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from noisegate.pipeline.datasets.scenes import ATTRIBUTES, class_names
+from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+
+from .check import measure
+from .pool import TEXT_LENGTH, Pool, draw_pool, token_ids
+
+FOLDER = Path(__file__).resolve().parents[2] / "estimators" / "embedded"
+CONTEXT = 32
+MEAN, STD = (0.4, 0.38, 0.36), (0.32, 0.31, 0.32)
+PROMPTS = ("{}", "a {}", "a photo of a {}", "a picture of a {}", "a drawing of a {}", "an image of a {}")
+EMBEDDING = 96
+VISION = {"image_size": 64, "layers": [1, 2, 2, 1], "width": 16, "head_width": 64}  # a list of layers means a ResNet
+TEXT = {"context_length": CONTEXT, "vocab_size": 49408, "width": 48, "heads": 4, "layers": 2}
+PREPROCESS = {"size": 64, "mean": MEAN, "std": STD, "interpolation": "bicubic", "resize_mode": "shortest"}
+
+
+def build_model(tokens: int) -> Any:
+    """Build the model with positions for captions and a table for the `tokens` in use, a thousandth of CLIP's."""
+    allow_torchvision()
+    import open_clip
+
+    text = TEXT | {"context_length": TEXT_LENGTH, "vocab_size": tokens}
+    return open_clip.CLIP(EMBEDDING, open_clip.CLIPVisionCfg(**VISION), open_clip.CLIPTextCfg(**text))
+
+
+class Encode:
+    """CLIP's tokens of a word; made anew in each process, because the tokenizer does not travel."""
+
+    def __init__(self) -> None:
+        self._tokenizer: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_tokenizer": None}
+
+    def __call__(self, word: str) -> list[int]:
+        if self._tokenizer is None:
+            allow_torchvision()
+            from open_clip.tokenizer import SimpleTokenizer
+
+            self._tokenizer = SimpleTokenizer()
+        return list(self._tokenizer.encode(word))
+
+
+def batches(pool: Pool, size: int, negatives: int, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
+    """Yield images (B, 3, 64, 64), captions (B, L), changed captions (B, negatives, L) and labels (B,), for ever."""
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    while True:
+        order = rng.permutation(len(pool))
+        for start in range(0, len(order) - size + 1, size):
+            rows = order[start : start + size]
+            images = torch.from_numpy(pool.images[rows]).permute(0, 3, 1, 2).float().div_(255)
+            images += torch.randn(1, 3, 64, 64) * float(rng.uniform(0, 0.03))
+            captions = pool.captions[rows, rng.integers(pool.captions.shape[1], size=size)]
+            attributes = np.argsort(rng.random((size, len(ATTRIBUTES))), axis=1)[:, :negatives]
+            changed = pool.changed[rows[:, None], attributes]
+            images = images.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+            yield images, _tokens(captions), _tokens(changed), torch.from_numpy(pool.labels[rows])
+
+
+def _tokens(ids: NDArray[np.int32]) -> torch.Tensor:
+    return torch.from_numpy(ids.astype(np.int64))
+
+
+def _rank(used: NDArray[np.int32], ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Number the tokens in use from 0 in the order of their ids, so that the end mark stays the largest."""
+    return np.searchsorted(used, ids).astype(np.int32)
+
+
+def loss_of(
+    model: Any, cut: torch.nn.Parameter, batch: tuple[Any, ...], prompts: torch.Tensor, hard_weight: float
+) -> torch.Tensor:
+    """Sum the three losses; `cut` (2,) is log-scale and bias of the logistic one, `prompts` (C, L) name the classes."""
+    images, captions, changed, labels = batch
+    size, negatives = changed.shape[:2]
+    v = F.normalize(model.encode_image(images), dim=-1)
+    t = F.normalize(model.encode_text(torch.cat([captions, changed.flatten(0, 1), prompts])), dim=-1)
+    true, false, names = t[:size], t[size : size * (1 + negatives)], t[size * (1 + negatives) :]
+    scale = model.logit_scale.exp()
+    own = torch.arange(size)
+    contrast = F.cross_entropy(scale * v @ torch.cat([true, false]).T, own) + F.cross_entropy(scale * true @ v.T, own)
+    positive = (v * true).sum(-1)
+    negative = (v[:, None] * false.view(size, negatives, -1)).sum(-1)
+    sharp, bias = cut[0].exp(), cut[1]
+    hard = F.softplus(-sharp * (positive - bias)).mean() + F.softplus(sharp * (negative - bias)).mean()
+    return contrast + hard_weight * hard + 0.3 * F.cross_entropy(scale * v @ names.T, labels)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Draw the scenes, train, and leave a measured checkpoint in `arguments.out` every `save_every` steps."""
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    rng = np.random.default_rng(arguments.seed)
+    began = time.monotonic()
+    encode = Encode()
+    pool = draw_pool(arguments.seed, arguments.scenes, encode)
+    print(f"{len(pool)} scenes drawn in {time.monotonic() - began:.0f} s", flush=True)
+    names = [token_ids([prompt.format(name) for name in class_names()], encode, {}) for prompt in PROMPTS]
+    used = np.unique(np.concatenate([array.ravel() for array in (pool.captions, pool.changed, *names)]))
+    pool = replace(pool, captions=_rank(used, pool.captions), changed=_rank(used, pool.changed))
+    prompts = [_tokens(_rank(used, array)) for array in names]
+
+    model = build_model(len(used)).train().to(memory_format=torch.channels_last)
+    cut = torch.nn.Parameter(torch.tensor([math.log(10.0), 0.5]))
+    matrices = [p for n, p in model.named_parameters() if p.ndim > 1 and "embedding" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim <= 1 or "embedding" in n]
+    optimiser = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.05}, {"params": [*others, cut], "weight_decay": 0.0}],
+        lr=arguments.rate,
+        betas=(0.9, 0.98),
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, arguments.rate, total_steps=arguments.steps, pct_start=0.06, cycle_momentum=False
+    )
+    stream = batches(pool, arguments.batch, arguments.negatives, rng)
+    last = min(arguments.steps, arguments.stop_after)
+    for step in range(1, last + 1):
+        named = prompts[int(rng.integers(len(prompts)))]
+        loss = loss_of(model, cut, next(stream), named, arguments.hard_weight)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            model.logit_scale.clamp_(max=math.log(50))
+        if step % 50 == 0:
+            print(f"step {step} loss {loss.item():.3f} {time.monotonic() - began:.0f} s", flush=True)
+        if step % arguments.save_every == 0 or step == last:
+            save(model, used, arguments.out)
+            print(json.dumps({"step": step, **measure(arguments.out, 1000)}), flush=True)
+
+
+def save(model: Any, used: NDArray[np.int32], out: Path) -> None:
+    """Write configuration and float16 weights, in open_clip's layout; tokens that no caption uses become zero rows."""
+    state = {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    table = torch.zeros(TEXT["vocab_size"], TEXT["width"], dtype=torch.float16)
+    table[torch.from_numpy(used).long()] = state["token_embedding.weight"]
+    state["token_embedding.weight"] = table
+    state["positional_embedding"] = F.pad(state["positional_embedding"], (0, 0, 0, CONTEXT - TEXT_LENGTH))
+    out.mkdir(parents=True, exist_ok=True)
+    model_config = {"embed_dim": EMBEDDING, "vision_cfg": VISION, "text_cfg": TEXT}
+    config = json.dumps({"model_cfg": model_config, "preprocess_cfg": PREPROCESS}, indent=2) + "\n"
+    (out / "open_clip_config.json").write_text(config, encoding="utf-8")
+    partial = out / "open_clip_model.partial"
+    save_file(state, partial, metadata={"format": "pt"})
+    partial.chmod(0o644)  # safetensors keeps its files to their owner
+    partial.replace(out / "open_clip_model.safetensors")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="measure the model in --out on unseen scenes, print JSON")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of configuration and weights")
+    parser.add_argument("--scenes", type=int, default=48_000)
+    parser.add_argument("--steps", type=int, default=2800, help="length of the learning-rate schedule")
+    parser.add_argument("--stop-after", type=int, default=1000, help="steps to run of it")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--negatives", type=int, default=2, help="changed captions per pair, at most 6")
+    parser.add_argument("--hard-weight", type=float, default=2.0, help="weight of the logistic loss")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="highest learning rate")
+    parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--threads", type=int, default=1, help="more only helps on idle cores")
+    parser.add_argument("--seed", type=int, default=0, help="of scenes, batches and weights")
+    arguments = parser.parse_args()
+    if arguments.check:
+        print(json.dumps(measure(arguments.out, 4000), indent=2))
+    else:
+        train(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Noisy correspondence made on purpose: some captions change images.
+
+Published generators move either the image index of the chosen captions (NCR, BiCro, CRCL) or their strings (NPC, OSA).
+The pairs that result follow the same law, a uniform permutation among the chosen, so there is one function for both.
+Moving all captions of an image together (DECL) is another law: `shuffle_images`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from noisegate.pipeline.errors import ConfigError
+
+from .rates import chosen_count
+
+__all__ = ["PairNoise", "shuffle_captions", "shuffle_images"]
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, eq=False)
+class PairNoise:
+    """Who got whose caption, and which pairs are wrong because of it.
+
+    source: (N,) int64, a permutation: sample i gets the caption of sample source[i].
+    noisy: (N,) bool, true where that caption belongs to another image; not the same as "was chosen".
+    """
+
+    source: NDArray[np.int64]
+    noisy: NDArray[np.bool_]
+
+    @property
+    def rate(self) -> float:
+        """The realised rate, a few samples below the nominal one unless `derange` was asked for."""
+        return float(self.noisy.mean()) if len(self.noisy) else 0.0
+
+    def apply(self, captions: Sequence[Item]) -> list[Item]:
+        """The captions as the samples get them.
+
+        >>> PairNoise(np.array([1, 0, 2]), np.array([True, True, False])).apply(["a dog", "a cat", "a car"])
+        ['a cat', 'a dog', 'a car']
+        """
+        if len(captions) != len(self.source):
+            raise ConfigError(
+                f"captions: {len(captions)} were given for {len(self.source)} samples; give one for each sample"
+            )
+        return [captions[i] for i in self.source]
+
+
+def shuffle_captions(
+    images: int | ArrayLike, rate: float, rng: np.random.Generator, derange: bool = False
+) -> PairNoise:
+    """Choose int(rate N) captions and permute them among themselves (NCR, Huang et al. 2021, experimental set-up).
+
+    images: N where every sample has its own image, else (N,) ids that say which samples show the same image.
+    About 1 + (m - 1) rate of the chosen stay on their image (m captions per image); `noisy` leaves them out.
+    With `derange` none stays, so that exactly int(rate N) pairs are wrong.
+
+    >>> noise = shuffle_captions([0, 0, 1, 1, 2, 2], 1.0, np.random.default_rng(0), derange=True)
+    >>> int(noise.noisy.sum()), sorted(noise.source.tolist())
+    (6, [0, 1, 2, 3, 4, 5])
+    """
+    groups = _groups(images)
+    chosen = rng.choice(len(groups), size=chosen_count(rate, len(groups)), replace=False)
+    return _pair_noise(groups, chosen, _permuted(chosen, groups, rng, derange))
+
+
+def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generator, derange: bool = False) -> PairNoise:
+    """Choose int(rate images) images and permute them, each with all its captions (DECL, Qin et al. 2022).
+
+    images: as for `shuffle_captions`; every image needs the same number of captions, or the exchange loses some.
+
+    >>> shuffle_images([0, 0, 1, 1], 1.0, np.random.default_rng(0), derange=True).source.tolist()
+    [2, 3, 0, 1]
+    """
+    groups = _groups(images)
+    sizes = np.bincount(groups)
+    if len(groups) and sizes.min() != sizes.max():
+        raise ConfigError(
+            f"images: they have {sizes.min()} to {sizes.max()} captions each, which cannot change places together; "
+            "give every image the same number of captions, or use shuffle-captions"
+        )
+    captions = len(groups) // max(len(sizes), 1)
+    rows = np.argsort(groups, kind="stable").reshape(len(sizes), captions)
+    chosen = rng.choice(len(rows), size=chosen_count(rate, len(rows)), replace=False)
+    permuted = _permuted(chosen, np.arange(len(rows), dtype=np.int64), rng, derange)
+    return _pair_noise(groups, rows[chosen].ravel(), rows[permuted].ravel())
+
+
+def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
+    """(N,) int64 ids 0..M-1 of the samples' images."""
+    if isinstance(images, int | np.integer):
+        if images < 0:
+            raise ConfigError(f"images={images}: a number of samples cannot be negative; give for example images=1000")
+        return np.arange(images, dtype=np.int64)
+    ids = np.asarray(images)
+    if ids.ndim != 1:
+        raise ConfigError(
+            f"images: ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]"
+        )
+    return np.unique(ids, return_inverse=True)[1].astype(np.int64)
+
+
+def _pair_noise(groups: NDArray[np.int64], chosen: NDArray[np.int64], permuted: NDArray[np.int64]) -> PairNoise:
+    source = np.arange(len(groups), dtype=np.int64)
+    source[chosen] = permuted
+    return PairNoise(source=source, noisy=groups[source] != groups)
+
+
+def _permuted(
+    chosen: NDArray[np.int64], groups: NDArray[np.int64], rng: np.random.Generator, derange: bool
+) -> NDArray[np.int64]:
+    """`chosen` in another order; with `derange` every element meets an element of another group."""
+    permuted = rng.permutation(chosen)
+    if not derange or not len(chosen):
+        return permuted
+    ids, counts = np.unique(groups[chosen], return_counts=True)
+    if 2 * counts.max() > len(chosen):
+        raise ConfigError(
+            f"derange=True: of the {len(chosen)} chosen, {counts.max()} belong to image number {ids[counts.argmax()]}, "
+            "so not all can leave their image; use a higher rate, more images, or derange=False"
+        )
+    own, theirs = groups[chosen], groups[permuted]
+    for i in np.flatnonzero(own == theirs):
+        if own[i] != theirs[i]:
+            continue  # mended as the partner of an earlier one
+        # An exchange with j mends i and keeps j right unless j, or what j has, is of i's own group. Each of the two
+        # sets has as many elements as the group, at most half of all, and both hold i: a free j always remains.
+        free = np.flatnonzero((own != own[i]) & (theirs != own[i]))
+        j = rng.choice(free)
+        permuted[[i, j]] = permuted[[j, i]]
+        theirs[[i, j]] = theirs[[j, i]]
+    return permuted

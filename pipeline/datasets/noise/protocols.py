@@ -1,0 +1,175 @@
+"""The noise protocols by name, and an id that says exactly which noise a table, a run or a figure was made with."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from noisegate.pipeline.errors import ConfigError, did_you_mean
+
+from .rates import check_rate
+
+__all__ = ["PROTOCOLS", "Protocol", "check_options", "find_protocol", "protocol_id"]
+
+Value = bool | int | float | str
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A way to make noise. parameters: its settings in the order of the id, with their defaults, or REQUIRED.
+
+    sources: options that are not part of the id, because a parameter is worked out from them.
+    """
+
+    name: str
+    noises: Literal["captions", "labels"]
+    summary: str
+    parameters: Mapping[str, object]
+    sources: tuple[str, ...] = ()
+    version: int = 1  # part of the hash; raise it when the same seed no longer gives the same noise
+
+    def settings(self, **given: object) -> dict[str, Value]:
+        """All parameters in order, given or default.
+
+        >>> PROTOCOLS["symmetric"].settings(seed=7, rate=1, classes=10)
+        {'rate': 1.0, 'classes': 10, 'inclusive': False, 'seed': 7}
+        """
+        unknown = [name for name in given if name not in self.parameters]
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]}={given[unknown[0]]!r}: {self.name} has no such parameter; "
+                f"it has {', '.join(self.parameters)}"
+            )
+        missing = [name for name, default in self.parameters.items() if default is REQUIRED and name not in given]
+        if missing:
+            raise ConfigError(
+                f"{missing[0]}: {self.name} needs it; give for example {missing[0]}={EXAMPLES[missing[0]]!r}"
+            )
+        return {name: _value(name, given.get(name, default)) for name, default in self.parameters.items()}
+
+
+# A class map, features or posteriors enter an id as a name of theirs: the map's name, a digest, a file.
+EXAMPLES: Mapping[str, Value] = MappingProxyType(
+    {
+        "rate": 0.4,
+        "seed": 7,
+        "derange": True,
+        "inclusive": True,
+        "classes": 10,
+        "class_map": "cifar100",
+        "features": "ViT-B-32",
+        "posteriors": "probe",
+        "temperature": "auto",
+        "deviation": 0.1,
+        "kind": "I",
+        "factor": 1.2,
+    }
+)
+_PROTOCOLS = (
+    Protocol(
+        "shuffle-captions",
+        "captions",
+        "int(rate N) captions change places (NCR, NPC)",
+        MappingProxyType({"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+    ),
+    Protocol(
+        "shuffle-images",
+        "captions",
+        "int(rate images) images change places, each with all its captions (DECL)",
+        MappingProxyType({"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+    ),
+    Protocol(
+        "symmetric",
+        "labels",
+        "to any other class alike; inclusive: int(rate N) labels drawn from all classes",
+        MappingProxyType({"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED}),
+    ),
+    Protocol(
+        "asymmetric",
+        "labels",
+        "to the class that the map names",
+        MappingProxyType({"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED}),
+        sources=("classes",),
+    ),
+    Protocol(
+        "instance-dependent",
+        "labels",
+        "to a class that follows from the sample's features (Xia et al. 2020)",
+        MappingProxyType(
+            {
+                "rate": REQUIRED,
+                "classes": REQUIRED,
+                "features": REQUIRED,
+                "temperature": "auto",
+                "deviation": 0.1,
+                "seed": REQUIRED,
+            }
+        ),
+    ),
+    Protocol(
+        "pmd",
+        "labels",
+        "to the second class of a posterior, the rarer the larger its margin (PLC)",
+        MappingProxyType({"kind": REQUIRED, "posteriors": REQUIRED, "factor": 1.0, "seed": REQUIRED}),
+        sources=("rate", "classes"),
+    ),
+)
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})
+
+
+def find_protocol(name: str) -> Protocol:
+    """The protocol of this name, or a ConfigError that lists all."""
+    if name not in PROTOCOLS:
+        raise ConfigError(
+            f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
+        )
+    return PROTOCOLS[name]
+
+
+def check_options(name: str, given: Mapping[str, object]) -> None:
+    """Refuse an option that another protocol has; None and False count as not given.
+
+    >>> check_options("symmetric", {"rate": 0.4, "inclusive": True, "class_map": None, "derange": False})
+    """
+    protocol = find_protocol(name)
+    taken = [*protocol.parameters, *protocol.sources]
+    for option, value in given.items():
+        if option not in taken and value is not None and value is not False:
+            users = [other for other, p in PROTOCOLS.items() if option in (*p.parameters, *p.sources)]
+            raise ConfigError(
+                f"{option}={value!r}: {name} noise does not use it, {' and '.join(users)} would; "
+                f"{name} takes {', '.join(taken)}"
+            )
+
+
+def protocol_id(name: str, **params: object) -> str:
+    """The protocol, every parameter, and 8 hexadecimal digits of the SHA-256 of both (and of the protocol's version).
+
+    Noise with this id comes from `np.random.default_rng(seed)`, used for nothing else before.
+
+    >>> protocol_id("shuffle-captions", rate=0.4, seed=7)
+    'shuffle-captions(rate=0.4,derange=False,seed=7)#a8576b23'
+    """
+    protocol = find_protocol(name)
+    settings = protocol.settings(**params)
+    canonical = json.dumps([name, protocol.version, settings], ensure_ascii=False, separators=(",", ":"))
+    shown = ",".join(f"{key}={value}" for key, value in settings.items())
+    return f"{name}({shown})#{hashlib.sha256(canonical.encode()).hexdigest()[:8]}"
+
+
+def _value(name: str, value: object) -> Value:
+    """A Python scalar of the parameter's type, so that 1 and 1.0, or numpy's and Python's, give one id."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    example = EXAMPLES[name]
+    a_number = isinstance(example, float) or name == "temperature"
+    if a_number and isinstance(value, int | float) and not isinstance(value, bool):
+        return check_rate(value) if name == "rate" else float(value)
+    if type(value) is type(example):
+        return value
+    raise ConfigError(f"{name}={value!r}: this is no {type(example).__name__}; give for example {name}={example!r}")

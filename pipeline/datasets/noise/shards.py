@@ -1,0 +1,195 @@
+"""Known noise in shards: rewrite them with wrong captions and record, sample by sample, what was changed."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.output_folder import refuse_other_shards, writing_to
+from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.read import RawSample, ShardReader
+
+from .captions import shuffle_captions, shuffle_images
+from .protocols import PROTOCOLS, protocol_id
+
+__all__ = [
+    "TRUTH_FILE",
+    "NoiseReport",
+    "json_record",
+    "noise_captions",
+    "refuse_noisy",
+    "refuse_own_field",
+    "rewrite_shards",
+]
+
+TRUTH_FILE = "noise.parquet"
+OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # of the json, written with the noise
+
+
+@dataclass(frozen=True)
+class NoiseReport:
+    """What was written: `noisy` of `samples` are wrong now, `untouched` had nothing that could be changed."""
+
+    out: str
+    protocol: str
+    shards: list[str]
+    samples: int
+    noisy: int
+    untouched: int
+
+    @property
+    def rate(self) -> float:
+        """Realised share of wrong samples among all."""
+        return self.noisy / self.samples if self.samples else 0.0
+
+
+def noise_captions(
+    shards: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    protocol: str = "shuffle-captions",
+    rate: float,
+    seed: int,
+    derange: bool = False,
+    text_field: str | None = None,
+) -> NoiseReport:
+    """Copy shards to `out` with mismatched captions, which are read from `txt` or json as in annotate.
+
+    A sample counts as noisy when its new caption comes from another picture and reads differently. Each sample's json
+    gets `noisy`, `noise_protocol` and, where changed, `original_caption`; `noise.parquet` lists the same for all.
+    """
+    if protocol not in PROTOCOLS or PROTOCOLS[protocol].noises != "captions":
+        names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
+        raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}")
+    refuse_own_field("text_field", text_field, "caption", "true_caption")
+    identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+    found = find_shards(shards)
+    captions, images = _captions(found, text_field)
+    usable = np.flatnonzero([caption is not None for caption in captions])
+    shuffle = shuffle_captions if protocol == "shuffle-captions" else shuffle_images
+    moved = shuffle(images[usable], rate, np.random.default_rng(seed), derange)
+    source = np.arange(len(captions))
+    source[usable] = usable[moved.source]
+    noisy = np.zeros(len(captions), bool)
+    noisy[usable] = moved.noisy
+    noisy &= np.array([captions[i] != captions[j] for i, j in enumerate(source)], dtype=bool)
+
+    def change(row: int, raw: RawSample) -> dict[str, bytes]:
+        record = json_record(raw)
+        wrong = bool(noisy[row])
+        caption = captions[int(source[row])]
+        record |= {"noisy": wrong, "noise_protocol": identity}
+        parts = dict(raw.parts)
+        if caption is not None and caption != captions[row]:
+            record["original_caption"] = captions[row]
+            names = [text_field] if text_field else ["caption", "text"]
+            record |= {name: caption for name in names if name in record}
+            if text_field is None and ("txt" in parts or not {"caption", "text"} & set(record)):
+                parts["txt"] = caption.encode()
+        return parts | {"json": json.dumps(record).encode()}
+
+    written = rewrite_shards(found, Path(out), change, noisy, identity)
+    return NoiseReport(str(out), identity, written, len(captions), int(noisy.sum()), len(captions) - len(usable))
+
+
+def rewrite_shards(
+    shards: Sequence[Shard],
+    out: Path,
+    change: Callable[[int, RawSample], dict[str, bytes]],
+    noisy: NDArray[np.bool_],
+    protocol: str,
+    columns: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Write each shard anew with the parts that `change(global row, sample)` returns, and `noise.parquet` beside them.
+
+    `columns` (one value for each sample) and `metadata` go into `noise.parquet` too.
+    """
+    targets = {shard: out / f"{shard.stem}.tar" for shard in shards}
+    for shard, target in targets.items():
+        if shard.is_local and target.resolve() == Path(shard.url).resolve():
+            raise ConfigError(f"out {out} is where the shards are; use another folder, so that the originals stay")
+    refuse_other_shards(out, {target.name for target in targets.values()})
+    row = 0
+    truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}
+    with writing_to(out):
+        for shard, target in targets.items():
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for raw in ShardReader(shard, all_parts=True):
+                    for part, data in change(row, raw).items():
+                        member = tarfile.TarInfo(f"{raw.key}.{part}")  # times and owners stay 0: same input, same bytes
+                        member.size = len(data)
+                        tar.addfile(member, io.BytesIO(data))
+                    for name, value in zip(truth, (shard.stem, raw.index, raw.key, bool(noisy[row])), strict=True):
+                        truth[name].append(value)
+                    row += 1
+            write_atomically(target, packed.getbuffer())
+        table = pa.table({**truth, **(columns or {})})
+        table = table.replace_schema_metadata({"noisegate.noise_protocol": protocol, **(metadata or {})})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        write_atomically(out / TRUTH_FILE, sink.getvalue())
+    return [str(target) for target in targets.values()]
+
+
+def _captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | None], NDArray[np.int64]]:
+    """Captions (None where there is none) and picture ids; samples with the same picture share an id."""
+    captions: list[str | None] = []
+    problem = ""
+    ids: dict[bytes, int] = {}
+    images: list[int] = []
+    for shard, raw in ((one, raw) for one in shards for raw in ShardReader(one)):
+        refuse_noisy(raw, shard)
+        try:
+            captions.append(decode_text(raw.parts, field, Limits()))
+        except BadSample as error:
+            captions.append(None)
+            problem = problem or str(error)
+        picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
+        images.append(ids.setdefault(picture, len(ids)))
+    if not captions:
+        raise ConfigError(f"the {len(shards)} shards hold no samples")
+    if all(caption is None for caption in captions):
+        raise ConfigError(f"no sample has a caption to shuffle: {problem}; name its json field with --text-field")
+    return captions, np.array(images, np.int64)
+
+
+def refuse_noisy(raw: RawSample, shard: Shard) -> None:
+    """Noise on noise would lose the record of the first."""
+    if b'"noise_protocol"' in raw.parts.get("json", b""):
+        raise ConfigError(
+            f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards"
+        )
+
+
+def refuse_own_field(setting: str, field: str | None, what: str, example: str) -> None:
+    """What is to be spoilt cannot lie where the record of the noise goes: one of the two would be lost."""
+    if field in OWN_FIELDS:
+        raise ConfigError(
+            f"{setting}={field!r}: the noise writes this field itself, and the right {what} would be lost; write shards "
+            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}"
+        )
+
+
+def json_record(raw: RawSample) -> dict[str, Any]:
+    """The sample's json as an object, empty where there is none."""
+    try:
+        record = json.loads(raw.parts.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        record = {}  # a broken json is replaced by one that holds the mask
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,44 @@
+"""Drawn scenes with captions: data that any machine can make for itself, where the truth about each pair is known."""
+
+from .caption import caption
+from .draw import draw
+from .scene import (
+    ATTRIBUTES,
+    BACKGROUNDS,
+    COLOURS,
+    COUNTS,
+    POSITIONS,
+    SHAPES,
+    SIZES,
+    Group,
+    Scene,
+    changed_attributes,
+    class_names,
+    hard_negative,
+    random_scene,
+    scene_class,
+    with_attribute,
+)
+from .shards import scene_rng, write_scenes
+
+__all__ = [
+    "ATTRIBUTES",
+    "BACKGROUNDS",
+    "COLOURS",
+    "COUNTS",
+    "POSITIONS",
+    "SHAPES",
+    "SIZES",
+    "Group",
+    "Scene",
+    "caption",
+    "changed_attributes",
+    "class_names",
+    "draw",
+    "hard_negative",
+    "random_scene",
+    "scene_class",
+    "scene_rng",
+    "with_attribute",
+    "write_scenes",
+]

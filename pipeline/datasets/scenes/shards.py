@@ -1,0 +1,88 @@
+"""Scenes as webdataset shards."""
+
+import io
+import itertools
+import json
+import tarfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.table import write_atomically
+
+from .caption import caption
+from .draw import draw
+from .scene import changed_attributes, class_names, hard_negative, random_scene, scene_class
+
+_WRITTEN = 1  # sets these streams apart from those of training, which are seeded with (seed, index) alone
+
+
+def scene_rng(seed: int, index: int) -> np.random.Generator:
+    """Give the generator of scene `index`: it depends on nothing else, so any part of a set can be made alone.
+
+    No seed gives scenes that the embedded estimator was trained on; those have generators of their own.
+    """
+    return np.random.default_rng([seed, index, _WRITTEN])
+
+
+def write_scenes(
+    out: Path,
+    count: int,
+    shards: int,
+    seed: int,
+    size: int = 64,
+    hard_negatives: bool = False,
+    labels: bool = True,
+) -> list[Path]:
+    """Write `count` scenes as `scenes-000000.tar`, ... into `out`, byte for byte the same for the same arguments.
+
+    Each sample is `<key>.png`, `<key>.txt` (caption), `<key>.cls` (class id) and `<key>.json` (caption, label, class
+    name, attributes). With `hard_negatives` the JSON also has a caption that is false in one attribute, and that
+    attribute's name. Without `labels` there is no `.cls`, no label in the JSON and no `classes.txt` beside the shards.
+    """
+    if count < 1:
+        raise ConfigError(f"count={count} gives no scenes: use 1000")
+    if not 1 <= shards <= count:
+        raise ConfigError(f"shards={shards} does not split {count} scenes: use {min(4, count)}")
+    if seed < 0:
+        raise ConfigError(f"seed={seed} is negative: use 0")
+    out.mkdir(parents=True, exist_ok=True)
+    bounds = [count * part // shards for part in range(shards + 1)]
+    paths = []
+    for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for index in range(start, stop):
+                for suffix, content in _sample(seed, index, size, hard_negatives, labels).items():
+                    member = tarfile.TarInfo(f"{index:08d}.{suffix}")  # mtime, uid and gid stay 0
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        path = out / f"scenes-{part:06d}.tar"
+        write_atomically(path, packed.getvalue())
+        paths.append(path)
+    if labels:
+        write_atomically(out / "classes.txt", "".join(f"{name}\n" for name in class_names()).encode())
+    return paths
+
+
+def _sample(seed: int, index: int, size: int, hard_negatives: bool, labels: bool) -> dict[str, bytes]:
+    rng = scene_rng(seed, index)
+    scene = random_scene(rng)
+    picture = io.BytesIO()
+    draw(scene, size).save(picture, "PNG")
+    text = caption(scene, rng)
+    facts: dict[str, Any] = {"caption": text}
+    if labels:
+        facts |= {"label": scene_class(scene), "class_name": class_names()[scene_class(scene)]}
+    facts |= {**asdict(scene.main), "background": scene.background}
+    facts["companion"] = None if scene.companion is None else asdict(scene.companion)
+    if hard_negatives:
+        other = hard_negative(scene, rng)
+        facts |= {"hard_negative": caption(other, rng), "changed_attribute": changed_attributes(scene, other)[0]}
+    sample = {"png": picture.getvalue(), "txt": text.encode()}
+    if labels:
+        sample["cls"] = str(facts["label"]).encode()
+    return sample | {"json": json.dumps(facts).encode()}

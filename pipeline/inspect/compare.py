@@ -1,0 +1,290 @@
+"""Two runs over the same data (another model, β or method): do they rank and cut alike, and where do they not?"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+
+from .agreement import average_ranks, cohen_kappa, kendall_tau_b, spearman
+from .captions import one_line, read_captions
+
+__all__ = ["Comparison", "CutAgreement", "Disagreement", "RankAgreement", "compare"]
+
+SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "neighbourhood")
+MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many
+KENDALL = 3_000  # Kendall's τ compares every row with every other, so it gets fewer
+_READ = ["key", "image_sha256", "text_sha256", "clean", "refined_label", *SCORES]
+
+Floats = NDArray[np.float32]
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Rank correlations of one score over the rows that both runs scored; τ-b over `kendall_rows` of them."""
+
+    score: str
+    rows: int
+    spearman: float
+    kendall: float
+    kendall_rows: int
+
+
+@dataclass(frozen=True)
+class CutAgreement:
+    """The column `clean` of both runs, over all rows in which both have it."""
+
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+
+    @property
+    def rows(self) -> int:
+        return self.both + self.only_first + self.only_second + self.neither
+
+    @property
+    def share(self) -> float:
+        """Of the rows on which both say the same."""
+        return (self.both + self.neither) / self.rows
+
+    @property
+    def kappa(self) -> float:
+        """Cohen's κ: 1 for the same cut, 0 for as much agreement as chance would give."""
+        return cohen_kappa([[self.both, self.only_first], [self.only_second, self.neither]])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "rows": self.rows, "share": self.share, "kappa": self.kappa}
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One sample that the runs rank differently; ranks are shares from 0, the worst, to 1, the best."""
+
+    shard: str
+    key: str
+    index: int
+    ranks: tuple[float, float]
+    first: Mapping[str, Any]
+    second: Mapping[str, Any]
+    caption: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Where two runs agree. `compared` is how many of the `matched` rows the correlations and the list come from."""
+
+    first: str
+    second: str
+    rows: tuple[int, int]
+    matched: int
+    compared: int
+    ranks: tuple[RankAgreement, ...]
+    cut: CutAgreement | None
+    refined_rows: int
+    refined_same: int
+    by: str | None
+    disagreements: tuple[Disagreement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "cut": self.cut.to_dict() if self.cut else None}
+
+
+@dataclass
+class _Counts:
+    matched: int = 0
+    clean: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 2), np.int64))
+    refined_rows: int = 0
+    refined_same: int = 0
+
+
+@dataclass
+class _Sample:
+    """Matched rows: places in the list of stems, rows of the first run's table, scores (N, scores) of both."""
+
+    places: Index
+    rows: Index
+    first: Floats
+    second: Floats
+
+
+def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int = MOST, seed: int = 0) -> Comparison:
+    """Compare the tables of two runs, shard by shard; rows match by shard, key, picture and caption.
+
+    Shards match by their digest, else by their name. `top` samples are listed on which the ranks differ most, with their
+    captions where the shards are on this machine. Correlations and that list come from all rows, or from a seeded sample
+    of about `most`. Raises MismatchError when fewer than half of the smaller run's rows
+    are in the other one, and TableError where there is no run.
+    """
+    if top < 0 or seed < 0 or most < 1:
+        raise ConfigError(f"top {top}, most {most} or seed {seed} is too small; use 10, 1000000 and 0")
+    runs = RunFolder(Path(first)), RunFolder(Path(second))
+    stems = tuple(list(run.stems()) for run in runs)
+    for run, found in zip(runs, stems, strict=True):
+        if not found:
+            raise TableError(f"{run.path} has no tables yet; run its annotate command again")
+    sizes = tuple(
+        sum(pq.read_metadata(run.table(s)).num_rows for s in found) for run, found in zip(runs, stems, strict=True)
+    )
+    counts = _Counts()
+    sample = _read(runs, stems, min(1.0, most / max(sizes[0], 1)), seed, counts)
+    if 2 * counts.matched < min(sizes) or not counts.matched:
+        raise MismatchError(
+            f"{first} and {second} are not of the same data: {counts.matched:,} of {sizes[0]:,} and {sizes[1]:,} rows match "
+            "by shard, key, picture and caption; compare two runs over the same shards"
+        )
+    by, listed = _disagreements(runs[0], stems[0], sample, top)
+    return Comparison(
+        first=str(first),
+        second=str(second),
+        rows=(sizes[0], sizes[1]),
+        matched=counts.matched,
+        compared=len(sample.rows),
+        ranks=_ranks(sample, np.random.default_rng(seed)),
+        cut=CutAgreement(*counts.clean[::-1, ::-1].ravel().tolist()) if counts.clean.sum() else None,
+        refined_rows=counts.refined_rows,
+        refined_same=counts.refined_same,
+        by=by,
+        disagreements=tuple(listed),
+    )
+
+
+def _read(
+    runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...], share: float, seed: int, counts: _Counts
+) -> _Sample:
+    """Count over all matching rows, and keep a seeded `share` of them; one shard of each run is in memory at a time."""
+    partner = _partners(runs, stems)
+    empty = np.zeros((0, len(SCORES)), np.float32)
+    parts: list[tuple[Index, Index, Floats, Floats]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), empty, empty)]
+    for place, stem in enumerate(stems[0]):
+        if stem not in partner:
+            continue
+        left, right = runs[0].read(stem, _READ), runs[1].read(partner[stem], _READ)
+        rows, others = _matches(left, right)
+        a, b = left.take(rows), right.take(others)
+        counts.matched += len(rows)
+        for name in ("clean", "refined_label"):
+            known = pc.and_(pc.is_valid(a[name]), pc.is_valid(b[name]))
+            x, y = (pc.filter(table[name], known).to_numpy(zero_copy_only=False) for table in (a, b))
+            if name == "clean":
+                pairs = 2 * x.astype(np.int64) + y.astype(np.int64)
+                counts.clean += np.bincount(pairs, minlength=4).reshape(2, 2)
+            else:
+                counts.refined_rows, counts.refined_same = (
+                    counts.refined_rows + len(x),
+                    counts.refined_same + int((x == y).sum()),
+                )
+        chosen = np.random.default_rng([seed, zlib.crc32(stem.encode())]).random(len(rows)) < share
+        parts.append((np.full(int(chosen.sum()), place), rows[chosen], _scores(a, chosen), _scores(b, chosen)))
+    return _Sample(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _partners(runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...]) -> dict[str, str]:
+    """The table of the second run for each of the first: the one of the same tar, else the one of the same name."""
+    digests = {read_metadata(runs[1].table(stem))["shard"]["sha256"]: stem for stem in stems[1]}
+    names = set(stems[1])
+    found = {}
+    for stem in stems[0]:
+        digest = read_metadata(runs[0].table(stem))["shard"]["sha256"]
+        if digest and digest in digests:
+            found[stem] = digests[digest]
+        elif stem in names:
+            found[stem] = stem
+    return found
+
+
+def _matches(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
+    """Rows of both tables that are the same sample: the same key (repeats in order), and no digest that differs."""
+    if left["key"].equals(right["key"]):
+        rows = others = np.arange(len(left))
+    else:
+        places = {key: row for row, key in enumerate(_numbered(right))}
+        joined = [(row, places[key]) for row, key in enumerate(_numbered(left)) if key in places]
+        pairs = np.array(joined, np.int64).reshape(-1, 2)
+        rows, others = pairs[:, 0], pairs[:, 1]
+    same = np.ones(len(rows), bool)
+    for name in ("image_sha256", "text_sha256"):
+        equal = pc.equal(left[name].take(rows), right[name].take(others))  # null where one of them is not known
+        same &= pc.fill_null(equal, True).to_numpy(zero_copy_only=False)
+    return rows[same], others[same]
+
+
+def _numbered(table: pa.Table) -> list[tuple[str, int]]:
+    seen: dict[str, int] = {}
+    keys = []
+    for key in table["key"].to_pylist():
+        seen[key] = seen.get(key, -1) + 1
+        keys.append((key, seen[key]))
+    return keys
+
+
+def _ranks(sample: _Sample, rng: np.random.Generator) -> tuple[RankAgreement, ...]:
+    found = []
+    for i, name in enumerate(SCORES):
+        known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
+        if len(known) < 2:
+            continue
+        a, b = sample.first[known, i], sample.second[known, i]
+        few = np.arange(len(known)) if len(known) <= KENDALL else rng.choice(len(known), KENDALL, replace=False)
+        found.append(RankAgreement(name, len(known), spearman(a, b), kendall_tau_b(a[few], b[few]), len(few)))
+    return tuple(found)
+
+
+def _disagreements(
+    run: RunFolder, stems: list[str], sample: _Sample, top: int
+) -> tuple[str | None, list[Disagreement]]:
+    """The first score by which they rank anything differently, and the rows whose ranks are furthest apart."""
+    for name in ("label_quality", "similarity", "neighbourhood", "osa_weight", "clean_probability"):
+        i = SCORES.index(name)
+        known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
+        ranks = [(average_ranks(side[known, i]) - 0.5) / max(len(known), 1) for side in (sample.first, sample.second)]
+        apart = np.abs(ranks[0] - ranks[1])
+        if apart.any():
+            break
+    else:
+        return None, []
+    order = np.argsort(-apart, kind="stable")[:top]
+    order = order[apart[order] > 0]
+    chosen = known[order]
+    keys = _keys(run, stems, sample, chosen)
+    captions = read_captions(run, [(stems[int(sample.places[r])], int(sample.rows[r]), keys[int(r)]) for r in chosen])
+    listed = []
+    for at, row in zip(order, chosen, strict=True):
+        stem, index = stems[int(sample.places[row])], int(sample.rows[row])
+        text = captions.get((stem, index))
+        first, second = _named(sample.first[row]), _named(sample.second[row])
+        rank = float(ranks[0][at]), float(ranks[1][at])
+        caption = None if text is None else one_line(text)
+        listed.append(Disagreement(stem, keys[int(row)], index, rank, first, second, caption))
+    return name, listed
+
+
+def _keys(run: RunFolder, stems: list[str], sample: _Sample, chosen: Index) -> dict[int, str]:
+    """Keys of chosen rows of the sample, each table read once."""
+    found: dict[int, str] = {}
+    for place in np.unique(sample.places[chosen]):
+        keys = run.read(stems[int(place)], ["key"])["key"]
+        for row in chosen[sample.places[chosen] == place]:
+            found[int(row)] = keys[int(sample.rows[row])].as_py()
+    return found
+
+
+def _scores(table: pa.Table, chosen: NDArray[np.bool_]) -> Floats:
+    """(N, scores) of the chosen rows, NaN for null."""
+    return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float32)[chosen] for name in SCORES], axis=1)
+
+
+def _named(scores: Floats) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(SCORES, scores, strict=True) if np.isfinite(value)}

@@ -1,0 +1,232 @@
+"""A run against the truth, where it is known: how well do its scores find the noise?"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
+
+from .metrics import (
+    BestCut,
+    MeanNoiseRank,
+    SelectionMetrics,
+    best_cut,
+    clean_auroc,
+    mean_noise_rank,
+    osa_acc,
+    osa_recall,
+    relabel_accuracy,
+    selection_metrics,
+)
+from .truth import read_truth
+
+__all__ = [
+    "Evaluation",
+    "LabelEvaluation",
+    "NeighbourhoodEvaluation",
+    "decided_by_neighbourhood",
+    "evaluate",
+    "evaluate_labels",
+    "evaluate_neighbourhood",
+]
+
+LABEL_SCORES = ("label_quality", "probe_consistency", "knn_consistency", "anchor_consistency", "consistency")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a run against known noise. Failed samples are left out and counted in `unscored`."""
+
+    samples: int
+    noisy: int
+    unscored: int
+    beta: float
+    osa_acc: float
+    osa_recall: float
+    selection: SelectionMetrics
+    noise_rank: MeanNoiseRank
+    best: BestCut
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, flat where a script would look."""
+        plain = asdict(self)
+        return {**plain, "clean_auroc": self.selection.clean_auroc, "beta": self.beta}
+
+
+def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
+    """Judge the tables of a run by `truth`, a Parquet file with `noisy` and `key`; `shard` too where keys repeat.
+
+    Without it the truth is the field `noisy` in the samples' json, which `noisegate noise` leaves there. Raises
+    MismatchError when the shards are no longer those that were scored.
+    """
+    run = RunFolder(Path(folder))
+    table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
+    beta = (run.read_run() or {})["beta"]
+    if beta is None:
+        raise TableError(
+            f"{folder} has no β to judge: it was scored without pairs, or from encoders that share no space"
+        )
+    noisy = read_truth(run, table, Path(truth) if truth else None).noisy
+    weight = table["osa_weight"].to_numpy(zero_copy_only=False)
+    scored = ~np.isnan(weight)
+    if not scored.any():
+        raise TableError(f"{folder}: no sample has a score; look at the column error of its tables")
+    weight, mask = weight[scored].astype(np.float64), noisy[scored]
+    similarity = table["similarity"].to_numpy(zero_copy_only=False)[scored]
+    return Evaluation(
+        samples=int(scored.sum()),
+        noisy=int(mask.sum()),
+        unscored=int((~scored).sum()),
+        beta=beta["value"],
+        osa_acc=osa_acc(weight, mask),
+        osa_recall=osa_recall(weight, mask),
+        selection=selection_metrics(similarity, weight > 0, mask),
+        noise_rank=mean_noise_rank(weight, mask),
+        best=best_cut(similarity, mask),
+    )
+
+
+@dataclass(frozen=True)
+class NeighbourhoodEvaluation:
+    """Agreement with the neighbours' partners against known noise, in a run that has no cosine.
+
+    `cut` is None where there were too few pairs to choose one; then nothing was called clean, and `selection` is None.
+    """
+
+    samples: int
+    noisy: int
+    unscored: int
+    cut: float | None
+    clean_auroc: float
+    selection: SelectionMetrics | None
+    best: BestCut
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def decided_by_neighbourhood(folder: str | Path) -> bool:
+    """Whether the neighbourhood alone says which pairs are clean."""
+    near = _neighbourhood_facts(RunFolder(Path(folder)))
+    return bool(near and near["alone"])
+
+
+def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) -> NeighbourhoodEvaluation:
+    """Judge the neighbourhood scores of a run; the truth is as in `evaluate`."""
+    run = RunFolder(Path(folder))
+    table = read_table(folder, ["key", "index", "neighbourhood"])
+    near = _neighbourhood_facts(run)
+    agreement = _floats(table, "neighbourhood")
+    scored = ~np.isnan(agreement)
+    if near is None or not scored.any():
+        raise TableError(f"{folder}: no pair has a neighbourhood score; score pairs with --neighbourhood")
+    noisy, agreement = read_truth(run, table, Path(truth) if truth else None).noisy[scored], agreement[scored]
+    cut = near["cut"]
+    return NeighbourhoodEvaluation(
+        samples=int(scored.sum()),
+        noisy=int(noisy.sum()),
+        unscored=int((~scored).sum()),
+        cut=cut,
+        clean_auroc=clean_auroc(agreement, noisy),
+        selection=None if cut is None else selection_metrics(agreement, agreement > cut, noisy),
+        best=best_cut(agreement, noisy),
+    )
+
+
+@dataclass(frozen=True)
+class LabelEvaluation:
+    """Label scores against known noise: AUROC of each score, both rules, and the share of right labels.
+
+    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. Where pairs were scored
+    too, `clean` asks for a right caption as well; `fused` is then of the `captioned` labels, those whose caption passes.
+    Accuracies are of the given and of the refined labels, None where the right ones are not known.
+    """
+
+    samples: int
+    noisy: int
+    unscored: int
+    captioned: int
+    aurocs: Mapping[str, float]
+    fused: SelectionMetrics
+    tango: SelectionMetrics
+    given_accuracy: float | None
+    refined_accuracy: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"labels": asdict(self), "clean_auroc": self.fused.clean_auroc}
+
+
+def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> LabelEvaluation:
+    """Judge the label scores of a run; the truth is as in `evaluate`, with `clean_label` for the accuracies."""
+    run = RunFolder(Path(folder))
+    names = [
+        "key",
+        "index",
+        "label",
+        "clean",
+        "clean_tango",
+        "refined_label",
+        "osa_weight",
+        "neighbourhood",
+        *LABEL_SCORES,
+    ]
+    table = read_table(folder, names)
+    known = read_truth(run, table, Path(truth) if truth else None)
+    quality = _floats(table, "label_quality")
+    scored = ~np.isnan(quality)
+    if not scored.any():
+        raise TableError(f"{folder}: no label has a score; score labels with --task labels")
+    noisy = known.noisy[scored]
+    scores = {name: _floats(table, name)[scored] for name in LABEL_SCORES}
+    given, refined = (
+        table[name].cast(pa.int64()).fill_null(-1).to_numpy()[scored] for name in ("label", "refined_label")
+    )
+    captioned = _caption_passes(run, table)[scored]
+    right = None if known.clean_label is None else known.clean_label[scored]
+    return LabelEvaluation(
+        samples=int(scored.sum()),
+        noisy=int(noisy.sum()),
+        unscored=int((~scored).sum()),
+        captioned=int(captioned.sum()),
+        aurocs={name: clean_auroc(values, noisy) for name, values in scores.items() if not np.isnan(values).all()},
+        fused=selection_metrics(
+            scores["label_quality"][captioned], _mask(table, "clean")[scored][captioned], noisy[captioned]
+        ),
+        tango=selection_metrics(scores["consistency"], _mask(table, "clean_tango")[scored], noisy),
+        given_accuracy=None if right is None else relabel_accuracy(given, right),
+        refined_accuracy=None if right is None else relabel_accuracy(refined, right),
+    )
+
+
+def _caption_passes(run: RunFolder, table: pa.Table) -> NDArray[np.bool_]:
+    """(N,) where `clean` is about the label: the pair was judged clean, or not judged at all."""
+    near = _neighbourhood_facts(run)
+    weight, passes = _floats(table, "osa_weight"), np.ones(len(table), dtype=bool)
+    if near and near["alone"] and near["cut"] is not None:
+        agreement = _floats(table, "neighbourhood")
+        passes = np.isnan(agreement) | (agreement > near["cut"])
+    return np.asarray(passes & (np.isnan(weight) | (weight > 0)))
+
+
+def _neighbourhood_facts(run: RunFolder) -> dict[str, Any] | None:
+    """What the tables say about neighbourhoods, the same in all of them."""
+    stem = next(run.stems(), None)
+    return None if stem is None else read_metadata(run.table(stem)).get("neighbourhood")
+
+
+def _floats(table: pa.Table, name: str) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
+
+
+def _mask(table: pa.Table, name: str) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = table[name].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    return mask

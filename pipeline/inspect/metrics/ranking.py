@@ -1,0 +1,187 @@
+"""Retrieval metrics: R@K and rSum for image-text models, P@1 and mAP@R for image-image models.
+
+Ties are always resolved against the model, so that a collapsed one, whose similarities are all equal, does not get 100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = ["RecallAtK", "coco_folds", "map_at_r", "percent_within", "precision_at_1", "recall_at_k", "rsum"]
+
+Floats = NDArray[np.float64]
+CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
+TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
+
+
+@dataclass(frozen=True)
+class RecallAtK:
+    """Percent of queries answered within the first K, by K: images asking for texts (i2t), texts for images (t2i)."""
+
+    i2t: Mapping[int, float]
+    t2i: Mapping[int, float]
+
+
+def recall_at_k(
+    similarity: NDArray[np.floating], image_of_caption: ArrayLike | None = None, ks: Sequence[int] = (1, 5, 10)
+) -> RecallAtK:
+    """Percent of queries whose first right answer ranks within K, both directions.
+
+    rank = 1 + #(wrong answers that score at least as much as the best right one), NaN counting against the model.
+
+    similarity: (I, T), image i against caption t.
+    image_of_caption: (T,) row of each caption's image; None when caption t belongs to image t.  Images without
+        captions ask nothing.
+
+    >>> recall_at_k(np.array([[.9, .1], [.8, .7]]), ks=(1,))
+    RecallAtK(i2t={1: 50.0}, t2i={1: 100.0})
+    """
+    images, captions = similarity.shape
+    owner = _owners(similarity, image_of_caption)
+    own = similarity[owner, np.arange(captions)]
+    right = np.nan_to_num(own, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    best = np.full(images, -np.inf, dtype=right.dtype)
+    np.maximum.at(best, owner, right)
+
+    caption_rank = np.zeros(captions, dtype=np.int64)
+    image_rank = np.zeros(images, dtype=np.int64)
+    step = max(1, CHUNK // max(captions, 1))
+    for start in range(0, images, step):
+        block = similarity[start : start + step]
+        caption_rank += (~(block < right)).sum(axis=0)  # counts the right image itself, which is the 1 of the rank
+        image_rank[start : start + step] = (~(block < best[start : start + step, None])).sum(axis=1)
+    counted = (right >= best[owner]) | np.isnan(own)  # right answers are not among the wrong ones, whatever they score
+    image_rank += 1 - np.bincount(owner, weights=counted, minlength=images).astype(np.int64)
+    asked = np.bincount(owner, minlength=images) > 0
+    return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
+
+
+def _owners(similarity: NDArray[np.floating], image_of_caption: ArrayLike | None) -> NDArray[np.int64]:
+    """(T,) row of each caption's image, which must exist."""
+    images, captions = similarity.shape
+    owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
+    numbers = owner.dtype.kind in "iu" or not owner.size
+    if owner.shape != (captions,) or not numbers or (captions and not 0 <= owner.min() <= owner.max() < images):
+        raise ConfigError(
+            f"image_of_caption is {owner.dtype} of shape {owner.shape} for similarity {similarity.shape}; "
+            f"give ({captions},) row numbers from 0 to {images - 1}"
+        )
+    return owner.astype(np.int64)
+
+
+def percent_within(ranks: NDArray[np.int64], ks: Sequence[int]) -> dict[int, float]:
+    """Percent of ranks, counted from 1, that are at most K, by K; NaN of none."""
+    return {k: 100.0 * float((ranks <= k).mean()) if len(ranks) else math.nan for k in ks}
+
+
+def rsum(recall: RecallAtK) -> float:
+    """All recalls of both directions added: at most 600 for K = 1, 5, 10.
+
+    >>> rsum(RecallAtK({1: 70.0, 5: 90.0, 10: 95.0}, {1: 50.0, 5: 80.0, 10: 88.0}))
+    473.0
+    """
+    return sum(recall.i2t.values()) + sum(recall.t2i.values())
+
+
+def coco_folds(
+    similarity: NDArray[np.floating],
+    image_of_caption: ArrayLike | None = None,
+    folds: int = 5,
+    ks: Sequence[int] = (1, 5, 10),
+) -> RecallAtK:
+    """MS-COCO 1K: the mean of `recall_at_k` over disjoint, consecutive folds of images with their own captions.
+
+    >>> coco_folds(np.array([[.1, .9], [.8, .7]]), folds=2, ks=(1,))  # one candidate per fold
+    RecallAtK(i2t={1: 100.0}, t2i={1: 100.0})
+    """
+    images = len(similarity)
+    if folds < 1 or images % folds:
+        raise ConfigError(f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set")
+    owner = _owners(similarity, image_of_caption)
+    size = images // folds
+    parts = []
+    for fold in range(folds):
+        mine = np.flatnonzero(owner // size == fold)
+        rows = similarity[fold * size : (fold + 1) * size]
+        parts.append(recall_at_k(rows[:, mine], owner[mine] - fold * size, ks))
+    return RecallAtK(
+        i2t={k: float(np.mean([part.i2t[k] for part in parts])) for k in ks},
+        t2i={k: float(np.mean([part.t2i[k] for part in parts])) for k in ks},
+    )
+
+
+def precision_at_1(embeddings: ArrayLike, labels: ArrayLike) -> float:
+    """Percent of items whose nearest other item (cosine) has their class.
+
+    embeddings: (N, d), a row with NaN or without length is a miss and is never found; labels: (N,), -1 takes no part.
+    The item itself is left out by its index; classes of one item ask nothing but can be found.
+
+    >>> precision_at_1([[1, 0], [1, .1], [0, 1], [.1, 1]], [0, 0, 1, 1])
+    100.0
+    """
+    hits = [(right[:, 0] > wrong[:, -1]) for right, wrong in _class_blocks(embeddings, labels)]
+    return 100.0 * float(np.concatenate(hits).mean()) if hits else math.nan
+
+
+def map_at_r(embeddings: ArrayLike, labels: ArrayLike) -> float:
+    """mAP@R in percent: (1/R) sum_{k<=R} Prec(k) rel(k), R = number of other items of the class, mean over items.
+
+    Arguments and edges as in `precision_at_1`.
+
+    >>> map_at_r([[1, 0], [1, .1], [0, 1], [.1, 1]], [0, 0, 1, 1])
+    100.0
+    """
+    scores = []
+    for right, wrong in _class_blocks(embeddings, labels):
+        found = right.shape[1]
+        order = np.arange(1, found + 1)
+        for hits, misses in zip(right, wrong, strict=True):
+            rank = order + (len(misses) - np.searchsorted(misses, hits, side="left"))
+            scores.append(float(((order / rank) * ((rank <= found) & (hits > -np.inf))).sum() / found))
+    return 100.0 * float(np.mean(scores)) if scores else math.nan
+
+
+def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Floats, Floats]]:
+    """For blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1)
+    to all other classes, ascending, after a -inf that keeps it from being empty.
+
+    The former are lessened by `TIE`: equal cosines that were reached by different sums, in blocks of any size, must tie.
+    """
+    rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
+    if rows.ndim != 2 or label.shape != rows.shape[:1]:
+        raise ConfigError(f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)")
+    rows, label = rows[label >= 0], label[label >= 0]
+    unit, valid = _unit(rows)
+    for members in (np.flatnonzero(label == c) for c in np.unique(label)):
+        if len(members) < 2:
+            continue
+        others = np.flatnonzero(label != label[members[0]])
+        step = max(1, CHUNK // (2 * len(label)))
+        for start in range(0, len(members), step):
+            queries = members[start : start + step]
+            product = unit[queries] @ unit.T
+            product[~valid[queries]] = -np.inf
+            product[:, ~valid] = -np.inf
+            right = product[:, members] - TIE
+            right[np.arange(len(queries)), start + np.arange(len(queries))] = np.inf
+            right = -np.sort(-right, axis=1)[:, 1:]  # its own +inf comes first
+            wrong = np.full((len(queries), len(others) + 1), -np.inf)
+            wrong[:, 1:] = np.sort(product[:, others], axis=1)
+            yield right, wrong
+
+
+def _unit(rows: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """`unit_rows` in float64, for rows of any size that float64 holds."""
+    largest = np.abs(rows).max(axis=1, initial=0)
+    scaled = rows / np.where(np.isfinite(largest) & (largest > 0), largest, 1)[:, None]
+    length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
+    with np.errstate(invalid="ignore", over="ignore"):
+        valid = np.isfinite(length) & (largest * length >= 1e-12)
+    return np.where(valid[:, None], scaled, 0.0) / np.where(valid, length, 1)[:, None], valid

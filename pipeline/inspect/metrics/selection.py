@@ -1,0 +1,248 @@
+"""Selection of clean samples, judged against the truth: clean side and noise side under their own names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = [
+    "BestCut",
+    "SelectionMetrics",
+    "best_cut",
+    "clean_auroc",
+    "f1_score",
+    "osa_acc",
+    "osa_recall",
+    "relabel_accuracy",
+    "selection_metrics",
+]
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SelectionMetrics:
+    """Shares in [0, 1]; one that is 0/0 is NaN and `reasons` says why, under its own name."""
+
+    clean_precision: float
+    clean_recall: float
+    clean_f1: float
+    noise_precision: float
+    noise_recall: float
+    noise_f1: float
+    balanced_accuracy: float
+    clean_auroc: float
+    samples: int
+    noisy: int
+    kept: int
+    unscored: int
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values for JSON or a table row; NaN becomes None."""
+        values = asdict(self)
+        return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in values.items()}
+
+
+@dataclass(frozen=True)
+class BestCut:
+    """The cut found with the truth: clean is score > threshold."""
+
+    threshold: float
+    balanced_accuracy: float
+    clean_recall: float
+    noise_recall: float
+
+
+def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: ArrayLike) -> SelectionMetrics:
+    """Precision, recall and F1 of a chosen clean set, both ways, and the AUROC of the score behind it.
+
+    TANGO supplement 9.2 takes clean as the positive class, LNC Tab. 7 noisy: hence both, by name.
+
+    scores: (N,) cleanness, larger is cleaner, NaN for samples without a score (left out of the AUROC, counted in
+        `unscored`); None when the rule has no score.
+    clean_mask: (N,) bool, True where the rule keeps the sample.
+    noisy: (N,) bool, True where the sample is noisy in truth.
+
+    >>> m = selection_metrics([.9, .8, .4, .1], [True, True, False, False], [False, True, False, True])
+    >>> m.clean_precision, m.noise_recall, m.clean_auroc
+    (0.5, 0.5, 0.75)
+    """
+    kept, noise = _mask(clean_mask, "clean_mask"), _mask(noisy, "noisy")
+    _same_length("clean_mask", kept, "noisy", noise)
+    clean = ~noise
+    both, only_kept = int((kept & clean).sum()), int((kept & noise).sum())
+    dropped_clean, dropped_noise = int((~kept & clean).sum()), int((~kept & noise).sum())
+
+    reasons: dict[str, str] = {}
+
+    def share(name: str, part: float, whole: float, why: str) -> float:
+        if whole == 0:
+            reasons[name] = why
+            return math.nan
+        return part / whole
+
+    clean_recall = share("clean_recall", both, both + dropped_clean, "no clean samples")
+    noise_recall = share("noise_recall", dropped_noise, dropped_noise + only_kept, "no noisy samples")
+    auroc, why, unscored = math.nan, "no score given", len(kept)
+    if scores is not None:
+        score = _vector(scores, "scores")
+        _same_length("scores", score, "noisy", noise)
+        auroc, why = _auroc(score, noise)
+        unscored = int(np.isnan(score).sum())
+    if why:
+        reasons["clean_auroc"] = why
+    balanced = (clean_recall + noise_recall) / 2
+    if math.isnan(balanced):
+        reasons["balanced_accuracy"] = reasons.get("clean_recall", reasons.get("noise_recall", ""))
+    return SelectionMetrics(
+        clean_precision=share("clean_precision", both, both + only_kept, "nothing was kept"),
+        clean_recall=clean_recall,
+        clean_f1=share("clean_f1", 2 * both, 2 * both + only_kept + dropped_clean, "nothing clean, nothing kept"),
+        noise_precision=share("noise_precision", dropped_noise, dropped_noise + dropped_clean, "nothing was dropped"),
+        noise_recall=noise_recall,
+        noise_f1=share(
+            "noise_f1", 2 * dropped_noise, 2 * dropped_noise + only_kept + dropped_clean, "nothing noisy or dropped"
+        ),
+        balanced_accuracy=balanced,
+        clean_auroc=auroc,
+        samples=len(kept),
+        noisy=int(noise.sum()),
+        kept=int(kept.sum()),
+        unscored=unscored,
+        reasons=reasons,
+    )
+
+
+def f1_score(precision: float, recall: float) -> float:
+    """Harmonic mean 2PR / (P + R); in the unit of its arguments, 0 when both are 0.
+
+    >>> round(f1_score(84.37, 88.39), 2)  # TANGO supplement Tab. 9, label match
+    86.33
+    """
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
+    """Chance that a clean sample scores above a noisy one, ties 1/2; NaN when one of the kinds is missing.
+
+    scores: (N,) larger is cleaner, NaN rows are left out; noisy: (N,) bool.  `selection_metrics(...).reasons` has
+    the words for a NaN.
+
+    >>> clean_auroc([.9, .5, .5, .1], [False, False, True, True])
+    0.875
+    """
+    score, noise = _vector(scores, "scores"), _mask(noisy, "noisy")
+    _same_length("scores", score, "noisy", noise)
+    return _auroc(score, noise)[0]
+
+
+def _auroc(score: Floats, noise: Mask) -> tuple[float, str]:
+    """(AUROC, reason for NaN or ''), from average ranks (Mann-Whitney)."""
+    known = ~np.isnan(score)
+    score, noise = score[known], noise[known]
+    negatives = int(noise.sum())
+    positives = len(noise) - negatives
+    if not positives:
+        return math.nan, "no clean samples with a score"
+    if not negatives:
+        return math.nan, "no noisy samples with a score"
+    rank_sum = float(rankdata(score)[~noise].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives), ""
+
+
+def best_cut(scores: ArrayLike, noisy: ArrayLike) -> BestCut:
+    """The threshold with the largest balanced accuracy, found with the truth: a bound to show beside a chosen cut.
+
+    scores: (N,) larger is cleaner, NaN rows are left out; clean is score > threshold.  Among equally good cuts the
+    lowest is taken; -inf keeps everything.  With one kind only all is NaN.
+
+    >>> best_cut([.1, .2, .3, .4], [True, True, False, False]).threshold
+    0.2
+    """
+    score, noise = _vector(scores, "scores"), _mask(noisy, "noisy")
+    _same_length("scores", score, "noisy", noise)
+    known = ~np.isnan(score)
+    score, noise = score[known], noise[known]
+    negatives = int(noise.sum())
+    positives = len(noise) - negatives
+    if not positives or not negatives:
+        return BestCut(math.nan, math.nan, math.nan, math.nan)
+    values, group = np.unique(score, return_inverse=True)
+    noise_dropped = np.cumsum(np.bincount(group, weights=noise)) / negatives
+    clean_dropped = np.cumsum(np.bincount(group, weights=~noise)) / positives
+    noise_recall = np.concatenate([[0.0], noise_dropped])
+    clean_recall = np.concatenate([[1.0], 1.0 - clean_dropped])
+    balanced = (noise_recall + clean_recall) / 2
+    best = int(np.argmax(balanced))
+    threshold = -math.inf if best == 0 else float(values[best - 1])
+    return BestCut(threshold, float(balanced[best]), float(clean_recall[best]), float(noise_recall[best]))
+
+
+def osa_acc(weights: ArrayLike, noisy: ArrayLike) -> float:
+    """Share of the clean pairs with w > 0, OSA 4.5's "Acc" (it is the clean recall); NaN without clean pairs.
+
+    >>> osa_acc([.1, 0., .2, 0.], [False, False, True, True])
+    0.5
+    """
+    weight, noise = _vector(weights, "weights"), _mask(noisy, "noisy")
+    _same_length("weights", weight, "noisy", noise)
+    clean = ~noise
+    return float((weight[clean] > 0).mean()) if clean.any() else math.nan
+
+
+def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
+    """Share of the noisy pairs without w > 0, OSA 4.5's "Recall" (it is the noise recall); NaN without noisy pairs.
+
+    >>> osa_recall([.1, 0., .2, 0.], [False, False, True, True])
+    0.5
+    """
+    weight, noise = _vector(weights, "weights"), _mask(noisy, "noisy")
+    _same_length("weights", weight, "noisy", noise)
+    return float((~(weight[noise] > 0)).mean()) if noise.any() else math.nan
+
+
+def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
+    """Share of the samples whose corrected label is the true class (TANGO supplement 9.3).
+
+    corrected: (N,) class or (N, C) soft labels (argmax is taken; a row with NaN is wrong); truth: (N,) class, -1 where
+    unknown (left out).
+
+    >>> relabel_accuracy([2, 1, 0, 1], [2, 0, 0, -1])
+    0.6666666666666666
+    """
+    label, true = np.asarray(corrected), np.asarray(truth)
+    if label.ndim == 2:
+        label = np.where(np.isnan(label).any(axis=1), -1, label.argmax(axis=1))
+    _same_length("corrected", label, "truth", true)
+    known = true >= 0
+    return float((label[known] == true[known]).mean()) if known.any() else math.nan
+
+
+def _vector(values: ArrayLike, name: str) -> Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)")
+    return array
+
+
+def _mask(values: ArrayLike, name: str) -> Mask:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.dtype != np.bool_ and not np.isin(array, (0, 1)).all()):
+        raise ConfigError(f"{name} is {array.dtype} of shape {array.shape}; give booleans (or 0 and 1) of shape (N,)")
+    return array.astype(np.bool_)
+
+
+def _same_length(name: str, first: NDArray[np.generic], other: str, second: NDArray[np.generic]) -> None:
+    if len(first) != len(second):
+        raise ConfigError(
+            f"{name} has {len(first)} rows and {other} has {len(second)}; give one row per sample in both"
+        )

@@ -1,0 +1,154 @@
+"""`noisegate report`: from a run's folder to one HTML file."""
+
+import hashlib
+import re
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.pairs.beta import PAIRS
+from noisegate.pipeline.pairs.pair_fit import sample_run
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, write_atomically
+from noisegate.pipeline.shards.decode import Limits
+
+from .collect import Collected, Sizes, collect
+from .facts import run_facts
+from .label_page import class_names, label_section
+from .lens import Lens, choose_lens
+from .page import duplicate_section, failure_section, galleries, headline, without_secrets
+from .pictures import Album, fetch
+from .score_page import drift_section, score_section
+
+__all__ = ["Report", "write_report"]
+
+SHOWN_CLASSES = 40
+MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would show the same curve
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a report was written and what is in it."""
+
+    path: Path
+    size: int
+    samples: int
+    pictures: int
+    missing: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**vars(self), "path": str(self.path)}
+
+
+def write_report(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    gallery: int = 12,
+    pictures: bool = True,
+    note: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Write the report of a finished run as one HTML file, `report.html` in its folder unless `out` names another.
+
+    `gallery` is the number of samples in each gallery. Tables are read one at a time, and of the shards only those that
+    hold a sample shown, so memory does not grow with the data. Shards that are gone cost their pictures, not the report.
+    """
+    if not 1 <= gallery <= 500:
+        raise ConfigError(f"gallery {gallery} is no number of samples for a page; use 12")
+    run = RunFolder(Path(folder))
+    recorded = run.read_run() or {}
+    stems = list(run.stems())
+    if recorded.get("finished") is False:
+        raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+    if not stems:
+        raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
+    metadata = read_metadata(run.table(stems[0]))
+    lens = choose_lens(metadata)
+    note(f"tables: reading {len(stems):,}")
+    found = collect(run, stems, lens, Sizes(gallery=gallery))
+    shown_classes = sorted(found.suspects, key=lambda label: (-found.label_doubts[label], label))[:SHOWN_CLASSES]
+    album, missing = _album(recorded, found, shown_classes, pictures, note)
+    mismatched, why_not = _mismatched(run, stems, lens, metadata)
+    sampling = {"mismatched": len(mismatched), "why_not": why_not, "album": album, "missing": missing}
+    target = Path(out) if out is not None else run.path / "report.html"
+    names = class_names(run)
+    context = {
+        **headline(run, found, lens, metadata, missing),
+        "scores": score_section(found, lens, metadata, mismatched, why_not),
+        "galleries": galleries(found, lens, album, names),
+        "labels": label_section(found, metadata, album, names, shown_classes),
+        "duplicates": duplicate_section(found, album, names),
+        "failures": failure_section(found, recorded),
+        "drift": drift_section(found, lens),
+        "facts": run_facts(run, recorded, metadata, found, sampling),
+    }
+    data = _render(context).encode("utf-8", "backslashreplace")
+    try:
+        write_atomically(target, data)
+    except OSError as error:
+        raise ConfigError(f"out {target} cannot be written: {error.strerror}; use --out report.html") from error
+    return Report(target, len(data), found.rows, album.pictures, missing)
+
+
+def _album(
+    recorded: dict[str, Any],
+    found: Collected,
+    shown_classes: Sequence[int],
+    pictures: bool,
+    note: Callable[[str], None],
+) -> tuple[Album, str | None]:
+    """Pictures of all samples shown, and in one sentence why some or all are missing."""
+    reading = recorded.get("reading") or {}
+    if not pictures:
+        return Album(), "Pictures were left out on request."
+    if "limits" not in reading:
+        return Album(), "There are no pictures: this run was scored from embeddings, without shards."
+    urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
+    picks = [*found.worst, *found.best, *found.borderline, *found.duplicates, *found.originals.values()]
+    picks += [pick for label in shown_classes for pick in found.suspects[label]]
+    album = fetch(picks, urls, reading.get("text_field"), Limits(**reading["limits"]), note)
+    if not album.missing:
+        return album, None
+    stem, reason = next(iter(album.missing.items()))
+    # a store's error may quote the address in a form of its own, so every query and user goes
+    reason = re.sub(r"\?[^\s)]*|[^\s/]+@", "", reason.replace(urls[stem], without_secrets(urls[stem])))
+    which = "No pictures" if not album.pictures else "Some pictures are missing"
+    relative = [url for url in urls.values() if "://" not in url and not Path(url).is_absolute()]
+    hint = " Paths of this run are relative: start the report where annotate was started." if relative else ""
+    count = f"{len(album.missing):,} of the shards" if len(album.missing) > 1 else f"shard {stem}"
+    return album, f"{which}: {count} could not be read again ({reason}).{hint}"
+
+
+def _mismatched(
+    run: RunFolder, stems: Sequence[str], lens: Lens, metadata: dict[str, Any]
+) -> tuple[NDArray[np.float32], str | None]:
+    """Cosines of pairs mismatched on purpose, from at most 200 shards; or none, and why."""
+    none = np.zeros(0, np.float32)
+    if lens.column != "similarity" or not metadata.get("beta"):
+        return none, None
+    if not all(run.embeddings(stem).exists() for stem in stems):
+        return none, "The embeddings were not kept, so mismatched pairs cannot be shown."
+    few = list(stems)[:: -(-len(stems) // MISMATCH_SHARDS)]
+    return sample_run(run, few, PAIRS, int(metadata["beta"].get("seed", 0))).mismatched.astype(np.float32), None
+
+
+def _render(context: dict[str, Any]) -> str:
+    """The page; its one style sheet is allowed by its digest, and nothing else may load or run."""
+    style = (files("noisegate.pipeline.inspect.report") / "style.css").read_text(encoding="utf-8")
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    environment = Environment(
+        loader=PackageLoader("noisegate.pipeline.inspect.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.lstrip_blocks = True
+    return environment.get_template("template.html").render(**context, style=style, style_digest=f"sha256-{digest}")

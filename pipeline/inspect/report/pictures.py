@@ -1,0 +1,134 @@
+"""Pictures and captions of the chosen samples: only the shards that hold some are opened, each once, until all are found."""
+
+import base64
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_text
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import RawSample, ShardReader
+
+from .picks import Pick
+
+__all__ = ["Album", "Shown", "fetch", "printable"]
+
+SIDE = 160
+CAPTION = 300  # characters of a caption that are shown
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows of a sample: its picture as a data URI with width and height, and its caption, cut."""
+
+    source: str | None = None
+    width: int = 0
+    height: int = 0
+    caption: str | None = None
+    problem: str | None = None
+
+
+@dataclass
+class Album:
+    """Samples by (stem, index), and why some shards gave none."""
+
+    samples: dict[tuple[str, int], Shown] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    shards_read: int = 0
+
+    @property
+    def pictures(self) -> int:
+        """How many pictures there are."""
+        return sum(shown.source is not None for shown in self.samples.values())
+
+
+def fetch(
+    picks: Iterable[Pick],
+    urls: Mapping[str, str],
+    text_field: str | None,
+    limits: Limits,
+    note: Callable[[str], None],
+) -> Album:
+    """Read what `picks` need from the shards at `urls` (by stem); a shard that cannot be read is named in `missing`."""
+    wanted: dict[str, dict[int, Pick]] = defaultdict(dict)
+    for pick in picks:
+        wanted[pick.stem][pick.place[1]] = pick
+    album = Album()
+    for number, (stem, rows) in enumerate(sorted(wanted.items()), start=1):
+        note(f"pictures: shard {number} of {len(wanted)}, {stem}")
+        try:
+            found = _from_shard(Shard(urls[stem]), rows, text_field, limits)
+        except ShardError as error:
+            album.missing[stem] = str(error)
+            continue
+        album.shards_read += 1
+        album.samples |= {(stem, index): shown for index, shown in found.items()}
+        if len(found) < len(rows):
+            album.missing[stem] = f"{len(rows) - len(found)} chosen samples are no longer in the shard"
+    return album
+
+
+def _from_shard(shard: Shard, rows: Mapping[int, Pick], text_field: str | None, limits: Limits) -> dict[int, Shown]:
+    found: dict[int, Shown] = {}
+    with closing(iter(ShardReader(shard))) as samples:  # type: ignore[type-var]
+        for raw in samples:
+            if raw.index in rows:
+                found[raw.index] = _shown(raw, rows[raw.index], text_field, limits)
+                if len(found) == len(rows):
+                    break
+    return found
+
+
+def _shown(raw: RawSample, pick: Pick, text_field: str | None, limits: Limits) -> Shown:
+    """The sample if it is still the one that was scored, by its digests."""
+    data, digest = raw.image, pick.values["image_sha256"]
+    if raw.key != pick.key or (data is not None and digest and hashlib.sha256(data).digest() != digest):
+        return Shown(problem="changed since it was scored")
+    try:
+        caption = printable(decode_text(raw.parts, text_field, limits), CAPTION)
+    except BadSample:
+        caption = None
+    if data is None:
+        return Shown(caption=caption, problem="no picture in the shard")
+    try:
+        picture = thumbnail(decode_image(data, limits))
+    except BadSample as error:
+        return Shown(caption=caption, problem=str(error))
+    return Shown(_data_uri(picture), picture.width, picture.height, caption)
+
+
+def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
+    """At most `side` pixels wide and high, never larger than it was.
+
+    >>> thumbnail(Image.new("RGB", (640, 320))).size
+    (160, 80)
+    """
+    small = image.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return small
+
+
+def _data_uri(image: Image.Image) -> str:
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=85, subsampling=0, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def printable(text: Any, most: int = 1000) -> str:
+    """Text that a page can hold: one line, no control characters, at most `most` characters and then an ellipsis.
+
+    >>> printable("a\\n dog\\x00" + "!" * 9, 8)
+    'a dog\N{REPLACEMENT CHARACTER}!…'
+    """
+    head = str(text)[: 4 * most]
+    line = " ".join(head.split())
+    line = "".join("\N{REPLACEMENT CHARACTER}" if ord(c) < 32 or 0x7F <= ord(c) < 0xA0 else c for c in line)
+    line = line.encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= most and len(str(text)) <= 4 * most else f"{line[: most - 1]}…"

@@ -1,0 +1,217 @@
+"""A run at a glance: its summary, how its scores are spread, and its worst samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.pairs.pair_fit import recorded_pair_scoring
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.score_run import RunScores, anchors_file
+from noisegate.pipeline.summary import Summary, summarise
+
+from .captions import one_line, read_captions
+
+__all__ = ["Glance", "Histogram", "Worst", "draw_histogram", "glance"]
+
+BINS = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often a score lies in [edges[i], edges[i + 1]); `mark` is where the cut is, and then an edge too."""
+
+    score: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    mark: float | None = None
+    mark_name: str = ""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """A sample with one of the lowest scores; labels with the class that was given and the one that fits better."""
+
+    shard: str
+    key: str
+    index: int
+    score: float
+    caption: str | None = None
+    given: str | None = None
+    refined: str | None = None
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What `noisegate show` prints. `worst` lists samples by the score that it is keyed by; `notes` say what is missing."""
+
+    summary: Summary
+    finished: bool
+    histograms: tuple[Histogram, ...]
+    worst: Mapping[str, tuple[Worst, ...]]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **self.summary.to_dict(),
+            "finished": self.finished,
+            "histograms": [asdict(histogram) for histogram in self.histograms],
+            "worst": {score: [asdict(one) for one in found] for score, found in self.worst.items()},
+            "notes": list(self.notes),
+        }
+
+
+def glance(folder: str | Path, top: int = 10) -> Glance:
+    """Look at a run, finished or not: nothing is computed anew, and one table is in memory at a time.
+
+    Raises TableError where there is no run or a table is damaged.
+    """
+    if top < 0:
+        raise ConfigError(f"top {top} is not a number of samples; use 0 or more, such as 10")
+    run = RunFolder(Path(folder))
+    stems = sorted(run.stems())
+    recorded = run.read_run() or {}
+    finished, notes = recorded.get("finished") is not False, []
+    if not finished:
+        notes.append(
+            f"the run is not finished: {len(stems)} of {len(recorded['shards'])} shards have a table, and scores come last; "
+            "run the same annotate command again"
+        )
+    facts = read_metadata(run.table(stems[0])) if stems else {}
+    scores = RunScores(None, None, None, None)
+    if stems and facts.get("beta"):
+        try:
+            scores = RunScores(recorded_pair_scoring(run, stems, recorded["scoring"]["seed"]), None, None, None)
+        except MismatchError:
+            notes.append("the tables are not all scored with the same β; noisegate verify tells which")
+    summary = summarise(run, stems, scores, failed_shards=recorded.get("unreadable"), seconds=0.0)
+    histograms, worst = [], {}
+    for score, (mark, name) in _shown(facts, summary).items():
+        found = _histogram(run, stems, score, mark, name)
+        if found is not None:
+            histograms.append(found)
+            worst[score] = tuple(_worst(run, stems, score, top))
+    if any(one.caption is None and one.given is None for found in worst.values() for one in found):
+        notes.append("captions are shown where the shards are on this machine and as they were")
+    return Glance(summary, finished, tuple(histograms), worst, tuple(notes))
+
+
+def _shown(facts: Mapping[str, Any], summary: Summary) -> dict[str, tuple[float | None, str]]:
+    """The scores to look at, with their cut: cosines, labels, or neighbourhoods where these decide."""
+    near = facts.get("neighbourhood")
+    if summary.labels and not summary.beta:
+        return {"label_quality": (None, "")}
+    shown: dict[str, tuple[float | None, str]] = {"similarity": (summary.beta.value if summary.beta else None, "β")}
+    if near and near["alone"]:
+        shown = {"neighbourhood": (near["cut"], "cut")}
+    return shown | ({"label_quality": (None, "")} if summary.labels else {})
+
+
+def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | None, name: str) -> Histogram | None:
+    """Two passes over one column: its range, then the counts. None where no sample has the score."""
+    low, high = np.inf, -np.inf
+    for stem in stems:
+        values = _known(run, stem, score)
+        low, high = min(low, float(values.min(initial=np.inf))), max(high, float(values.max(initial=-np.inf)))
+    if low > high:
+        return None
+    width, anchor = bin_width(high - low), mark if mark is not None else 0.0
+    first, last = int(np.floor((low - anchor) / width)), int(np.floor((high - anchor) / width))
+    counts = np.zeros(last - first + 1, np.int64)
+    for stem in stems:
+        places = np.floor((_known(run, stem, score) - anchor) / width).astype(np.int64) - first
+        counts += np.bincount(places, minlength=len(counts))
+    edges = tuple(float(anchor + width * i) for i in range(first, last + 2))
+    return Histogram(score, edges, tuple(counts.tolist()), mark, name)
+
+
+def bin_width(spread: float) -> float:
+    """A round number (1, 2 or 5 times a power of ten) of which at most twenty cover the spread.
+
+    >>> bin_width(0.55), bin_width(0.0)
+    (0.05, 0.001)
+    """
+    least = max(spread / BINS, 0.0006)
+    power = 10.0 ** np.floor(np.log10(least))
+    return float(f"{next(step * power for step in (1, 2, 5, 10) if step * power >= least):.6g}")
+
+
+def draw_histogram(histogram: Histogram, width: int = 80) -> list[str]:
+    """Lines of at most `width` columns: the lower edge of each bin, a bar, and the count; the cut is a line of its own.
+
+    >>> print("\\n".join(draw_histogram(Histogram("similarity", (0.1, 0.2, 0.3), (10, 5), 0.2, "β"), 40)))
+      0.100 █████████████████████████████ 10
+      0.200 ┄┄ β 0.2000 ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄
+      0.200 ██████████████▌                5
+    """
+    figures = [f"{count:,}" for count in histogram.counts]
+    longest, most = max(map(len, figures)), max(histogram.counts)
+    room = max(1, width - 9 - longest)
+    lines = [
+        f"{low:7.3f} {_bar(count / most, room):<{room}} {figure:>{longest}}"
+        for low, count, figure in zip(histogram.edges, histogram.counts, figures, strict=False)
+    ]
+    if histogram.mark is not None:
+        cut = f"┄┄ {histogram.mark_name} {histogram.mark:.4f} "
+        below = sum(low < histogram.mark - 1e-9 for low in histogram.edges[:-1])
+        lines.insert(below, f"{histogram.mark:7.3f} {cut:┄<{room}}")
+    return lines
+
+
+def _bar(share: float, room: int) -> str:
+    """A bar of whole and eighth blocks; the smallest share that is not 0 is still to be seen."""
+    eighths = max(round(share * room * 8), 1 if share > 0 else 0)
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
+
+
+def _worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> list[Worst]:
+    """The samples with the lowest scores, the earlier one first where scores tie."""
+    best: list[tuple[float, str, int]] = []
+    for stem in stems:
+        values = run.read(stem, [score])[score].to_numpy(zero_copy_only=False)
+        known = np.flatnonzero(~np.isnan(values.astype(np.float64)))
+        lowest = known[np.argsort(values[known], kind="stable")[:top]]
+        best = sorted([*best, *((float(values[row]), stem, int(row)) for row in lowest)], key=lambda one: one[0])[:top]
+    tables = {stem: run.read(stem, ["key", "label", "refined_label"]) for stem in dict.fromkeys(s for _, s, _ in best)}
+    keys = {(stem, row): tables[stem]["key"][row].as_py() for _, stem, row in best}
+    captions = read_captions(run, [(*place, key) for place, key in keys.items()])
+    names = _class_names(run) if score == "label_quality" else ()
+    found = []
+    for value, stem, row in best:
+        given = refined = None
+        if score == "label_quality":
+            given, refined = (_class(names, tables[stem][name][row].as_py()) for name in ("label", "refined_label"))
+        text = captions.get((stem, row))
+        caption = None if text is None else one_line(text)
+        found.append(Worst(stem, keys[stem, row], row, value, caption, given, refined))
+    return found
+
+
+def _known(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
+    column = run.read(stem, ["status", score])
+    values: NDArray[np.float64] = (
+        column.filter(pc.equal(column["status"], "ok"))[score].drop_null().to_numpy().astype(np.float64)
+    )
+    return values
+
+
+def _class_names(run: RunFolder) -> tuple[str, ...]:
+    """As the run's anchors have them; none where there are no anchors, or only their numbers."""
+    try:
+        return Anchors.load(anchors_file(run)).names if anchors_file(run).exists() else ()
+    except TableError:
+        return ()
+
+
+def _class(names: Sequence[str], number: int | None) -> str:
+    if number is None:
+        return "–"
+    return one_line(names[number], 40) if 0 <= number < len(names) else str(number)

@@ -1,0 +1,264 @@
+"""Does a table still belong to its data? Shards read again, scores derived again, a slice scored again."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
+from noisegate.pipeline.estimators.base import Estimator, Identity
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.system.progress import Progress, Silent
+
+from .problems import Problem, Problems
+from .rescore import Drift, Rescoring, no_frozen_model, recorded_model
+from .shard import check_shard
+from .table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
+
+__all__ = ["Drift", "Problem", "Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found. `problems` holds the first hundred, `problem_count` counts all; `notes` say what was left out."""
+
+    folder: str
+    problems: tuple[Problem, ...]
+    problem_count: int
+    shards: int
+    shards_in_run: int
+    samples: int
+    drift: Drift
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """The table belongs to the data."""
+        return self.problem_count == 0
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        some = f"{self.shards:,}" if self.shards == self.shards_in_run else f"{self.shards:,} of {self.shards_in_run:,}"
+        checked = f"{some} shards, {self.samples:,} samples checked"
+        if not self.ok:
+            return f"the table does NOT belong to the data: {self.problem_count:,} problems in {checked}"
+        largest = self.drift.largest
+        drift = "nothing scored again" if largest is None else f"largest drift {largest:.1e}"
+        return f"the table belongs to the data: {checked}, {drift}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            **vars(self),
+            "ok": self.ok,
+            "verdict": self.verdict,
+            "problems": [problem.to_dict() | {"text": str(problem)} for problem in self.problems],
+            "drift": self.drift.to_dict(),
+            "notes": list(self.notes),
+        }
+
+
+def verify(
+    folder: str | Path,
+    *,
+    samples: int = 200,
+    tolerance: float = 1e-4,
+    rescore: bool = True,
+    shards: int | None = None,
+    estimator: Estimator | Callable[[], Estimator] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check every table of a run (or `shards` random ones) against its shard, its embeddings and its own β.
+
+    Then up to `samples` random samples are scored again by `estimator` (default: the model that the run records), and a
+    similarity or weight that moved by more than `tolerance` is a problem. Nothing in the folder is changed. Raises
+    TableError where there is no run, and ConfigError for settings that cannot work; all else becomes a Problem.
+    """
+    if samples < 0 or not tolerance >= 0 or seed < 0:
+        raise ConfigError(
+            f"samples {samples}, tolerance {tolerance} and seed {seed} must be 0 or more; use 200, 1e-4 and 0"
+        )
+    if shards is not None and shards < 1:
+        raise ConfigError(f"shards {shards} is none; use 1 or more, or leave it out for all")
+    run = RunFolder(Path(folder))
+    recorded = run.recorded()
+    check = _Check(run, recorded, np.random.default_rng(seed), progress or Silent())
+    arrays = recorded["scorer"]["model"] == "arrays"
+    if arrays:
+        check.notes.append(
+            "the run was made from arrays, not shards: the image arrays are compared with the kept embeddings; text arrays, "
+            "labels and keys came from files that the run does not name, and no model is known to score again with"
+        )
+    elif rescore and samples and estimator is None and no_frozen_model(recorded):
+        check.notes.append(
+            f"these tables were written by a training ({recorded['method']['name']}), and no model scored them before: nothing "
+            "can be scored again; all else is checked"
+        )
+    elif rescore and samples:
+        model = estimator or recorded_model(recorded)
+        check.load(model() if callable(model) else model, tolerance)
+    try:
+        return check.go(samples, shards, arrays)
+    finally:
+        check.progress.stop()
+
+
+class _Check:
+    def __init__(self, run: RunFolder, recorded: dict[str, Any], rng: np.random.Generator, progress: Progress) -> None:
+        self.run, self.recorded, self.rng, self.progress = run, recorded, rng, progress
+        self.problems = Problems()
+        self.notes: list[str] = []
+        self.rescoring: Rescoring | None = None
+        self.usual: dict[str, str] = {}
+        self.scored_rows: dict[str, int] = {}
+        self.samples = 0
+
+    def load(self, model: Estimator, tolerance: float) -> None:
+        """The model is still the one of the tables; where it is not, the drift tells what that means."""
+        differences = Identity.from_dict(self.recorded["scorer"]).differences(model.identity)
+        if differences:
+            self.problems.add(f"the model is not the one that scored the tables: {'; '.join(differences)}")
+        self.rescoring = Rescoring(model, tolerance)
+
+    def go(self, samples: int, shards: int | None, arrays: bool) -> Verification:
+        entries = self._entries(shards)
+        self._look_at_all(entries)
+        drawn = self._draw(samples if self.rescoring else 0)
+        kept = [entry for entry in entries if self.run.embeddings(entry["table"]).exists()]
+        if entries and not kept:
+            self.notes.append(
+                "no shard has embeddings (they were dropped, or removed): cosines are checked by the model alone"
+            )
+        self.progress.start(len(entries), self._bytes, 0)
+        for entry in entries:
+            problems = Problems(_name(entry))
+            count = self._check(entry, drawn.get(entry["table"], set()), bool(kept), arrays, problems)
+            if self.rescoring:
+                self.rescoring.flush()
+            self.progress.shard(entry["table"], count, problems.count)
+            self.samples += count
+            self.problems.merge(problems)
+        if self._fused:
+            self.notes.append(
+                "clean_probability and label scores depend on the whole run: they are checked for range only"
+            )
+        return Verification(
+            folder=str(self.run.path),
+            problems=tuple(self.problems.kept),
+            problem_count=self.problems.count,
+            shards=len(entries),
+            shards_in_run=len(self.recorded["shards"]),
+            samples=self.samples,
+            drift=self.rescoring.drift if self.rescoring else Drift(),
+            notes=tuple(self.notes),
+        )
+
+    def _entries(self, shards: int | None) -> list[dict[str, Any]]:
+        """The shards to check, in order; whether all are there is asked first."""
+        listed: list[dict[str, Any]] = self.recorded["shards"]
+        if self.recorded.get("finished") is False:
+            self.problems.add("the run is not finished; run the same annotate command again, it goes on")
+        if not listed:
+            self.problems.add("the run lists no shards")
+        if shards is None or shards >= len(listed):
+            return listed
+        chosen = np.sort(self.rng.choice(len(listed), shards, replace=False))
+        return [listed[int(i)] for i in chosen]
+
+    def _look_at_all(self, entries: list[dict[str, Any]]) -> None:
+        """What most tables say about their scorer and β, and whether `_run.json` says the same."""
+        counts: dict[str, Counter[str]] = {}
+        self._bytes = 0
+        for entry in entries:
+            stem = entry["table"]
+            try:
+                metadata = read_metadata(self.run.table(stem))
+                status = self.run.read(stem, ["status"])["status"]
+            except TableError:
+                continue  # said when its turn comes
+            self._bytes += metadata["shard"]["size"]
+            self.scored_rows[stem] = int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
+            for name, text in settings_of(metadata).items():
+                counts.setdefault(name, Counter())[text] += 1
+        self.usual = {name: found.most_common(1)[0][0] for name, found in counts.items()}
+        if not self.usual or self.recorded.get("finished") is False:
+            return
+        there = json.loads(self.usual["scorer"])
+        if there and there != self.recorded["scorer"]:
+            differences = Identity.from_dict(there).differences(Identity.from_dict(self.recorded["scorer"]))
+            self.problems.add(f"_run.json names another scorer than the tables: {'; '.join(differences)}")
+        if self.usual["beta"] != json.dumps(self.recorded["beta"], sort_keys=True):
+            here, tables = (_value(beta) for beta in (self.recorded["beta"], json.loads(self.usual["beta"])))
+            self.problems.add(f"β in _run.json ({here}) is not that of the tables ({tables})")
+
+    @property
+    def _fused(self) -> bool:
+        near = json.loads(self.usual.get("neighbourhood", "null"))
+        return self.usual.get("labels", "null") != "null" or bool(near and not near["alone"] and near["weight"])
+
+    def _draw(self, samples: int) -> dict[str, set[int]]:
+        """Which of the scored samples of each table to score again, as places among them."""
+        ends = np.cumsum([0, *self.scored_rows.values()])
+        total = int(ends[-1])
+        chosen: NDArray[np.int64] = (
+            np.sort(self.rng.choice(total, min(samples, total), replace=False)) if total else ends[:0]
+        )
+        cuts = np.searchsorted(chosen, ends)
+        parts = zip(self.scored_rows, ends, cuts, cuts[1:], strict=False)
+        return {stem: set((chosen[a:b] - start).tolist()) for stem, start, a, b in parts if b > a}
+
+    def _check(
+        self, entry: Mapping[str, Any], drawn: set[int], embeddings: bool, arrays: bool, problems: Problems
+    ) -> int:
+        """All checks of one shard; the number of its samples that were looked at."""
+        stem = entry["table"]
+        if not self.run.table(stem).exists():
+            reason = self.recorded.get("unreadable", {}).get(entry["url"])
+            problems.add(f"has no table {stem}.parquet" + (f": {reason}" if reason else ""))
+            return 0
+        try:
+            metadata = read_metadata(self.run.table(stem))
+        except TableError as error:
+            problems.add(str(error))
+            return 0
+        facts = metadata["shard"]
+        check_settings(metadata, self.usual, problems)
+        differing = [name for name in ("rows", "sha256") if name in entry and entry[name] != facts[name]]
+        if differing:
+            problems.add(f"_run.json records other {' and '.join(differing)} of the shard than its table")
+        table = check_whole(self.run, stem, facts, problems)
+        if table is None:
+            return 0
+        try:
+            check_scores(table, metadata, problems)
+        except (NoisegateError, TypeError, KeyError) as error:
+            problems.add(f"the table's record of β or calibration cannot be read: {error}")
+            return len(table)
+        if embeddings:
+            check_embeddings(self.run.embeddings(stem), table, facts, problems)
+        if arrays:
+            check_array(Path(entry["url"]), self.run.embeddings(stem), table, facts, problems)
+            return len(table)
+        scored = np.flatnonzero(pc.equal(table["status"], "ok").to_numpy(zero_copy_only=False))
+        rows = {int(scored[place]) for place in drawn if place < len(scored)}
+        path = self.run.embeddings(stem)
+        take = self.rescoring.taker(table, rows, metadata, path, problems) if self.rescoring else lambda row, raw: None
+        check_shard(Shard(entry["url"]), table, metadata, problems, take, self.progress.advance)
+        return len(table)
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["url"]).split("?")[0].rstrip("/").rpartition("/")[2] or str(entry["table"])
+
+
+def _value(beta: Mapping[str, Any] | None) -> str:
+    return "none" if beta is None else f"{beta['value']:.6g}, {beta['mode']}"

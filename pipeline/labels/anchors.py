@@ -1,0 +1,89 @@
+"""Text anchors of a run: the embedded prompts of its classes, kept beside the tables so that no model is needed later."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.estimators.base import Estimator, normalise
+from noisegate.pipeline.runs.arrays import open_array
+from noisegate.pipeline.runs.table import write_atomically
+
+from .classes import ClassSet
+
+__all__ = ["Anchors", "embed_anchors", "read_anchors"]
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """Unit text embeddings (A, d), the class of each (A,), and the classes' names in id order."""
+
+    names: tuple[str, ...]
+    embeddings: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.embeddings.ndim != 2 or self.labels.shape != (len(self.embeddings),):
+            raise ConfigError(
+                f"anchors {self.embeddings.shape} and anchor labels {self.labels.shape} do not fit; want (A, d) and (A,)"
+            )
+        if not np.isin(self.labels, np.arange(len(self.names))).all():
+            raise ConfigError(
+                f"anchor labels run from {self.labels.min()} to {self.labels.max()} for {len(self.names)} classes; "
+                f"use 0 to {len(self.names) - 1}"
+            )
+        silent = np.flatnonzero(np.bincount(self.labels, minlength=len(self.names)) == 0)
+        if len(silent) or not self.names:
+            which = f"class {silent[0]} has" if len(silent) else "there are"
+            raise ConfigError(f"anchors: {which} none; give at least one for each class")
+        empty = np.flatnonzero(~self.embeddings.any(axis=1))
+        if len(empty):
+            raise ConfigError(f"anchors: row {empty[0]} is zero or not finite; give text embeddings with a direction")
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits of names, vectors and classes."""
+        parts = json.dumps(self.names).encode(), self.embeddings.tobytes(), self.labels.tobytes()
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """One safetensors file with the names in its metadata."""
+        arrays = {"anchors": self.embeddings, "labels": self.labels}
+        write_atomically(path, save(arrays, metadata={"names": json.dumps(self.names)}))
+
+    @classmethod
+    def load(cls, path: Path) -> "Anchors":
+        """The inverse of `save`."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names = tuple(json.loads(file.metadata()["names"]))
+                return cls(names, file.get_tensor("anchors"), file.get_tensor("labels"))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise TableError(f"anchors {path} cannot be read: {error}") from error
+
+
+def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
+    """Embed every prompt of every class; a prompt without a direction raises ConfigError."""
+    embeddings = normalise(estimator.encode_texts(classes.anchors))
+    empty = np.flatnonzero(~embeddings.any(axis=1))
+    if len(empty):
+        raise ConfigError(f"classes: the model gives no embedding for the prompt {classes.anchors[int(empty[0])]!r}")
+    return Anchors(classes.names, embeddings, np.array(classes.anchor_labels))
+
+
+def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> Anchors:
+    """Anchors from `.npy` files, (A, d) vectors and (A,) classes; classes without names are called by their numbers."""
+    rows = open_array(vectors, "anchors", 2)
+    classes = np.asarray(open_array(labels, "anchor labels", 1, kinds="iu"), np.int64)
+    count = int(classes.max(initial=-1)) + 1
+    if count > len(classes):
+        raise ConfigError(
+            f"anchor labels: {labels} names class {count - 1} in {len(classes)} rows; number them 0, 1, 2, …"
+        )
+    return Anchors(names or tuple(map(str, range(count))), normalise(rows), classes)

@@ -1,0 +1,168 @@
+"""Label scores of a whole run: neighbours, anchors and an out-of-fold probe, TANGO's columns and the fused ones."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.neighbours.graph import Neighbours, default_k, near_duplicates
+from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
+
+from .anchors import Anchors
+from .fusion import Fused, Posterior, fuse
+from .probe import TRAINED, fit_probe
+from .tango import refine
+from .tango.semantic import AnchorVotes
+from .tango.visual import VisualVotes, chunk_rows
+
+__all__ = ["LabelScores", "count_classes", "score_labels"]
+
+MAX_CLASSES = 25_000  # every sample gets a number for each
+NEAR = 50  # a second, closer neighbourhood for the fused score
+HELD = 50_000_000  # numbers of a source that are kept in memory; beyond, they are made when they are asked for
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """One entry per sample in each column (NaN, -1 or False without a label), flags as masks, and what was learned."""
+
+    columns: dict[str, NDArray[Any]]
+    flags: dict[str, NDArray[np.bool_]]
+    fused: Fused
+    k: int
+    classes: int
+
+    def facts(self) -> dict[str, Any]:
+        """What the tables record about these scores."""
+        return {"k": self.k, "classes": self.classes, **self.fused.facts()}
+
+
+def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
+    """The number of classes: the anchors' where there are some, else the largest label plus one."""
+    largest = int(labels.max(initial=-1)) + 1
+    if largest == 0:
+        raise ConfigError(
+            "task labels: no sample has a label; the shards need a part cls or a json field label, arrays class numbers"
+        )
+    if anchors is None:
+        if largest > MAX_CLASSES:
+            raise ConfigError(
+                f"labels: {largest - 1:,} is the largest, which makes {largest:,} classes; number them 0, 1, 2, …, "
+                f"at most {MAX_CLASSES:,}"
+            )
+        return largest
+    if largest > len(anchors.names):
+        raise ConfigError(
+            f"classes: {len(anchors.names)} are named, but a sample has label {largest - 1}; add the missing names"
+        )
+    return len(anchors.names)
+
+
+def score_labels(
+    images: Embeddings,
+    labels: NDArray[np.int64],
+    neighbours: Neighbours,
+    anchors: Anchors | None = None,
+    *,
+    duplicate_cosine: float = 0.985,
+    seed: int = 0,
+    device: str = "auto",
+    held: int = HELD,
+    trained: int = TRAINED,
+) -> LabelScores:
+    """Score every label. `images` (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
+
+    The probe is trained on `device`, on rows of `trained` numbers at most. Of each source `held` numbers at most are in
+    memory. Raises ConfigError for anchors that do not fit the images or the labels.
+    """
+    classes, rows = count_classes(labels, anchors), as_rows(images, "images")
+    if anchors is not None and anchors.embeddings.shape[1] != rows.width:
+        raise ConfigError(
+            f"anchors have {anchors.embeddings.shape[1]} numbers, the images {rows.width}; use one model for both"
+        )
+    duplicates = near_duplicates(neighbours, duplicate_cosine)
+    tango = refine(
+        labels,
+        classes,
+        neighbours=neighbours,
+        images=rows,
+        anchors=anchors.embeddings if anchors else None,
+        anchor_labels=anchors.labels if anchors else None,
+    )
+    usable = np.where(tango.invalid, -1, labels)
+    lists = neighbours.indices
+    asked: dict[str, Posterior] = {"neighbours": _votes(lists, usable, classes, duplicates)}
+    if lists.shape[1] > NEAR:
+        asked["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
+    asked["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name, most=trained)
+    if anchors is not None:
+        asked["anchors"] = _texts(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
+    sources = asked
+    if len(usable) * classes <= held:
+        sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in asked.items()}
+    fused = fuse(sources, usable, classes, label_free={"anchors"}, seed=seed)
+    known = usable >= 0
+    at_label = np.full(len(usable), np.nan, np.float32)
+    for part in chunk_rows(len(usable), classes):
+        some = np.arange(part.start, part.stop)[known[part]]
+        at_label[some] = sources["probe"](some)[np.arange(len(some)), usable[some]]
+    return LabelScores(
+        columns={
+            "knn_consistency": tango.p_vis,
+            "anchor_consistency": tango.p_sem,
+            "consistency": tango.consistency,
+            "clean_tango": tango.clean_tango,
+            "probe_consistency": at_label,
+            "label_quality": fused.label_quality,
+            "clean_probability": fused.clean_probability,
+            "clean": fused.clean,
+            "refined_label": fused.refined_label,
+            "refined_confidence": fused.refined_confidence,
+        },
+        flags={
+            name: getattr(tango, name) & known
+            for name in ("no_neighbours", "indegree0", *(["unpicked"] if anchors else []))
+        },
+        fused=fused,
+        k=neighbours.indices.shape[1],
+        classes=classes,
+    )
+
+
+def _votes(
+    lists: NDArray[np.integer[Any]], labels: NDArray[np.int64], classes: int, duplicates: NDArray[np.int64]
+) -> Posterior:
+    """p_vis (R, C), NaN where no labelled neighbour speaks: the row's own label must not speak for itself."""
+    votes = VisualVotes.of(lists, labels, classes, duplicates)
+
+    def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = np.empty((len(rows), classes), np.float32)
+        for part in chunk_rows(len(rows), max(classes, lists.shape[1])):
+            found[part], alone = votes.shares(lists[rows[part]])
+            found[part][alone] = np.nan
+        return found
+
+    return of
+
+
+def _texts(votes: AnchorVotes, images: Rows) -> Posterior:
+    """p_sem (R, C)."""
+
+    def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = np.empty((len(rows), votes.classes), np.float32)
+        for start in range(0, len(rows), votes.chunk):
+            part = slice(start, start + votes.chunk)
+            found[part] = votes.consistency(images.take(rows[part]))
+        return found
+
+    return of
+
+
+def neighbours_wanted(count: int, classes: int, k: int | None) -> int:
+    """k as asked for, or by the size of the data."""
+    if k is not None and k < 1:
+        raise ConfigError(f"k {k} is no number of neighbours; use 50, or leave it out")
+    return k if k is not None else max(1, default_k(count, classes))

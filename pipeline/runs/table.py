@@ -1,0 +1,235 @@
+"""The weight table, version 1: one Parquet file per shard, one row per sample, failures included."""
+
+import json
+import os
+import socket
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from noisegate.pipeline.errors import TableError
+
+from .method_columns import METHOD_COLUMNS
+
+__all__ = [
+    "ALL_COLUMNS",
+    "COLUMNS",
+    "VERSION",
+    "RunFolder",
+    "read_metadata",
+    "read_table",
+    "table_from",
+    "temporary_name",
+    "write_atomically",
+]
+
+VERSION = 1
+_WORD = pa.dictionary(pa.int32(), pa.string())
+
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "key": (pa.string(), "webdataset key"),
+    "index": (pa.int32(), "position of the sample in its shard"),
+    "status": (
+        _WORD,
+        "ok, or why there is no score: no_image, bad_image, no_text, bad_text, no_label, bad_label, too_large, broken, invalid",
+    ),
+    "error": (pa.string(), "what exactly was wrong, null for ok"),
+    "image_sha256": (pa.binary(32), "of the image's raw bytes"),
+    "text_sha256": (pa.binary(32), "of the caption's bytes"),
+    "similarity": (pa.float32(), "cosine of image and caption"),
+    "osa_weight": (pa.float32(), "x² (1 - x) with x = similarity - β, 0 where x <= 0 (OSA Eq. 5)"),
+    "clean_probability": (pa.float32(), "calibrated chance that the pair, or the label, is right"),
+    "label": (pa.int32(), "given class, null for caption data"),
+    "knn_consistency": (pa.float32(), "p_vis at the given class: the neighbours' balanced vote (TANGO Eq. 9-10)"),
+    "anchor_consistency": (pa.float32(), "p_sem at the given class: share of the nearest text anchors"),
+    "consistency": (pa.float32(), "q at the given class over the largest q"),
+    "probe_consistency": (pa.float32(), "out-of-fold linear probe's probability of the given class"),
+    "label_quality": (pa.float32(), "fused posterior of the given class"),
+    "neighbourhood": (pa.float32(), "agreement of a pair with its neighbours' partners"),
+    "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, the noise-rate-aware cut for labels"),
+    "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
+    "refined_label": (pa.int32(), "what the label should be"),
+    "refined_confidence": (pa.float32(), "probability of refined_label"),
+    "flags": (pa.list_(_WORD), "notes such as duplicate_key, no_neighbours, indegree0"),
+}
+READ_COLUMNS = (
+    "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
+)  # fmt: skip
+SCORE_COLUMNS = {name: kind for name, (kind, _) in COLUMNS.items() if name not in READ_COLUMNS}
+SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
+ALL_COLUMNS = COLUMNS | METHOD_COLUMNS
+"""With those that only some tables have."""
+
+
+def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
+    """A table of the contract: columns not given are null, method columns not given are left out; NaN becomes null;
+    metadata values are stored as JSON.
+    """
+    count = len(next(iter(columns.values())))
+    kinds = {name: kind for name, (kind, _) in ALL_COLUMNS.items() if name in COLUMNS or columns.get(name) is not None}
+    arrays = []
+    for name, kind in kinds.items():
+        values = columns.get(name)
+        if values is None:
+            arrays.append(pa.nulls(count, kind))
+        elif isinstance(values, pa.Array | pa.ChunkedArray):
+            arrays.append(values.cast(kind) if values.type != kind else values)
+        else:
+            arrays.append(pa.array(values, type=kind, from_pandas=True))
+    extra = {f"noisegate.{name}": _json(value) for name, value in metadata.items()}
+    return pa.table(arrays, schema=pa.schema(list(kinds.items()), metadata=extra))
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    """Readable UTF-8; bytes of a file name that are none become JSON's own escapes."""
+    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace")
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The `noisegate.*` metadata of one table file; raises TableError for anything that is not a whole weight table."""
+    try:
+        raw = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowInvalid) as error:
+        raise TableError(f"{path} is not a readable Parquet file: {error}") from error
+    found = raw.get(b"noisegate.table_version", b"None").decode()
+    if found != str(VERSION):
+        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})")
+    return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
+
+
+def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """All shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
+
+    `columns` limits what is read; by default all of the contract and the method columns that any of the tables has.
+    Raises TableError when the folder holds no finished run.
+    """
+    run = RunFolder(Path(folder))
+    if (run.read_run() or {}).get("finished") is False:
+        raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+    names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
+    unknown = sorted(set(names) - set(ALL_COLUMNS))
+    if unknown:
+        raise TableError(f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}")
+    parts = []
+    for stem in run.stems():
+        part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
+        shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
+        parts.append(part.select(names).add_column(0, pa.field("shard", _WORD), shard))
+    if not parts:
+        raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+class RunFolder:
+    """Names of the files in a run's folder: tables beside `_run.json`, embeddings below `embeddings/`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def table(self, stem: str) -> Path:
+        return self.path / f"{stem}.parquet"
+
+    def embeddings(self, stem: str) -> Path:
+        return self.path / "embeddings" / f"{stem}.safetensors"
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "_run.json"
+
+    def read_run(self) -> dict[str, Any] | None:
+        """What `_run.json` says, None where there is none."""
+        try:
+            run: dict[str, Any] = json.loads(self.run_file.read_text(encoding="utf-8"))
+            found = run.get("table_version")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, AttributeError) as error:
+            raise TableError(f"{self.run_file} is damaged: {error}; redo the run with --overwrite") from error
+        if found != VERSION:
+            raise TableError(f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite")
+        return run
+
+    def recorded(self) -> dict[str, Any]:
+        """`_run.json`; raises TableError where there is none, which names a run just below, as in `demo/tables-2000-40`."""
+        run = self.read_run()
+        if run is None:
+            below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
+            there = "" if below is None else f", but {below.parent} does"
+            raise TableError(
+                f"{self.path} holds no run (no _run.json){there}; make one with: noisegate annotate SHARDS --out {self.path}"
+            )
+        return run
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        write_atomically(self.run_file, _json(run, indent=1) + b"\n")
+
+    def stems(self) -> Iterator[str]:
+        """Stems of the shards that `_run.json` lists and that have a table, in order."""
+        for shard in self.recorded()["shards"]:
+            if self.table(shard["table"]).exists():
+                yield shard["table"]
+
+    def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged."""
+        wanted = [name for name in columns or () if name in METHOD_COLUMNS]
+        try:
+            there = pq.read_schema(self.table(stem)).names if wanted else []
+            lacking = [name for name in wanted if name not in there]
+            kept = columns if columns is None else [name for name in columns if name not in lacking]
+            table = pq.read_table(self.table(stem), columns=kept)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TableError(f"{self.table(stem)} is damaged: {error}; run the same annotate command again") from error
+        if not kept and lacking:  # a Parquet file gives no rows without a column
+            return self.read(stem, ["index", *lacking]).select(lacking)
+        for name in lacking:
+            table = table.append_column(name, pa.nulls(len(table), METHOD_COLUMNS[name][0]))
+        return table.select(list(columns)) if lacking and columns is not None else table
+
+    def method_columns(self) -> list[str]:
+        """Those that at least one table has, in the order of their declaration."""
+        found: set[str] = set()
+        for stem in self.stems():
+            try:
+                found.update(pq.read_schema(self.table(stem)).names)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise TableError(
+                    f"{self.table(stem)} is damaged: {error}; run the same annotate command again"
+                ) from error
+        return [name for name in METHOD_COLUMNS if name in found]
+
+    def write_table(self, stem: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=True)
+        write_atomically(self.table(stem), sink.getvalue())
+
+
+def temporary_name(path: Path) -> Path:
+    """Where this process writes `path` first: another may write the same file, as one that was taken for dead does."""
+    writer = zlib.crc32(f"{os.getpid()} {socket.gethostname()}".encode())
+    return path.with_name(f".{path.name}.{writer:08x}.tmp")
+
+
+def write_atomically(path: Path, data: Any) -> None:
+    """Write beside the target, sync, rename: the file is there whole or not at all, whatever happens."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:  # Ctrl-C too
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

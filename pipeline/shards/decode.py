@@ -1,0 +1,195 @@
+"""Raw bytes to pixels and text, with limits checked before the costly part. Nothing here imports torch."""
+
+import io
+import json
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = ["DECODER", "DRAFT_DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
+
+MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Each is a pass over all pixels, and costs ten bytes
+_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
+DECODER = "pillow: first frame, exif-transposed, rgb"
+DRAFT_DECODER = f"{DECODER}, large JPEGs at 1/2, 1/4 or 1/8"  # as small as still covers what the model takes
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
+_UPRIGHT = {  # EXIF orientation to the turn that undoes it
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Pillow warns of harmless oddities in EXIF and palettes, once per sample; what matters is an exception
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is refused before it is decoded; a sample over a limit gets the status `too_large`."""
+
+    max_pixels: int = 90_000_000
+    max_image_bytes: int = 64_000_000
+    max_text_chars: int = 20_000
+    max_aspect: int = 200  # long over short side: fitting the short side of a line would fill the memory
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ConfigError(f"{name}={value} would refuse every sample; use a positive number, such as 1000000")
+
+
+class BadSample(Exception):
+    """One sample cannot be used: `status` goes to the table's column of that name, the text to `error`."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> Image.Image:
+    """The first frame as an upright RGB picture.
+
+    With `least_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as neither side falls below that many pixels
+    (libjpeg's scaled DCT: faster, and slightly other pixels). 16-bit grey is scaled to 8 bits (Pillow's own conversion
+    clips it to white). Raises BadSample `bad_image` or `too_large`.
+    """
+    if len(data) > limits.max_image_bytes:
+        raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
+    if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its own limit, so this one must not be lower
+    try:
+        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(*image.size, limits)
+        if image.format in ("JPEG", "MPO") and _scans(data) > MAX_SCANS:
+            raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
+        if least_side is not None:
+            image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
+        image.load()
+        turn = _UPRIGHT.get(_orientation(image))
+        return _rgb(image if turn is None else image.transpose(turn))
+    except BadSample:
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadSample("too_large", f"image over the limit of {limits.max_pixels:,} pixels") from error
+    except UnidentifiedImageError as error:  # its own text holds an address in memory, another one in each run
+        reason = "not a readable JPEG, PNG, WebP or GIF" if data else "0 bytes"
+        raise BadSample("bad_image", reason) from error
+    except Exception as error:  # Pillow's plugins raise whatever their parsers meet in broken files
+        reason = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
+        raise BadSample("bad_image", f"{type(error).__name__}: {reason}"[:300]) from error
+
+
+def _check_size(width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise BadSample("too_large", f"image of {width:,} x {height:,} pixels; the limit is {limits.max_pixels:,}")
+    if max(width, height) > limits.max_aspect * min(width, height):
+        raise BadSample(
+            "too_large",
+            f"image of {width:,} x {height:,} pixels; one side is over {limits.max_aspect:,} times the other",
+        )
+
+
+def _scans(data: bytes) -> int:
+    """Scans of the first picture in a JPEG file, counted to one beyond the limit; what follows its end is not looked at."""
+    at, scans = 2, 0
+    while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
+        scans += marker[1] == b"\xda"
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return scans
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # EXIF that cannot be read says nothing about a picture that can
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith("I"):  # 16-bit grey, as I;16 or widened to I
+        grey = np.asarray(image).astype(np.int64)
+        return Image.fromarray((np.clip(grey, 0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> str:
+    """The caption: part `txt`, else a field of part `json` (`caption`, then `text`, unless `field` names one).
+
+    Raises BadSample `no_text`, `bad_text` or `too_large`.
+    """
+    text: str | None = None
+    if field is None and "txt" in parts:
+        try:
+            text = parts["txt"].decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadSample("bad_text", f"caption is not UTF-8: {error.reason} at byte {error.start}") from error
+    elif "json" in parts:
+        names = [field] if field else ["caption", "text"]
+        record = _json(parts, "bad_text")
+        found = next((record[name] for name in names if record.get(name) is not None), None)
+        if found is not None and not isinstance(found, str):
+            raise BadSample("bad_text", f"the caption in json is a {type(found).__name__}, not a string")
+        text = found
+    if text is None:
+        wanted = f"no json field {field!r}" if field else "no part txt and no caption or text in json"
+        raise BadSample("no_text", wanted)
+    if len(text) > limits.max_text_chars:
+        raise BadSample("too_large", f"caption of {len(text):,} characters; the limit is {limits.max_text_chars:,}")
+    if not text.replace("\0", "").strip():
+        raise BadSample("no_text", "the caption is empty")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # json may carry lone surrogates
+        raise BadSample("bad_text", f"caption has an invalid character at {error.start}") from error
+    return text
+
+
+def decode_label(parts: dict[str, bytes], field: str | None) -> int:
+    """The class number: part `cls`, else a field of part `json` (`label`, then `cls`, unless `field` names one).
+
+    Raises BadSample `no_label` or `bad_label`.
+    """
+    value: Any = None
+    if field is None and "cls" in parts:
+        value = parts["cls"].decode("utf-8-sig", "replace").strip()
+    elif "json" in parts:
+        record = _json(parts, "bad_label")
+        names = [field] if field else ["label", "cls"]
+        value = next((record[name] for name in names if record.get(name) is not None), None)
+    if value is None or value == "":
+        raise BadSample("no_label", f"no json field {field!r}" if field else "no part cls and no label or cls in json")
+    try:
+        label = -1 if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):  # the last: infinity
+        label = -1
+    if not 0 <= label < 2**31 or (isinstance(value, float) and value != label):
+        raise BadSample("bad_label", f"the label {str(value)[:40]!r} is not a class number (0, 1, 2, …)")
+    return label
+
+
+def _json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
+    try:
+        record = json.loads(parts["json"])
+    except (ValueError, RecursionError) as error:  # ValueError covers bad JSON and bad UTF-8
+        raise BadSample(status, f"json cannot be read: {' '.join(str(error).split())}"[:300]) from error
+    if not isinstance(record, dict):
+        raise BadSample(status, f"json holds a {type(record).__name__}, not an object")
+    return record
+
+
+Preprocessor = Callable[[Image.Image], NDArray[np.uint8]]

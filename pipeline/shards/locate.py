@@ -1,0 +1,208 @@
+"""Which shards: brace ranges, globs, `::`, lists in a file; local paths and fsspec URLs."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import fsspec
+
+from noisegate.pipeline.errors import ConfigError, ShardError
+
+__all__ = ["Shard", "find_shards"]
+
+_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_LISTS = (".txt", ".list")
+_PACKAGES = {
+    **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"},
+    **{"hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"},
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One tar file, local or remote. `stem` names its table: `data/x-000012.tar` becomes `x-000012.parquet`.
+
+    >>> Shard("https://host/x-000012.tar.gz?token=abc").stem
+    'x-000012'
+    """
+
+    url: str
+
+    @property
+    def stem(self) -> str:
+        name = PurePosixPath(_path(self.url)).name
+        return next((name[: -len(s)] for s in _SUFFIXES if name.lower().endswith(s)), name)
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.url
+
+    def open(self) -> IO[bytes]:
+        """Open for reading; raises ShardError, which names the shard."""
+        try:
+            if self.is_local:
+                return Path(self.url).open("rb")
+            return fsspec.open(self.url, "rb", **_one_request(self.url)).open()  # type: ignore[no-any-return]
+        except Exception as error:  # each fsspec back end raises errors of its own
+            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}") from error
+
+    def size_and_time(self) -> tuple[int | None, float | None]:
+        """Bytes and time of the last change in seconds, None where the store does not say; raises ShardError."""
+        try:
+            if self.is_local:
+                stat = Path(self.url).stat()
+                return stat.st_size, stat.st_mtime
+            store, path = fsspec.core.url_to_fs(self.url, **_one_request(self.url))
+            info: dict[str, Any] = store.info(path)
+        except Exception as error:
+            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}") from error
+        changed: Any = info.get("LastModified") or info.get("mtime") or info.get("created")
+        return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
+
+
+def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
+    """The shards a user means, in order and without repeats.
+
+    A string may hold brace ranges (`x-{000000..000012}.tar`), globs, several patterns joined by `::`, a folder (all its
+    tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line.
+    Globs keep what ends in .tar, .tgz or .tar.gz. Raises ConfigError when a pattern matches nothing, when two shards
+    would share a table, or for `pipe:` and shell.
+
+    >>> [shard.url for shard in find_shards("data/x-{08..10}.tar::https://host/y.tar")]
+    ['data/x-08.tar', 'data/x-09.tar', 'data/x-10.tar', 'https://host/y.tar']
+    """
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    shards = [Shard(url) for url in dict.fromkeys(url for one in sources for url in _expand(str(one), ()))]
+    if not shards:
+        raise ConfigError(
+            f"no shards in {', '.join(map(repr, map(str, sources))) or 'an empty list'}; "
+            "try 'data/x-{000000..000012}.tar' or 'data/*.tar'"
+        )
+    stems: dict[str, str] = {}
+    for shard in shards:
+        other = stems.setdefault(shard.stem, shard.url)
+        if other != shard.url:
+            raise ConfigError(
+                f"shards {other} and {shard.url} would share the table {shard.stem}.parquet; score them into two folders"
+            )
+    return shards
+
+
+def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
+    """What one string means; `lists` are the list files that led here."""
+    if _is_file(pattern.strip()) and not pattern.strip().endswith(_LISTS):
+        return [
+            str(Path(pattern.strip()))
+        ]  # brackets and braces in the name of a file that exists are part of the name
+    urls: list[str] = []
+    for part in (part.strip() for part in pattern.split("::")):
+        if part.startswith("pipe:") or "|" in part:
+            raise ConfigError(f"shard {part!r}: pipes are not run; give a path or a URL such as s3://bucket/x.tar")
+        if part.startswith("@") or part.endswith(_LISTS):
+            urls.extend(_from_list(part.removeprefix("@"), lists))
+        elif part:
+            urls.extend(url for name in braces(part) for url in _glob(name))
+    return urls
+
+
+def _from_list(path: str, lists: tuple[str, ...]) -> list[str]:
+    if path in lists:
+        raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it")
+    _check_protocol(path)
+    try:
+        with fsspec.open(path, "r", encoding="utf-8-sig") as file:
+            lines = [line.strip() for line in file]
+    except Exception as error:  # each fsspec back end raises errors of its own
+        raise ConfigError(f"the list of shards {path} cannot be read: {_reason(error)}") from error
+    return [url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path))]
+
+
+def _glob(name: str) -> list[str]:
+    """The shards that a name without braces stands for, sorted; the name itself where it is no pattern."""
+    name = name.removeprefix("file://")
+    remote = "://" in name
+    _check_protocol(name)
+    if not remote:
+        name = str(Path(name).expanduser())  # a quoted pattern reaches us with its tilde
+    folder = name.endswith("/") if remote else Path(name).is_dir()
+    if not folder and not re.search(r"[*?\[]", _path(name)):
+        return [name]
+    if remote:
+        pattern = f"{name}*" if folder else name
+        try:
+            store, path = fsspec.core.url_to_fs(pattern)
+            found = [store.unstrip_protocol(path) for path in store.glob(path)]
+        except Exception as error:
+            raise ConfigError(f"shards {name!r} cannot be listed: {_reason(error)}") from error
+    elif folder:
+        found = [str(path) for path in Path(name).iterdir()]
+    else:
+        root = Path(name).anchor
+        found = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
+    found = sorted(path for path in found if _path(path).lower().endswith(_SUFFIXES))
+    if not found and folder:
+        raise ConfigError(f"folder {name} holds no .tar or .tar.gz; name another, or a pattern such as 'data/*/*.tar'")
+    if not found:
+        raise ConfigError(f"no .tar or .tar.gz matches {name!r}; a pattern reads like 'data/x-*.tar', in quotes")
+    return found
+
+
+def _path(url: str) -> str:
+    """The part of a name or URL that names the file; `?` begins a query on the web, and is a wildcard elsewhere."""
+    return urlsplit(url).path if url.startswith(("http://", "https://")) else url
+
+
+def _one_request(url: str) -> dict[str, Any]:
+    """Options that read a web address as one stream: not every server gives ranges, and a shard outlasts aiohttp's 5 min."""
+    if not url.startswith(("http://", "https://")):
+        return {}
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
+    return {"block_size": 0, "client_kwargs": {"timeout": timeout}}
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for a name, or holding a NUL
+        return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:  # a path on this machine
+        return str(error.strerror)
+    return f"{type(error).__name__}: {error}"
+
+
+def _check_protocol(name: str) -> None:
+    if "://" not in name:
+        return
+    protocol = name.split("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise ConfigError(
+            f"shard {name}: {protocol} needs a package; pip install {_PACKAGES.get(protocol, 'its fsspec driver')}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"shard {name}: protocol {protocol!r} is unknown; use a path, s3, gs, hf, http or https"
+        ) from error
+
+
+def braces(pattern: str) -> list[str]:
+    """Expand `{a,b}` and numeric ranges `{000..012}` (zeros kept), leftmost first, nested too.
+
+    >>> braces("x-{a,b}{1..2}")
+    ['x-a1', 'x-a2', 'x-b1', 'x-b2']
+    """
+    import braceexpand
+
+    try:
+        return list(braceexpand.braceexpand(pattern))
+    except ValueError as error:
+        raise ConfigError(f"shards {pattern!r}: braces do not match; write x-{{000000..000012}}.tar") from error

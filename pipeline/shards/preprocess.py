@@ -1,0 +1,81 @@
+"""From a decoded picture to the pixels an encoder wants: resize and crop, in Pillow alone.
+
+Runs in the decode workers, so nothing here imports torch. The result is uint8 (H, W, 3); scaling to [0, 1] and
+normalising happen on the device. Equal to open_clip's inference transform (a test compares them).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = ["Preprocess"]
+
+_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an RGB picture becomes (size, size, 3) uint8 pixels, and the normalisation that follows on the device.
+
+    `shortest` fits the short side and crops the centre (CLIP), `squash` ignores the aspect ratio (SigLIP), `longest` fits
+    the long side and pads with `fill`.
+
+    >>> Preprocess(size=4)(Image.new("RGB", (9, 5))).shape
+    (4, 4, 3)
+    """
+
+    size: int = 224
+    resize: Literal["shortest", "squash", "longest"] = "shortest"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    fill: int = 0
+    draft: bool = field(default=False, repr=False)  # the decoder's part of the identity tells
+
+    @property
+    def least_side(self) -> int | None:
+        """The short side to which a JPEG may shrink while it is decoded; None: decode all of it."""
+        return self.size if self.draft else None
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"preprocess size {self.size} is not a picture size; CLIP models use 224")
+        if self.resize not in ("shortest", "squash", "longest"):
+            raise ConfigError(f"preprocess resize {self.resize!r} is unknown; use 'shortest', 'squash' or 'longest'")
+        if self.interpolation not in _FILTERS:
+            raise ConfigError(
+                f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'"
+            )
+
+    def __call__(self, image: Image.Image) -> NDArray[np.uint8]:
+        width, height = image.size
+        kind = _FILTERS[self.interpolation]
+        if self.resize == "squash":
+            image = image.resize((self.size, self.size), kind)
+        elif self.resize == "shortest":
+            short, long = min(width, height), max(width, height)
+            long = max(self.size, int(self.size * long / short))
+            target = (self.size, long) if width <= height else (long, self.size)
+            image = _centre(image.resize(target, kind) if target != image.size else image, self.size, self.fill)
+        else:
+            ratio = max(width, height) / self.size
+            target = (max(1, round(width / ratio)), max(1, round(height / ratio)))
+            image = _centre(image.resize(target, kind), self.size, self.fill)
+        return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+
+def _centre(image: Image.Image, size: int, fill: int) -> Image.Image:
+    """The central size x size of a picture, padded where it is smaller."""
+    width, height = image.size
+    if width < size or height < size:
+        left, top = max(0, (size - width) // 2), max(0, (size - height) // 2)
+        border = (left, top, max(0, size - width - left), max(0, size - height - top))
+        image = ImageOps.expand(image, border, fill=(fill, fill, fill) if image.mode == "RGB" else fill)
+        width, height = image.size
+    left, top = round((width - size) / 2.0), round((height - size) / 2.0)
+    return image.crop((left, top, left + size, top + size))

@@ -1,0 +1,121 @@
+"""Shards to decoded samples while the encoder works: a reading thread ahead of it, decode workers beside it."""
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from noisegate.pipeline.errors import ShardError
+
+from .locate import Shard
+from .read import RawSample, ShardReader
+from .workers import Decoded, DecodePool
+
+__all__ = ["Chunk", "ShardEnd", "ShardFailed", "stream"]
+
+CHUNK_SAMPLES = 16
+CHUNK_BYTES = 32_000_000
+Selector = Callable[[Shard, RawSample], bool]
+
+
+@dataclass
+class Chunk:
+    """Some decoded samples of a shard, in order; `position` is how many of its bytes were read by then."""
+
+    shard: Shard
+    samples: list[Decoded]
+    position: int
+
+
+@dataclass
+class ShardEnd:
+    """A shard was read to its end, or as far as it goes (`damage`)."""
+
+    shard: Shard
+    sha256: str
+    size: int
+    damage: str | None
+
+
+@dataclass
+class ShardFailed:
+    """A shard could not be read at all."""
+
+    shard: Shard
+    error: str
+
+
+@dataclass
+class _Pending:
+    shard: Shard
+    raw: list[RawSample]
+    future: "Future[list[Decoded]]"
+    position: int
+
+
+_Item = _Pending | ShardEnd | ShardFailed | BaseException | None
+
+
+def stream(
+    shards: Iterable[Shard], pool: DecodePool, ahead: int, select: Selector | None = None
+) -> Generator[Chunk | ShardEnd | ShardFailed, None, None]:
+    """Read, decode and yield, in the order of the shards, with at most `ahead` chunks waiting. `select` skips samples."""
+    waiting: queue.Queue[_Item] = queue.Queue(max(1, ahead))
+    stop = threading.Event()
+
+    def put(item: _Item) -> None:
+        while not stop.is_set():
+            try:
+                waiting.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        try:
+            for shard in shards:
+                if stop.is_set():
+                    return
+                try:
+                    reader = ShardReader(shard)
+                    for raw in _chunks(reader, select):
+                        if stop.is_set():
+                            return
+                        put(_Pending(shard, raw, pool.submit(raw), reader.position))
+                    put(ShardEnd(shard, reader.sha256, reader.size, reader.damage))
+                except ShardError as error:
+                    put(ShardFailed(shard, str(error)))
+            put(None)
+        except BaseException as error:  # handed to the consumer, who raises it
+            put(error)
+
+    thread = threading.Thread(target=read, name="noisegate-read", daemon=True)
+    thread.start()
+    try:
+        while (item := waiting.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield (
+                Chunk(item.shard, pool.collect(item.raw, item.future), item.position)
+                if isinstance(item, _Pending)
+                else item
+            )
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _chunks(reader: ShardReader, select: Selector | None) -> Iterator[list[RawSample]]:
+    chunk: list[RawSample] = []
+    size = 0
+    for raw in reader:
+        if select is not None and not select(reader.shard, raw):
+            continue
+        chunk.append(raw)
+        size += sum(len(data) for data in raw.parts.values())
+        if len(chunk) >= CHUNK_SAMPLES or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -1,0 +1,234 @@
+"""Decoding in worker processes: order kept, bounded, and a crash of the decoder costs one sample, not the job."""
+
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.malloc import reuse_memory
+from noisegate.pipeline.system.parent_watch import leave_with
+from noisegate.pipeline.system.processors import processors
+
+from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
+from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
+
+__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
+
+TASKS = ("pairs", "labels")
+STARTS = 3  # tries to start workers: one may be killed in that very moment
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """What a sample must have (`tasks`), where its caption and label are, and its limits."""
+
+    tasks: tuple[str, ...] = ("pairs",)
+    text_field: str | None = None
+    label_field: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.tasks or set(self.tasks) - set(TASKS):
+            raise ConfigError(f"task {','.join(self.tasks)!r} is unknown; use pairs, labels or pairs,labels")
+
+
+@dataclass
+class Decoded:
+    """A sample as it goes to the encoder; `status` is final unless the embedding turns out to be invalid."""
+
+    key: str
+    index: int
+    status: str = "ok"
+    error: str | None = None
+    pixels: NDArray[np.uint8] | None = None
+    text: str | None = None
+    label: int | None = None
+    image_sha256: bytes | None = None
+    text_sha256: bytes | None = None
+    flags: tuple[str, ...] = ()
+
+
+def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptions) -> Decoded:
+    """Decode all parts of a sample; what is wrong with it becomes its status and error.
+
+    With both tasks a sample is `ok` as long as it has a picture and a caption or a label; what is missing is a flag.
+    """
+    sample = Decoded(raw.key, raw.index)
+    problems: dict[str, BadSample] = {}
+    image = raw.image
+    try:
+        if image is None:
+            names = ", ".join(raw.names[:8])
+            raise _lost(raw, IMAGE_PARTS) or BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
+        sample.image_sha256 = hashlib.sha256(image).digest()
+        sample.pixels = _pixels(image, preprocess, options.limits)
+    except BadSample as error:
+        problems["image"] = error
+    source = "json" if options.text_field or "txt" not in raw.names else "txt"
+    try:
+        sample.text = decode_text(raw.parts, options.text_field, options.limits)
+        data = raw.parts["txt"] if source == "txt" else sample.text.encode()
+        sample.text_sha256 = hashlib.sha256(data).digest()
+    except BadSample as error:
+        if source == "txt" and "txt" in raw.parts:
+            sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest()
+        problems["text"] = (error.status == "no_text" and _lost(raw, (source,))) or error
+    try:
+        sample.label = decode_label(raw.parts, options.label_field)
+    except BadSample as error:
+        source = "json" if options.label_field or "cls" not in raw.names else "cls"
+        problems["label"] = (error.status == "no_label" and _lost(raw, (source,))) or error
+    needed = [problems[p] for t, p in (("pairs", "text"), ("labels", "label")) if t in options.tasks and p in problems]
+    flags = ["duplicate_key"] if raw.duplicate else []
+    if "image" in problems:
+        needed.insert(0, problems["image"])
+    elif len(needed) < len(options.tasks):
+        flags += [problem.status for problem in needed]
+        needed = []
+    if needed:
+        sample.status, sample.error = needed[0].status, str(needed[0])
+    sample.flags = tuple(flags)
+    return sample
+
+
+def _lost(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
+    """Why none of these parts is there, where that is the shard's fault and not the sample's."""
+    for part in parts:
+        if part in raw.parts:
+            return None
+        if part in raw.oversized:
+            return BadSample(
+                "too_large", f"part {part} of {raw.oversized[part]:,} bytes; at most {MAX_PART_BYTES:,} are read"
+            )
+    return BadSample("broken", raw.broken) if raw.broken else None
+
+
+def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
+    image = decode_image(data, limits, getattr(preprocess, "least_side", None))
+    try:
+        return preprocess(image)
+    except (MemoryError, ArithmeticError, ValueError, OSError) as error:
+        reason = f"{image.width} x {image.height} pixels cannot be resized: {type(error).__name__}: {error}"
+        raise BadSample("bad_image", reason[:300]) from error
+
+
+def default_workers() -> int:
+    """One worker for each processor this process may use, at most sixteen."""
+    return min(16, processors())
+
+
+def _start(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    reuse_memory(
+        16 << 20, 64 << 20
+    )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
+    leave_with(parent)
+
+
+def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:
+    return [decode_sample(raw, preprocess, options) for raw in chunk]
+
+
+class DecodePool:
+    """Decodes chunks of samples. `workers=0` decodes in this process.
+
+    `submit` returns at once; `collect` waits for that chunk. When a worker dies, its chunk is tried again, then sample by
+    sample in a process of its own, and the sample that kills it becomes a row with the status `bad_image`.
+    """
+
+    def __init__(self, workers: int, preprocess: Preprocessor, options: DecodeOptions) -> None:
+        if workers < 0:
+            raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
+        self._workers, self._preprocess, self._options = workers, preprocess, options
+        self._lock = threading.Lock()
+        self._executor = self._new(workers) if workers else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, chunk: list[RawSample]) -> "Future[list[Decoded]]":
+        with self._lock:
+            executor = self._executor
+        try:
+            if executor is not None:
+                return executor.submit(_decode, chunk, self._preprocess, self._options)
+            return _done(_decode(chunk, self._preprocess, self._options))
+        except BrokenProcessPool as error:
+            failed: Future[list[Decoded]] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def collect(self, chunk: list[RawSample], future: "Future[list[Decoded]]") -> list[Decoded]:
+        try:
+            return future.result()
+        except BrokenProcessPool:
+            self._replace()
+        try:
+            return self.submit(chunk).result()
+        except BrokenProcessPool:
+            self._replace()
+        return self._one_by_one(chunk)
+
+    def _one_by_one(self, chunk: list[RawSample]) -> list[Decoded]:
+        """Each sample alone in a process, so that it is clear which one kills it."""
+        found: list[Decoded] = []
+        while len(found) < len(chunk):
+            with self._new(1) as executor:
+                for raw in chunk[len(found) :]:
+                    try:
+                        found += executor.submit(_decode, [raw], self._preprocess, self._options).result()
+                    except BrokenProcessPool:
+                        found.append(_crashed(raw))
+                        break
+        return found
+
+    def _replace(self) -> None:
+        with self._lock:
+            broken = self._executor is not None and getattr(self._executor, "_broken", False)
+            if broken and self._executor is not None:
+                self._executor.shutdown(wait=False, cancel_futures=True)
+                self._executor = self._new(self._workers)
+
+    def _new(self, workers: int) -> ProcessPoolExecutor:
+        # spawn, because this process may already run torch's threads, which do not survive a fork
+        context = multiprocessing.get_context("spawn")
+        for left in reversed(range(STARTS)):
+            executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(os.getpid(),))
+            try:
+                executor.submit(os.getpid).result()
+                break
+            except BrokenProcessPool as error:  # killed while it started, or it cannot start at all
+                executor.shutdown(wait=False, cancel_futures=True)
+                if not left:
+                    raise ConfigError(
+                        "decode workers could not start; in a script of your own, call annotate under "
+                        "`if __name__ == '__main__':`, or use workers=0"
+                    ) from error
+        return executor
+
+
+def _crashed(raw: RawSample) -> Decoded:
+    digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
+    flags = ("duplicate_key",) if raw.duplicate else ()
+    reason = "the decoder crashed on this image"
+    return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=digest, flags=flags)
+
+
+def _done(value: list[Decoded]) -> "Future[list[Decoded]]":
+    future: Future[list[Decoded]] = Future()
+    future.set_result(value)
+    return future

@@ -1,0 +1,275 @@
+"""OSA's domain adaptation: fine-tune the estimator for a few steps on pairs of the data that a mixture takes for clean.
+
+Read some pairs, take each pair's loss, split the losses into clean and noisy, tune both towers on the clean ones, save
+the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A).
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.estimators import load_estimator
+from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator
+from noisegate.pipeline.estimators.openclip_save import save_local_dir
+from noisegate.pipeline.methods.info_nce import numbered, pair_losses
+from noisegate.pipeline.methods.mixtures import Split, gmm_split
+from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, estimate_beta
+from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
+from noisegate.pipeline.pairs.scorer import Encoded
+from noisegate.pipeline.runs.output_folder import writing_to
+from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.workers import Decoded
+
+from .tuning import Tuning, tune
+
+__all__ = ["ADAPT_FILE", "Adaptation", "adapt", "hold_out"]
+
+ADAPT_FILE = "adapt.json"
+FEWEST = 32  # kept pairs, below which there is nothing to learn from or to measure on
+HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000
+RISE = 0.01  # of the loss on held-out pairs, as a share of it: less is chance
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What was done. Losses are means over `held_out` kept pairs that were not trained on."""
+
+    out: str
+    source: Identity
+    weights: str
+    """SHA-256 of the adapted parameters, as in the identity of the model that `local-dir:` loads"""
+    settings: dict[str, Any]
+    pairs: int
+    """pairs read whose embeddings are finite"""
+    kept: int
+    held_out: int
+    split: dict[str, Any]
+    """the mixture behind `kept`: kind, means, deviations and weights of (clean, noisy), and why it fell back"""
+    loss_before: float
+    loss_after: float
+    beta_before: Beta
+    """of random inputs, as `beta_after`"""
+    beta_after: Beta
+    auto_before: Beta
+    """by mode `auto` on the pairs read, as `annotate` would take it for such data"""
+    auto_after: Beta
+
+    @property
+    def loss_rose(self) -> bool:
+        """By more than chance and by something that four digits show."""
+        return self.loss_after - self.loss_before > max(1e-4, RISE * self.loss_before)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "source": self.source.to_dict()}
+
+
+def adapt(
+    shards: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    model: str = "embedded",
+    pretrained: str | None = None,
+    device: str = "auto",
+    pairs: int = 10_000,
+    keep: float = 0.8,
+    tuning: Tuning | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    note: Callable[[str], None] | None = None,
+) -> Adaptation:
+    """Adapt an open_clip model to the first `pairs` of `shards` and save it in `out`, to be loaded as `local-dir:OUT`.
+
+    A pair is trained on when it belongs to the clean component with a probability above `keep`; OSA takes .8 for
+    retrieval and .95 for classification. All is computed in float32, and on a CPU the same seed gives the same bytes.
+    The folder appears whole, with `adapt.json`, once the saved model has been loaded and agrees with the one in memory.
+    """
+    tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
+    _check(out, pairs, keep, seed)
+    found = find_shards(shards)
+    estimator = _load(model, pretrained, device, tuning.batch_size)
+    with _appearing(out) as folder:
+        data, before, split = _read(estimator, found, pairs, workers, seed, note)
+        kept = np.flatnonzero(split.clean_probability > keep)
+        if len(kept) < FEWEST:
+            raise ConfigError(
+                f"keep={keep}: only {len(kept):,} of {len(data.samples):,} pairs are clean by that, and {FEWEST} are "
+                "needed; read more pairs, or keep more, for example with keep=0.5"
+            )
+        note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
+        rows, held_out = hold_out(kept, data.pictures, seed)
+        learnt = data.at(rows)
+        loss_before = _loss(estimator, data, before, held_out, seed)
+        beta_before = beta_of_random_inputs(estimator, seed=seed)
+        rng = np.random.default_rng([seed, 2])
+        tune(estimator, learnt.samples, learnt.pictures, learnt.captions, tuning, rng, note)
+        save_local_dir(estimator, folder)
+        adapted = _load(f"local-dir:{folder}", None, device, tuning.batch_size)
+        _require_equal(estimator, adapted, data.at(held_out), model)
+        after, beta_after = embed_pairs(adapted, data.samples), beta_of_random_inputs(adapted, seed=seed)
+        done = Adaptation(
+            out=str(out),
+            source=estimator.identity,
+            weights=adapted.identity.weights,
+            settings={"keep": keep, "pairs": pairs, "seed": seed, **asdict(tuning)},
+            pairs=len(data.samples),
+            kept=len(kept),
+            held_out=len(held_out),
+            split=_described(split),
+            loss_before=loss_before,
+            loss_after=_loss(adapted, data, after, held_out, seed),
+            beta_before=beta_before,
+            beta_after=beta_after,
+            auto_before=_auto(before, beta_before, seed),
+            auto_after=_auto(after, beta_after, seed),
+        )
+        record = {name: value for name, value in done.to_dict().items() if name != "out"}
+        record["shards"] = [shard.url for shard in found]
+        write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+    return done
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when all went well and is gone when not."""
+    target = out.absolute()
+    partial = target.with_name(f".{target.name}.partial")
+    with writing_to(target.parent):
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
+        partial.mkdir()
+        try:
+            yield partial
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption."""
+
+    samples: list[Decoded]
+    pictures: Ids
+    captions: Ids
+
+    @classmethod
+    def of(cls, samples: list[Decoded]) -> "_Pairs":
+        return cls(samples, numbered([s.image_sha256 for s in samples]), numbered([s.text for s in samples]))
+
+    def at(self, rows: Ids) -> "_Pairs":
+        return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
+
+
+def _check(out: Path, pairs: int, keep: float, seed: int) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out {out}: something is there already; give a new folder, such as {out}-2")
+    if pairs < FEWEST:
+        raise ConfigError(f"pairs={pairs}: give {FEWEST} or more, for example pairs=10000")
+    if not 0 < keep < 1:
+        raise ConfigError(f"keep={keep}: this is no probability between 0 and 1; give for example keep=0.8")
+    if seed < 0:
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+
+
+def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> OpenClipEstimator:
+    if not model.startswith(("hf:", "python:")):
+        estimator = load_estimator(model, pretrained, device=device, dtype="float32", batch_size=batch_size)
+        if isinstance(estimator, OpenClipEstimator):
+            return estimator
+    raise ConfigError(
+        f"model {model!r}: only open_clip models can be adapted; use embedded, a name such as ViT-B-32 with pretrained, "
+        "hf-hub:ORG/NAME or local-dir:FOLDER"
+    )
+
+
+def _read(
+    estimator: OpenClipEstimator,
+    shards: Sequence[Shard],
+    pairs: int,
+    workers: int | None,
+    seed: int,
+    note: Callable[[str], None],
+) -> tuple[_Pairs, Encoded, Split]:
+    """Pairs with finite embeddings, these, and the split of their losses."""
+    samples = read_pairs(shards, estimator, pairs, workers, note)
+    encoded = embed_pairs(estimator, samples)
+    valid = np.flatnonzero([sample.status == "ok" for sample in samples])
+    data = _Pairs.of([samples[i] for i in valid])
+    encoded = Encoded(encoded.images[valid], encoded.texts[valid], encoded.similarity[valid])
+    split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, np.random.default_rng([seed, 0])))
+    for reason in split.fallbacks:
+        note(f"the losses could not be split: {reason}")
+    return data, encoded, split
+
+
+def _described(split: Split) -> dict[str, Any]:
+    """The mixture as JSON values: what a fall-back leaves open is None."""
+
+    def known(pair: tuple[float, float]) -> list[float | None]:
+        return [value if math.isfinite(value) else None for value in pair]
+
+    return {
+        "kind": split.kind,
+        "means": known(split.means),
+        "deviations": known(split.deviations),
+        "weights": known(split.weights),
+        "fallbacks": list(split.fallbacks),
+    }
+
+
+def _losses(
+    estimator: OpenClipEstimator,
+    data: _Pairs,
+    images: NDArray[np.float32],
+    texts: NDArray[np.float32],
+    rng: np.random.Generator,
+) -> NDArray[np.float64]:
+    scale = float(estimator.module.logit_scale.detach().exp())
+    return pair_losses(images, texts, scale, rng, data.pictures, data.captions)
+
+
+def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Ids, seed: int) -> float:
+    """Mean loss of some rows, in the same batches whatever the estimator."""
+    images, texts = encoded.images[rows], encoded.texts[rows]
+    return float(_losses(estimator, data.at(rows), images, texts, np.random.default_rng([seed, 0])).mean())
+
+
+def _auto(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
+    return estimate_beta(images=encoded.images, texts=encoded.texts, random_inputs=lambda: random_inputs, seed=seed)
+
+
+def hold_out(kept: Ids, pictures: Ids, seed: int) -> tuple[Ids, Ids]:
+    """Rows to train on and rows to measure on; a picture with several captions is on one side only."""
+    shown, counts = np.unique(pictures[kept], return_counts=True)
+    order = np.random.default_rng([seed, 1]).permutation(len(shown))
+    wanted = min(HELD_OUT_LIMIT, round(HELD_OUT_SHARE * len(kept)))
+    taken = int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1
+    out = np.isin(pictures[kept], shown[order[:taken]])
+    if len(kept) - out.sum() < 2:
+        raise ConfigError(
+            f"pairs: the {len(kept):,} kept pairs show {len(shown)} pictures; give shards with more of them"
+        )
+    return kept[~out], kept[out]
+
+
+def _require_equal(one: OpenClipEstimator, other: OpenClipEstimator, data: _Pairs, model: str) -> None:
+    """The saved model must be the tuned one: a configuration that open_clip completes elsewhere could get lost."""
+    few = data.samples[:16]
+    ours, theirs = embed_pairs(one, few), embed_pairs(other, few)
+    apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())
+    if not apart <= 1e-4:
+        raise NoisegateError(
+            f"model {model!r} cannot be saved: once loaded again it embeds differently (by up to {apart:.2g})"
+        )

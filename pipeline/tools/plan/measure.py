@@ -1,0 +1,290 @@
+"""A few seconds of the real work on some of the shards, stage by stage, for `noisegate plan`. Writes nothing."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import save
+
+from noisegate.pipeline.engines.encode_shard import EncodedShard
+from noisegate.pipeline.errors import ConfigError, ShardError
+from noisegate.pipeline.estimators.base import Estimator
+from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.pair_fit import pair_columns, with_columns
+from noisegate.pipeline.pairs.scorer import score_pairs
+from noisegate.pipeline.runs.table import VERSION, table_from
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import RawSample, ShardReader
+from noisegate.pipeline.shards.stream import Chunk
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+
+__all__ = ["Looked", "Measured", "Piece", "measure"]
+
+SHARDS = 8  # looked into at most
+SIZES_ASKED = 64  # remote shards whose size is asked for at most; local ones are all looked up
+LEAST = 2  # batches, however long they take: one alone has no spread
+WARM_UP = 4  # samples encoded before it counts
+REPEATS = 3  # of what is measured on all rows at once
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A batch of one shard: seconds per stage. `read` leaves out the shard's opening, `read_samples` its first sample;
+    `tokens` are those of `encode` in which texts become tokens, which a GPU does not do.
+    """
+
+    samples: int
+    read_samples: int
+    read: float
+    decode: float
+    encode: float
+    tokens: float = 0.0
+
+
+@dataclass
+class Looked:
+    """One shard as far as it was read."""
+
+    shard: Shard
+    samples: int = 0
+    bytes: int = 0
+    opening: float = 0.0
+    whole: bool = False
+
+
+@dataclass
+class Measured:
+    """What was seen. `write` and `score` are seconds of each repeat for all `rows` at once, `*_start` those for no row."""
+
+    sizes: list[int]  # of the shards whose size is known
+    looked: list[Looked]
+    pieces: list[Piece]
+    failed: int
+    reason: str | None  # of the first failed sample
+    notes: list[str]
+    seconds: float
+    width: int
+    gflops: float | None = None  # 10^9 operations of the model for one sample; None where torch does not count them
+    rows: int = 0
+    write: list[float] = field(default_factory=list)
+    write_start: float = 0.0
+    score: list[float] = field(default_factory=list)
+    score_start: float = 0.0
+    table_bytes: int = 0
+    table_start: int = 0
+
+
+def measure(
+    shards: Sequence[Shard], estimator: Estimator, options: DecodeOptions, seconds: float, clock: Clock
+) -> Measured:
+    """Read, decode and encode batches of a few shards in turn for about `seconds`, then write and score in memory.
+
+    Everything is done once before it counts, to warm up. Raises ConfigError or ShardError where nothing can be
+    read.
+    """
+    began = clock()
+    chosen = spread(shards, SHARDS)
+    sizes = _sizes(shards, notes := [])
+    readers = {shard.url: _Turns(shard, estimator.batch_size, clock) for shard in chosen}
+    encoded = {shard.url: EncodedShard(estimator) for shard in chosen}
+    pieces: list[Piece] = []
+    failed, reason, gflops = 0, None, None
+    waiting = list(chosen)
+    while waiting and (len(pieces) < LEAST or clock() - began < seconds):
+        shard = waiting.pop(0)
+        turns = readers[shard.url]
+        try:
+            raw, took = turns.next()
+        except ShardError as error:
+            notes.append(str(error))
+            continue
+        if not raw:
+            continue
+        if not pieces:
+            decode_sample(raw[0], estimator.preprocess, options)
+        before = clock()
+        samples = [decode_sample(one, estimator.preprocess, options) for one in raw]
+        decoded = clock()
+        bad = [sample for sample in samples if sample.status != "ok"]
+        failed, reason = failed + len(bad), reason or next((sample.error for sample in bad), None)
+        chunk = Chunk(shard, samples, turns.looked.bytes)
+        if not pieces:
+            _encode(EncodedShard(estimator), Chunk(shard, [replace(sample) for sample in samples[:WARM_UP]], 0))
+            gflops = gflops_per_sample(estimator, samples)
+        tokens = _tokenise(estimator, samples, clock)
+        start = clock()
+        _encode(encoded[shard.url], chunk)
+        first = turns.looked.samples == len(raw)
+        pieces.append(Piece(len(raw), len(raw) - first, took, decoded - before, clock() - start, tokens))
+        waiting.append(shard)
+    for turns in readers.values():
+        turns.close()
+    looked = [turns.looked for turns in readers.values() if turns.looked.samples or turns.looked.whole]
+    if not pieces and notes:
+        raise ShardError(notes[0])
+    if not pieces:
+        raise ConfigError(f"there is no sample in {chosen[0].url}{_others(chosen)}; name shards that hold some")
+    parts = [part for part in encoded.values() if part.samples]
+    if failed == sum(piece.samples for piece in pieces):
+        raise ConfigError(f"none of the {failed:,} samples looked at can be used: {reason}")
+    sizes = sizes or [one.bytes for one in looked if one.whole]
+    if not sizes:
+        raise ConfigError(
+            "the store does not tell how large the shards are; give more --seconds to read one to its end"
+        )
+    width = max(part.images.shape[1] for part in parts)
+    measured = Measured(sizes, looked, pieces, failed, reason, notes, 0.0, width, gflops)
+    _write_in_memory(measured, parts, estimator, options, clock)
+    measured.seconds = clock() - began
+    return measured
+
+
+def spread(shards: Sequence[Shard], count: int) -> list[Shard]:
+    """At most `count` of them, evenly from the whole list.
+
+    >>> [shard.url for shard in spread([Shard(f"{i}.tar") for i in range(10)], 3)]
+    ['1.tar', '5.tar', '8.tar']
+    """
+    count = min(count, len(shards))
+    return [shards[int((2 * i + 1) * len(shards) / (2 * count))] for i in range(count)]
+
+
+def _others(shards: Sequence[Shard]) -> str:
+    return f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
+
+
+def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:
+    """Bytes of all local shards, or of some remote ones; those that cannot be reached are noted."""
+    asked = list(shards) if all(shard.is_local for shard in shards) else spread(shards, SIZES_ASKED)
+
+    def size(shard: Shard) -> int | ShardError | None:
+        try:
+            return shard.size_and_time()[0]
+        except ShardError as error:
+            return error
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(size, asked))
+    errors = [one for one in found if isinstance(one, ShardError)]
+    if errors:
+        notes.append(str(errors[0]) + (f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""))
+    if len(errors) == len(asked):
+        raise errors[0]
+    return [one for one in found if isinstance(one, int)]
+
+
+class _Turns:
+    """Batches of one shard, one at a time, with the seconds that reading them took."""
+
+    def __init__(self, shard: Shard, size: int, clock: Clock) -> None:
+        self.looked = Looked(shard)
+        self._reader, self._size, self._clock = ShardReader(shard), size, clock
+        self._samples: Iterator[RawSample] = iter(self._reader)
+
+    def next(self) -> tuple[list[RawSample], float]:
+        """A batch, and the seconds for it without those until the shard's first sample; nothing where the shard ends."""
+        start = self._clock()
+        raw: list[RawSample] = []
+        if not self.looked.samples:
+            raw = list(islice(self._samples, 1))
+            self.looked.opening = self._clock() - start
+            start = self._clock()
+        raw += islice(self._samples, self._size - len(raw))
+        took = self._clock() - start
+        self.looked.samples += len(raw)
+        self.looked.bytes = min(self._reader.passed, self._reader.position)  # the second for packed tars
+        self.looked.whole = len(raw) < self._size
+        return raw, took
+
+    def close(self) -> None:
+        self._samples.close()  # type: ignore[attr-defined]
+
+
+def _encode(part: EncodedShard, chunk: Chunk) -> None:
+    part.add(chunk)
+    part.finish()
+
+
+def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) -> float:
+    """Seconds in which this process makes tokens of the texts; 0 for a model of a user's own, which does not tell."""
+    tokenize = getattr(estimator, "tokenize", None)
+    texts = [sample.text for sample in samples if sample.status == "ok" and sample.text is not None]
+    start = clock()
+    if tokenize is not None and texts:
+        tokenize(texts)
+    return clock() - start
+
+
+def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: int = 4) -> float | None:
+    """What torch counts for a few samples, each encoded by itself as many texts are cut to the longest of a batch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    from torch.utils.flop_counter import FlopCounterMode
+
+    some = [sample for sample in samples if sample.status == "ok"][:count]
+    whole_layers = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation would not be counted
+    try:
+        with FlopCounterMode(display=False) as counter:
+            for sample in some:
+                if sample.pixels is not None:
+                    estimator.encode_pixels([sample.pixels])
+                if sample.text is not None:
+                    estimator.encode_texts([sample.text])
+    finally:
+        torch.backends.mha.set_fastpath_enabled(whole_layers)
+    found = counter.get_total_flops() / 1e9 / max(1, len(some))
+    return found or None
+
+
+def _write_in_memory(
+    measured: Measured, parts: Sequence[EncodedShard], estimator: Estimator, options: DecodeOptions, clock: Clock
+) -> None:
+    """Tables and embeddings as the job would write them, into buffers; sizes and seconds for all rows and for none."""
+    metadata = {"table_version": VERSION, "scorer": estimator.identity.to_dict(), "tasks": list(options.tasks)}
+    images = [part.images for part in parts if part.images.shape[1]]
+    texts = [part.texts for part in parts if part.texts.shape[1]]
+    columns: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, values in part.columns().items():
+            columns.setdefault(name, []).extend(values)
+    measured.rows = len(columns["key"])
+
+    def write(rows: int) -> pa.Buffer:
+        save(
+            {name: np.concatenate(m)[:rows].astype(np.float16) for name, m in (("image", images), ("text", texts)) if m}
+        )
+        return _packed(table_from({name: values[:rows] for name, values in columns.items()}, metadata))
+
+    def score(written: pa.Buffer) -> pa.Buffer:
+        table = pq.read_table(pa.BufferReader(written))
+        found = score_pairs(table["similarity"].to_numpy().astype(np.float32), Beta(0.2, "fixed"))
+        return _packed(with_columns(table, pair_columns(table, found), metadata))
+
+    def timed(rows: int) -> tuple[float, float, int]:
+        start = clock()
+        written = write(rows)
+        middle = clock()
+        scored = score(written)
+        return middle - start, clock() - middle, scored.size
+
+    timed(0)
+    for _ in range(REPEATS):
+        took_write, took_score, measured.table_bytes = timed(measured.rows)
+        measured.write.append(took_write)
+        measured.score.append(took_score)
+    measured.write_start, measured.score_start, measured.table_start = timed(0)
+
+
+def _packed(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=True)
+    return sink.getvalue()

@@ -1,0 +1,240 @@
+"""The arithmetic of a plan: from what was measured on some shards to what all of them take."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from noisegate.pipeline.errors import ConfigError
+
+from .devices import DEVICES, LEAST_GFLOPS, PAPER, paper_rate
+from .estimate import Estimate, ratio
+from .measure import Measured
+from .words import advice, assumptions
+
+__all__ = ["DevicePlan", "Disk", "Machine", "Plan", "Stage", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the job would run on: `threads` are the processors that the encoder itself keeps busy."""
+
+    device: str
+    workers: int
+    processors: int
+    threads: int
+    price: float
+    price_given: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Seconds per sample of one stage, and who does it."""
+
+    name: str
+    seconds: Estimate
+    by: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes that a run writes, beside the shards themselves."""
+
+    tables: float
+    embeddings: float
+    neighbours: float
+
+    @property
+    def total(self) -> float:
+        return self.tables + self.embeddings + self.neighbours
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The whole set on one known device: an estimate from published figures, not measured. It takes `workers_needed` that
+    decode, and `processes_needed` that read, make tokens and write, to keep the device busy.
+    """
+
+    name: str
+    hours: float
+    price: float
+    money: float
+    samples_per_second: float
+    workers_needed: int
+    processes_needed: int
+    measured_by_paper: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The prediction for all shards. `limit` is the stage that sets the pace, `needed` the workers that keep up with the
+    device.
+    """
+
+    model: str
+    shards: int
+    bytes: Estimate
+    samples: Estimate
+    looked: Mapping[str, float]
+    failed_share: float
+    stages: tuple[Stage, ...]
+    machine: Machine
+    seconds: Estimate
+    limit: str
+    needed: int
+    money: Estimate
+    disk: Disk
+    devices: tuple[DevicePlan, ...]
+    gflops: float | None
+    advice: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values: seconds, bytes and the price's currency; estimates as value, low, high."""
+        return {
+            "model": self.model,
+            "shards": self.shards,
+            "bytes": self.bytes.to_dict(),
+            "samples": self.samples.to_dict(),
+            "looked_at": dict(self.looked),
+            "failed_share": self.failed_share,
+            "stages": [
+                {"name": one.name, "seconds_per_sample": one.seconds.to_dict(), "by": one.by} for one in self.stages
+            ],
+            "machine": asdict(self.machine),
+            "seconds": self.seconds.to_dict(),
+            "samples_per_second": self.samples.value / self.seconds.value if self.seconds.value else None,
+            "limit": self.limit,
+            "workers_needed": self.needed,
+            "money": self.money.to_dict(),
+            "disk": asdict(self.disk) | {"total": self.disk.total},
+            "devices": [asdict(one) for one in self.devices],
+            "gflops_per_sample": self.gflops,
+            "advice": list(self.advice),
+            "assumptions": list(self.assumptions),
+            "notes": list(self.notes),
+        }
+
+
+def make_plan(
+    measured: Measured,
+    model: str,
+    shards: int,
+    machine: Machine,
+    neighbours: int = 0,
+    keep_embeddings: bool = True,
+    prices: Mapping[str, float] | None = None,
+) -> Plan:
+    """The arithmetic: from what was measured to what all `shards` take. `neighbours`: of the graph, 0 for none."""
+    size, samples = _totals(measured, shards)
+    if samples.value < 1:
+        raise ConfigError("the shards looked at hold hardly any samples; is this the right list of shards?")
+    per_shard = samples.value / shards
+    stages = _stages(measured, per_shard)
+    pace, limit = _pace(stages, machine)
+    total = pace.plus(stages["score"].seconds).times(samples)
+    decode, device = stages["decode"].seconds.value, stages["encode"].seconds.value + stages["write"].seconds.value
+    busy = stages["encode"].seconds.value * machine.threads
+    needed = max(1, math.ceil(decode / max(stages["read"].seconds.value, device, 1e-12)))
+    row = (measured.table_bytes - measured.table_start) / measured.rows
+    disk = Disk(
+        tables=samples.value * row + shards * measured.table_start,
+        embeddings=samples.value * 2 * 2 * measured.width if keep_embeddings else 0.0,
+        neighbours=samples.value * neighbours * (8 if samples.value < 2**31 else 12),
+    )
+    tokens = ratio([piece.tokens for piece in measured.pieces], [piece.samples for piece in measured.pieces]).value
+    own = stages["read"].seconds.value + tokens + stages["write"].seconds.value
+    looked = {
+        "shards": len(measured.looked),
+        "samples": sum(one.samples for one in measured.looked),
+        "bytes": sum(one.bytes for one in measured.looked),
+        "seconds": measured.seconds,
+    }
+    return Plan(
+        model=model,
+        shards=shards,
+        bytes=size,
+        samples=samples,
+        looked=looked,
+        failed_share=measured.failed / looked["samples"],
+        stages=tuple(stages.values()),
+        machine=machine,
+        seconds=total,
+        limit=limit,
+        needed=needed,
+        money=total.scaled(machine.price / 3600),
+        disk=disk,
+        devices=_on_known_devices(samples.value, stages, own, measured.gflops, prices or {}),
+        gflops=measured.gflops,
+        advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
+        assumptions=tuple(assumptions(measured, shards, machine, neighbours, own)),
+        notes=tuple(measured.notes),
+    )
+
+
+def _totals(measured: Measured, shards: int) -> tuple[Estimate, Estimate]:
+    """Bytes and samples of all shards, by what is known of some."""
+    mean = ratio(measured.sizes, [1] * len(measured.sizes))
+    size = Estimate(float(sum(measured.sizes))) if len(measured.sizes) == shards else mean.scaled(shards)
+    looked = measured.looked
+    if len(looked) == shards and all(one.whole for one in looked):
+        return size, Estimate(float(sum(one.samples for one in looked)))
+    density = ratio([one.samples for one in looked], [one.bytes for one in looked])
+    return size, density.times(size)
+
+
+def _stages(measured: Measured, per_shard: float) -> dict[str, Stage]:
+    pieces, rows = measured.pieces, measured.rows
+    counts = [piece.samples for piece in pieces]
+    opening = float(np.mean([one.opening for one in measured.looked])) / per_shard
+
+    def at_once(repeats: Sequence[float], start: float) -> Estimate:
+        each = ratio([max(0.0, one - start) for one in repeats], [rows] * len(repeats))
+        return each.plus(Estimate(start / per_shard))
+
+    read = ratio([piece.read for piece in pieces], [piece.read_samples for piece in pieces])
+    found = (
+        Stage("read", read.plus(Estimate(opening)), "the reading thread"),
+        Stage("decode", ratio([piece.decode for piece in pieces], counts), "each decode worker"),
+        Stage("encode", ratio([piece.encode for piece in pieces], counts), "the device"),
+        Stage("write", at_once(measured.write, measured.write_start), "the encoder's process"),
+        Stage("score", at_once(measured.score, measured.score_start), "when all is encoded"),
+    )
+    return {stage.name: stage for stage in found}
+
+
+def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]:
+    """Seconds per sample while encoding, and the stage that sets them."""
+    read, decode, encode, write = (stages[name].seconds for name in ("read", "decode", "encode", "write"))
+    if machine.workers == 0:
+        whole = read.plus(decode).plus(encode).plus(write)
+        return whole, max(("read", read), ("decode", decode), ("encode", encode), key=lambda one: one[1].value)[0]
+    busy = read.plus(decode).plus(write).plus(encode.scaled(machine.threads)).scaled(1 / machine.processors)
+    candidates = {
+        "read": read,
+        "decode": decode.scaled(1 / machine.workers),
+        "encode": encode.plus(write),
+        "processors": busy,
+    }
+    limit = max(candidates, key=lambda name: candidates[name].value)
+    return candidates[limit], limit
+
+
+def _on_known_devices(
+    samples: float, stages: Mapping[str, Stage], own: float, gflops: float | None, prices: Mapping[str, float]
+) -> tuple[DevicePlan, ...]:
+    """`own` are an encoder process's seconds per sample beside the device."""
+    if gflops is not None and gflops < LEAST_GFLOPS:
+        return ()
+    found = []
+    for device in DEVICES:
+        rate, price = paper_rate(device, gflops), prices.get(device.name, device.price)
+        hours = (samples / rate + samples * stages["score"].seconds.value) / 3600
+        workers = max(1, math.ceil(rate * stages["decode"].seconds.value))
+        processes = max(1, math.ceil(rate * own))
+        by_paper = device is PAPER and gflops is None
+        found.append(DevicePlan(device.name, hours, price, hours * price, rate, workers, processes, by_paper))
+    return tuple(found)

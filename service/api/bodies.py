@@ -1,0 +1,260 @@
+"""Request bodies to items: JSON and multipart forms, checked once, large ones off the event loop."""
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from noisegate.service.engine.items import Item
+from noisegate.service.errors import ApiError, InvalidRequest, describe
+from noisegate.service.settings import Settings
+
+from .schemas import EmbedRequest, Pair, ScoreRequest
+
+__all__ = ["Asked", "read_embed", "read_score"]
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+LARGE = 64 << 10  # bytes of JSON that may be parsed between two turns of the event loop
+MOST_VALUES = 1_000_000  # objects and lists in one body; a few bytes of JSON can become a hundred in memory
+_DATA_URI = re.compile(r"data:(?:image/[a-z0-9.+-]+)?(?:;[a-z0-9=.+-]+)*;base64,", re.IGNORECASE)
+
+
+class Asked:
+    """A request for scores: what was asked, the items to embed, and the URLs that stand where a picture is missing."""
+
+    def __init__(self, request: ScoreRequest, items: list[Item]) -> None:
+        self.request, self.items = request, items
+        self.urls = {i: pair.image_url for i, pair in enumerate(request.pairs) if pair.image_url is not None}
+
+
+async def read_score(request: Request, settings: Settings) -> Asked:
+    """The body of POST /v1/score, of either kind. Raises ApiError 400, 413, 415 or 422."""
+    kind = _kind(request)
+    _check_plain(request)
+    if kind == "application/json":
+        return await _off_loop(await request.body(), lambda body: _asked(parse(body, ScoreRequest), {}, settings))
+    if kind == "multipart/form-data":
+        return await _read_form(request, settings)
+    raise ApiError(
+        415, "unsupported_media_type", f"{kind or 'no content type'}: use application/json or multipart/form-data"
+    )
+
+
+async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest, list[Item]]:
+    """The body of POST /v1/embed and its items, images first."""
+    if _kind(request) != "application/json":
+        raise ApiError(415, "unsupported_media_type", "use application/json")
+    _check_plain(request)
+
+    def items_of(body: bytes) -> tuple[EmbedRequest, list[Item]]:
+        found = parse(body, EmbedRequest)
+        check_count(len(found.images) + len(found.texts), settings)
+        return found, [*(_picture(image, {}) for image in found.images), *(Item(text=text) for text in found.texts)]
+
+    return await _off_loop(await request.body(), items_of)
+
+
+async def _off_loop(body: bytes, work: Callable[[bytes], T]) -> T:
+    return work(body) if len(body) <= LARGE else await asyncio.to_thread(work, body)
+
+
+def _kind(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _check_plain(request: Request) -> None:
+    """A compressed body would have to be unpacked before its size is known."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise ApiError(415, "unsupported_media_type", "the body is compressed; send it without Content-Encoding")
+
+
+def parse(body: bytes, model: type[M]) -> M:
+    """One JSON document by a model; raises ApiError 400 for what is no JSON and 422 for what does not fit."""
+    if body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > 6 * MOST_VALUES:
+        raise InvalidRequest("the body holds too many values")
+    try:
+        found = json.loads(body, parse_constant=_no_number, object_pairs_hook=_no_duplicates)
+    except RecursionError as error:
+        raise ApiError(400, "bad_request", "the JSON is nested too deeply") from error
+    except ValueError as error:
+        if isinstance(error, UnicodeDecodeError):
+            reason = "not UTF-8 text"
+        elif isinstance(error, json.JSONDecodeError | _BadJson):
+            reason = " ".join(str(error).split())[:200]
+        else:
+            reason = "a number has thousands of digits"
+        raise ApiError(400, "bad_request", f"the body is no JSON: {reason}") from error
+    try:
+        return model.model_validate(found)
+    except ValidationError as error:
+        raise InvalidRequest(describe(error.errors(include_input=False, include_url=False))) from error
+
+
+class _BadJson(ValueError):
+    """What Python's parser lets through and JSON does not have."""
+
+
+def _no_number(name: str) -> Any:
+    raise _BadJson(f"{name} is no number in JSON")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _BadJson("a name is given twice in one object")
+    return found
+
+
+def check_count(count: int, settings: Settings) -> None:
+    if count > settings.max_items:
+        raise _too_many(f"{count} items; at most {settings.max_items}")
+
+
+def _too_many(what: str) -> ApiError:
+    return ApiError(413, "too_many_items", f"{what} in one request")
+
+
+def _asked(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> Asked:
+    check_count(len(request.pairs), settings)
+    for i, pair in enumerate(request.pairs):
+        if pair.image is not None and pair.image_url is not None:
+            raise InvalidRequest(f"pairs.{i}: give image or image_url, not both")
+    return Asked(request, [_item(pair, parts) for pair in request.pairs])
+
+
+def _item(pair: Pair, parts: dict[str, bytes]) -> Item:
+    picture = Item() if pair.image is None else _picture(pair.image, parts)
+    return Item(picture.image, pair.text, picture.problem)
+
+
+def _picture(image: str, parts: dict[str, bytes]) -> Item:
+    """A picture from base64, a data URI or a part of the form; one that cannot be read is its own item's problem."""
+    if image.startswith("part:") and parts:
+        data = parts.get(image.removeprefix("part:"))
+        return Item(data) if data is not None else Item(problem=("no_image", "the request has no part of this name"))
+    try:
+        return Item(unbase64(image))
+    except ValueError as error:
+        return Item(problem=("bad_image", str(error)))
+
+
+def unbase64(text: str) -> bytes:
+    """The bytes behind base64 or a data URI, strictly: no white space, no other alphabet, padding as it must be.
+
+    >>> unbase64("data:image/png;base64,aGk="), unbase64("aGk=")
+    (b'hi', b'hi')
+    """
+    if text[:5].lower() == "data:":
+        head = _DATA_URI.match(text[:200])
+        if head is None:
+            raise ValueError("the data URI is not one of a picture in base64, such as data:image/png;base64,…")
+        text = text[head.end() :]
+    if not text.isascii():
+        raise ValueError("the image is not base64: it has characters beyond ASCII")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True) if text else b""
+    except binascii.Error as error:
+        reason = f"the image is not base64 ({error}); use the letters with + and /, padding, and no line breaks"
+        raise ValueError(reason) from error
+
+
+def encoded_row(row: Any, encoding: str) -> list[float] | str:
+    """An embedding as the request wants it."""
+    return base64.b64encode(row.astype("<f4").tobytes()).decode() if encoding == "base64" else row.tolist()
+
+
+# --- multipart ------------------------------------------------------------------------------------------------------
+
+
+async def _read_form(request: Request, settings: Settings) -> Asked:
+    """`image` and `text` fields in the same order, or a `request` part whose images are named part:NAME."""
+    content_type = re.sub(r"(?i);\s*charset=[^;]*", "", request.headers["content-type"])
+    # latin-1 keeps every byte, so that a caption which is no UTF-8 is seen and not guessed
+    headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
+    most = settings.max_items
+    parser = _Form(
+        headers, request.stream(), max_files=most, max_fields=most + 3, max_part_size=settings.max_body_bytes
+    )
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError, AssertionError) as error:
+        reason = getattr(error, "message", "") or "no valid boundary"
+        if reason.startswith("Too many"):
+            raise _too_many(f"more than {most} items") from error
+        raise ApiError(
+            400, "bad_request", f"the body is no multipart form: {' '.join(reason.split())[:200]}"
+        ) from error
+    if not parser.whole:
+        await form.close()
+        raise ApiError(400, "bad_request", "the body is no multipart form: it ends before its last boundary")
+    try:
+        fields = [(name, await _bytes(value)) for name, value in form.multi_items()]
+    finally:
+        await form.close()
+    return await asyncio.to_thread(_asked_by_form, fields, settings)
+
+
+class _Form(MultiPartParser):
+    """Keeps pictures in memory, where all bodies have a limit; `whole` once the last boundary has come."""
+
+    spool_max_size = sys.maxsize
+    whole = False
+
+    def on_end(self) -> None:
+        self.whole = True
+
+
+async def _bytes(value: "UploadFile | str") -> bytes:
+    return value.encode("latin-1") if isinstance(value, str) else await value.read()
+
+
+_NO_PAIR = Pair.model_validate({})  # of a form: picture and caption are with the item
+
+
+def _asked_by_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> Asked:
+    parts = dict(fields)
+    several = () if "request" in parts else ("image", "text")
+    twice = next((name for name, count in Counter(n for n, _ in fields if n not in several).items() if count > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"{twice[:60]}: give one part of this name")
+    if "request" in parts:
+        whole = parts.pop("request")
+        return _asked(parse(whole, ScoreRequest), parts, settings)
+    unknown = sorted({name for name, _ in fields} - {"image", "text", "classes", "against"})
+    if unknown:
+        raise InvalidRequest(f"{unknown[0][:60]}: no such field; use image and text, classes, against, or request")
+    images = [data for name, data in fields if name == "image"]
+    texts = [data for name, data in fields if name == "text"]
+    if texts and len(images) != len(texts):
+        raise InvalidRequest(
+            f"{len(images)} fields image and {len(texts)} fields text; give one of each for every pair"
+        )
+    check_count(len(images), settings)
+    captions = [_caption(data) for data in texts] or [Item()] * len(images)
+    named = {name: data.decode("utf-8", "replace") for name, data in fields if name in ("classes", "against")}
+    asked = ScoreRequest(pairs=[_NO_PAIR] * len(captions), **named)
+    return Asked(
+        asked,
+        [Item(image, item.text, None, item.text_problem) for image, item in zip(images, captions, strict=True)],
+    )
+
+
+def _caption(data: bytes) -> Item:
+    """A caption by the rule for a shard's part txt."""
+    try:
+        return Item(text=data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return Item(text_problem=("bad_text", f"caption is not UTF-8: {error.reason} at byte {error.start}"))

@@ -1,0 +1,53 @@
+"""What the routes share: one `Service` at `request.app.state.service`."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+from fastapi import Request
+
+from noisegate.service.engine.items import Engine
+from noisegate.service.guards.fetcher import Fetcher
+from noisegate.service.jobs.runner import JobRunner
+from noisegate.service.metrics import Metrics
+from noisegate.service.runs.browse import Browser
+from noisegate.service.runs.catalogue import RunRegistry
+from noisegate.service.runs.class_sets import ClassSets
+from noisegate.service.runs.scoring import ServiceScorer
+from noisegate.service.settings import Settings
+
+__all__ = ["Service", "service_of"]
+
+
+@dataclass
+class Service:
+    """The parts of a running service. `closing` is set when shutdown begins: streams of events end then."""
+
+    settings: Settings
+    engine: Engine
+    scorer: ServiceScorer
+    runs: RunRegistry
+    class_sets: ClassSets
+    metrics: Metrics
+    jobs: JobRunner | None = None
+    browser: Browser = field(init=False)
+    fetcher: Fetcher = field(init=False)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str | None = None  # why it can never work, once that is clear
+
+    def __post_init__(self) -> None:
+        self.browser = Browser(self.settings.limits)
+        self.fetcher = Fetcher.from_settings(self.settings)
+
+    def not_ready(self) -> list[str]:
+        """Why it should get no requests at the moment; empty when it should."""
+        reasons = ["shutting down"] if self.closing.is_set() else []
+        reasons += self.engine.ready()
+        if not reasons and not self.class_sets.ready():
+            reasons.append(self.failure or "the class sets are being embedded")
+        return reasons
+
+
+def service_of(request: Request) -> Service:
+    """The service behind a request."""
+    return cast(Service, request.app.state.service)

@@ -1,0 +1,13 @@
+"""The commands `noisegate serve` and `noisegate score`; nothing heavy is imported before one of them runs."""
+
+import typer
+
+from . import score, serve
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the service's commands."""
+    serve.register(app)
+    score.register(app)

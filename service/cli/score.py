@@ -1,0 +1,209 @@
+"""`noisegate score`: pictures and captions on the command line, scored here or by a running service."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from noisegate.pipeline.cli.options import Device, Dtype
+from noisegate.pipeline.cli.output import JsonOption, Output
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.extras import require_extra
+
+if TYPE_CHECKING:
+    from .local_score import LocalScorer
+
+__all__ = ["register"]
+
+URLS = ("http://", "https://")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("score", no_args_is_help=True)(score)
+
+
+def score(
+    image: Annotated[
+        str | None,
+        typer.Argument(
+            help="An image file, or - for standard input; with --url also an image's URL.", show_default=False
+        ),
+    ] = None,
+    captions: Annotated[
+        list[str] | None, typer.Argument(help="One caption, or several to be ranked.", show_default=False)
+    ] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            "--pairs",
+            help="Many pairs: a .csv with columns image and text, .jsonl with the same names, or - for standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", "-r", help="Take model, β and calibration from this finished run.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="As in annotate (default: the run's, else embedded, which knows drawn scenes only).",
+            show_default=False,
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    pretrained: Annotated[
+        str | None,
+        typer.Option("--pretrained", "-p", help="As in annotate.", show_default=False, rich_help_panel="Model"),
+    ] = None,
+    beta: Annotated[
+        str,
+        typer.Option("--beta", "-b", help="auto (the run's, else random_inputs), random_inputs or fixed:VALUE."),
+    ] = "auto",
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", "-u", help="Ask the service there instead.", show_default=False, rich_help_panel="Service"
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="NOISEGATE_API_KEY",
+            help="The service's key; better in the environment.",
+            show_default=False,
+            rich_help_panel="Service",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how well an image and its caption belong together; several captions are ranked.
+
+    [cyan]noisegate score image.jpg "a red circle on the left"[/]
+
+    [cyan]noisegate score image.jpg "a red circle" "a blue square" --run tables[/]
+
+    [cyan]noisegate score image.jpg "a cat on a mat" --model ViT-B-32 --pretrained laion2b_s34b_b79k[/]
+
+    [cyan]noisegate score --pairs pairs.csv --json[/]
+
+    [cyan]noisegate score --url http://127.0.0.1:8765 image.jpg "a red circle"[/]
+
+    Exit code 1: no pair could be scored. 2: a file is missing, or a setting is wrong.
+    """
+    asked = _pairs(image, captions or [], pairs)
+    output = Output(as_json)
+    if url is not None:
+        given = {"--run": run, "--model": model, "--pretrained": pretrained, "--beta": beta if beta != "auto" else None}
+        here = [name for name, value in given.items() if value is not None]
+        if here:
+            raise ConfigError(
+                f"{here[0]} is for scoring here; the service at {url} has its own, so leave one of them out"
+            )
+        found = _ask(url, api_key, asked, output)
+    else:
+        scorer = _load(run, model, pretrained, beta, device, dtype, output)
+        found = {
+            "results": list(scorer.score(_read(asked))),
+            "beta": scorer.beta.to_dict(),
+            "scorer": scorer.estimator.identity.digest,
+            "notes": [*scorer.notes, *_hints(scorer, run, beta)],
+        }
+    results = [{"image": i, "text": t, **r} for (i, t), r in zip(asked, found["results"], strict=True)]
+    if pairs is None:
+        results.sort(key=lambda r: -2.0 if r["similarity"] is None else r["similarity"], reverse=True)
+    found["results"] = results
+    _print(found, output, image if pairs is None else None)
+    if not any(result["status"] == "ok" for result in results):
+        raise typer.Exit(1)
+
+
+def _pairs(image: str | None, captions: Sequence[str], source: str | None) -> list[tuple[str, str]]:
+    if source is not None:
+        if image is not None:
+            raise ConfigError(f"image {image!r} and --pairs {source!r} are two ways to say it; leave one of them out")
+        from .pairs_file import read_pairs
+
+        return read_pairs(source)
+    if image is None or not captions:
+        raise ConfigError('a caption is missing; use: noisegate score image.jpg "a caption", or --pairs FILE')
+    if image != "-" and not image.lower().startswith(URLS) and not Path(image).is_file():
+        raise ConfigError(f"image {image!r} is not there, or is no file; give one such as image.jpg")
+    return [(image, caption) for caption in captions]
+
+
+def _read(asked: Sequence[tuple[str, str]]) -> Iterator[tuple[bytes | OSError, str]]:
+    """The pictures' bytes; one that follows itself is read once."""
+    last: tuple[str, bytes | OSError] | None = None
+    for image, text in asked:
+        if last is None or last[0] != image:
+            last = image, _bytes(image)
+        yield last[1], text
+
+
+def _bytes(image: str) -> bytes | OSError:
+    if image.lower().startswith(URLS):
+        raise ConfigError(f"image {image!r} is a URL, which only a service fetches; give --url, or a file")
+    try:
+        return sys.stdin.buffer.read() if image == "-" else Path(image).read_bytes()
+    except OSError as error:
+        return error
+
+
+def _load(
+    run: Path | None, model: str | None, pretrained: str | None, beta: str, device: str, dtype: str, output: Output
+) -> "LocalScorer":
+    from noisegate.pipeline.estimators import ModelSpec
+
+    from .local_score import load_scorer, scorer_of_run
+
+    if pretrained is not None and model is None:
+        raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out")
+    spec = ModelSpec(model or "embedded", pretrained, device, dtype)
+    with output.working(f"loading {model or ('the model of ' + str(run) if run else 'embedded')}"):
+        if run is None:
+            return load_scorer(spec, beta)
+        return scorer_of_run(run, beta, spec if model is not None else None, device)
+
+
+def _hints(scorer: "LocalScorer", run: Path | None, beta: str) -> list[str]:
+    if run is not None or beta != "auto":
+        return []
+    hint = (
+        "β is of random inputs alone; --run DIR takes it, and the chance of being clean, from data that was annotated"
+    )
+    only = scorer.estimator.identity.model == "embedded"
+    return [hint, "embedded understands drawn scenes only; name another --model for photos"] if only else [hint]
+
+
+def _ask(url: str, api_key: str | None, asked: Sequence[tuple[str, str]], output: Output) -> dict[str, Any]:
+    require_extra("service", "noisegate score --url")
+    from dataclasses import asdict
+
+    from noisegate.service.client import Client, ServiceError
+
+    stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in asked) else b""
+    try:
+        with Client(url, api_key) as client, output.working(f"asking {url}"):
+            found = client.score([(stdin if image == "-" else image, text) for image, text in asked])
+    except ServiceError as error:
+        if error.status != 401:
+            raise
+        wrong = "is not the one" if api_key else "is missing"
+        raise ConfigError(f"the key of the service at {url} {wrong}; use --api-key KEY or NOISEGATE_API_KEY") from error
+    return {"results": [asdict(one) for one in found], "beta": found.beta, "scorer": found.scorer}
+
+
+def _print(found: dict[str, Any], output: Output, image: str | None) -> None:
+    from .score_output import print_scores
+
+    title = f"{len(found['results']):,} pairs" if image is None else image
+    print_scores(found, output, title=title, with_image=image is None)
+    output.result(found)

@@ -1,0 +1,69 @@
+"""Dynamic batches by items: a queue that says what to encode next. No clock, no tasks: times are passed in."""
+
+from collections.abc import Hashable
+from itertools import islice
+from typing import Generic, TypeVar
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = ["BatchQueue"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+class BatchQueue(Generic[T]):
+    """Items in order of arrival, handed out in batches of at most `size`.
+
+    An idle encoder gets what is there, at once. A busy one gets a full batch, or what is there once the oldest item has
+    waited `wait` seconds. An item can leave the queue while it waits.
+
+    >>> queue = BatchQueue[str](size=2, wait=0.005)
+    >>> queue.put("a", now=1.0)
+    >>> queue.take(now=1.001, idle=False), queue.due(now=1.001)
+    ([], 0.004)
+    >>> queue.take(now=1.001, idle=True)
+    ['a']
+    """
+
+    def __init__(self, size: int, wait: float) -> None:
+        if size < 1 or wait < 0:
+            raise ConfigError(f"batches of {size} items after {wait} s cannot be made; use 64 and 0.005")
+        self.size, self.wait = size, wait
+        self._waiting: dict[T, float] = {}  # in order of arrival
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the item that waits longest arrived."""
+        return next(iter(self._waiting.values()), None)
+
+    def put(self, item: T, now: float) -> None:
+        self._waiting[item] = now
+
+    def discard(self, item: T) -> bool:
+        """Take an item out; False where it is not waiting (any more)."""
+        return self._waiting.pop(item, None) is not None
+
+    def clear(self) -> list[T]:
+        """Take everything out."""
+        items = list(self._waiting)
+        self._waiting.clear()
+        return items
+
+    def due(self, now: float) -> float | None:
+        """Seconds until a busy encoder would get a batch: 0 for now, None while the queue is empty."""
+        if self.oldest is None:
+            return None
+        return 0.0 if len(self) >= self.size else max(0.0, round(self.oldest + self.wait - now, 9))
+
+    def take(self, now: float, idle: bool) -> list[T]:
+        """The next batch, oldest first; empty where it is not time yet."""
+        due = self.due(now)
+        if due is None or (due > 0 and not idle):
+            return []
+        batch = list(islice(self._waiting, self.size))
+        for item in batch:
+            del self._waiting[item]
+        return batch

@@ -1,0 +1,60 @@
+"""Image files to pixels in worker processes, for many requests at once and never more than the encoder can use soon."""
+
+import asyncio
+import io
+from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
+
+from PIL import Image
+
+from noisegate.pipeline.shards.decode import Limits, Preprocessor
+from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool
+
+__all__ = ["Decoder"]
+
+CHUNK = 8  # pictures per task: few enough to share one request among the workers
+
+
+class Decoder:
+    """Decodes by the rules of the batch job; a picture that kills its worker becomes a `bad_image`, like any broken one.
+
+    At most `2 * workers + 2` chunks are with the workers, and none is started while `room` is not set.
+    """
+
+    def __init__(self, workers: int, limits: Limits) -> None:
+        self._workers, self._options = workers, DecodeOptions(limits=limits)
+        self._free = asyncio.Semaphore(2 * max(1, workers) + 2)
+        self._pool: DecodePool | None = None
+        self.room = asyncio.Event()
+        self.room.set()
+
+    async def start(self, preprocess: Preprocessor) -> None:
+        """Start the processes and let each decode something, so that the first request does not wait for imports."""
+        self._pool = await asyncio.to_thread(DecodePool, self._workers, preprocess, self._options)
+        await asyncio.gather(*(self.decode([_dot()]) for _ in range(self._workers)))
+
+    async def stop(self) -> None:
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.__exit__)
+            self._pool = None
+
+    async def decode(self, images: Sequence[bytes]) -> list[Decoded]:
+        """One result per picture: `pixels`, or the status and error of the table."""
+        assert self._pool is not None, "start() comes first"
+        chunk = [RawSample(str(i), i, {"jpg": data}, ["jpg"]) for i, data in enumerate(images)]
+        async with self._free:
+            await self.room.wait()
+            if not self._workers:
+                return await asyncio.to_thread(lambda pool: pool.submit(chunk).result(), self._pool)
+            future = self._pool.submit(chunk)
+            try:
+                return await asyncio.wrap_future(future)
+            except BrokenProcessPool:
+                return await asyncio.to_thread(self._pool.collect, chunk, future)
+
+
+def _dot() -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(data, "PNG")
+    return data.getvalue()

@@ -1,0 +1,299 @@
+"""The encoder processes of all devices: started, watched, started again, and kept busy with batches.
+
+Each holds at most two batches: one that is encoded, and one that is ready when it ends.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.service.errors import Unavailable
+from noisegate.service.metrics import Metrics
+
+from .batching import BatchQueue
+from .encoder_process import Answer, Batch, EncoderProcess, Failed, Kind, Ready
+
+__all__ = ["EncoderPool", "Work"]
+
+Row = NDArray[np.float32]
+log = logging.getLogger("noisegate.encoders")
+
+OUTSTANDING = 2
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+STEADY = 60.0  # after so long alive, an end is news again and not one in a row
+
+
+@dataclass(eq=False)
+class Work:
+    """One picture's pixels or one text, on its way to a row; the future gets (row, error)."""
+
+    kind: Kind
+    payload: Any
+    done: "asyncio.Future[tuple[Row, str | None]]"
+    arrived: float = 0.0
+    size: int = 0
+
+
+@dataclass(eq=False)
+class _Slot:
+    """The place of one device: its process, where there is one, and what that has to do."""
+
+    spec: ModelSpec
+    process: EncoderProcess | None = None
+    ready: bool = False
+    outstanding: dict[int, list[Work]] = field(default_factory=dict)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    since: float = 0.0
+    reason: str = "the model is loading"
+    failed: Failed | None = None
+
+
+class EncoderPool:
+    """Turns work into rows. All methods are called on the event loop.
+
+    `on_ready` is awaited with what a process reports, before it gets work; `on_change` is called when the queue has changed.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        *,
+        measure: bool,
+        wait: float,
+        metrics: Metrics,
+        on_ready: Callable[[Ready], Awaitable[None]],
+        on_change: Callable[[], None],
+        stuck_after: float,
+    ) -> None:
+        self._slots = [_Slot(spec) for spec in specs]
+        self._measure, self._metrics, self._stuck_after = measure, metrics, stuck_after
+        self._on_ready, self._on_change = on_ready, on_change
+        self._queues: dict[Kind, BatchQueue[Work]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
+        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pump_planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.waiting_bytes = 0
+        self.rate = 0.0  # items per second, lately
+        self.fatal: str | None = None
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._supervise(slot)) for slot in self._slots]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self._slots:
+            self._lost(slot)
+        processes = [slot.process for slot in self._slots if slot.process is not None]
+        await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
+
+    def reasons(self) -> list[str]:
+        """Why nothing can be encoded; empty while at least one encoder is ready."""
+        if any(slot.ready for slot in self._slots):
+            return []
+        return sorted({slot.reason for slot in self._slots})
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the encoder processes that are alive."""
+        return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.pid is not None]
+
+    def waiting(self, kind: Kind) -> int:
+        """Items that no encoder has yet."""
+        return len(self._queues[kind])
+
+    def put(self, work: Work) -> None:
+        if self.reasons():
+            work.done.set_exception(_lost())
+            return
+        work.arrived = time.monotonic()
+        self._queues[work.kind].put(work, work.arrived)
+        self.waiting_bytes += work.size
+        self._on_change()
+        self._plan()
+
+    def discard(self, work: Work) -> None:
+        """Whoever asked for it has gone; what an encoder has already is encoded and thrown away."""
+        if self._queues[work.kind].discard(work):
+            self._left([work])
+        work.done.cancel()
+
+    def _left(self, batch: Sequence[Work]) -> None:
+        self.waiting_bytes -= sum(work.size for work in batch)
+        self._on_change()
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    async def _supervise(self, slot: _Slot) -> None:
+        in_a_row = 0
+        while True:
+            process = await self._launch(slot)
+            while not slot.ended.is_set():
+                try:
+                    await asyncio.wait_for(slot.ended.wait(), self._stuck_after / 4)
+                except TimeoutError:
+                    self._kill_if_stuck(slot)
+            was_ready, up = slot.ready, time.monotonic() - slot.since
+            self._lost(slot)
+            await asyncio.to_thread(process.stop)
+            slot.process = None
+            if slot.failed is not None and slot.failed.fatal and self._never_worked():
+                self.fatal = slot.reason = slot.failed.reason
+                return
+            in_a_row = 1 if was_ready and up > STEADY else in_a_row + 1
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (in_a_row - 1))
+            why = slot.failed.reason if slot.failed else "it ended by itself or was killed"
+            slot.reason = f"the encoder on {slot.spec.device} is restarting: {why}"
+            log.error("encoder lost", extra={"device": slot.spec.device, "why": why, "pause": pause})
+            self._metrics.restarts.inc()
+            await asyncio.sleep(pause)
+
+    async def _launch(self, slot: _Slot) -> EncoderProcess:
+        loop = asyncio.get_running_loop()
+        ended = slot.ended = asyncio.Event()
+        slot.failed = None
+
+        def on_message(message: Any) -> None:
+            loop.call_soon_threadsafe(self._message, slot, ended, message)
+
+        def on_end() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                loop.call_soon_threadsafe(ended.set)
+
+        slot.process = await asyncio.to_thread(EncoderProcess, slot.spec, self._measure, on_message, on_end)
+        return slot.process
+
+    def _never_worked(self) -> bool:
+        return not any(slot.since for slot in self._slots)
+
+    def _kill_if_stuck(self, slot: _Slot) -> None:
+        oldest = min((work.arrived for batch in slot.outstanding.values() for work in batch), default=None)
+        if oldest is not None and time.monotonic() - oldest > self._stuck_after and slot.process is not None:
+            log.error("encoder stuck", extra={"device": slot.spec.device, "seconds": self._stuck_after})
+            slot.process.kill()
+
+    def _message(self, slot: _Slot, ended: asyncio.Event, message: Any) -> None:
+        if ended.is_set() or ended is not slot.ended:
+            return  # of a process that is gone
+        if isinstance(message, Failed):
+            slot.failed = message
+        elif isinstance(message, Ready):
+            self._tasks.append(asyncio.create_task(self._welcome(slot, ended, message)))
+        elif isinstance(message, Answer):
+            self._answer(slot, message)
+
+    async def _welcome(self, slot: _Slot, ended: asyncio.Event, ready: Ready) -> None:
+        for queue in self._queues.values():
+            queue.size = ready.batch_size
+        try:
+            await self._on_ready(ready)
+        except NoisegateError as error:
+            self.fatal = slot.reason = str(error)
+            return
+        if not ended.is_set():
+            slot.ready, slot.since, slot.reason = True, time.monotonic(), ""
+            pid = slot.process.pid if slot.process is not None else None
+            log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model, "encoder": pid})
+            self._plan()
+
+    def _lost(self, slot: _Slot) -> None:
+        """Everything the process had is gone; without another one the queue cannot move either."""
+        slot.ready, slot.reason = False, f"the encoder on {slot.spec.device} has ended"
+        gone = [work for batch in slot.outstanding.values() for work in batch]
+        slot.outstanding.clear()
+        if not any(other.ready for other in self._slots):
+            queued = [work for queue in self._queues.values() for work in queue.clear()]
+            self._left(queued)
+            gone += queued
+        for work in gone:
+            if not work.done.done():
+                work.done.set_exception(_lost())
+
+    # --- batches ----------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Look for batches once everything that arrives in this turn of the loop is there."""
+        if not self._pump_planned:
+            self._pump_planned = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_planned = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while True:
+            slots = [slot for slot in self._slots if slot.ready and len(slot.outstanding) < OUTSTANDING]
+            if not slots:
+                return  # the next answer comes back here
+            slot = min(slots, key=lambda slot: len(slot.outstanding))
+            now = time.monotonic()
+            filled = sorted((queue for queue in self._queues.values() if len(queue)), key=lambda q: q.oldest or 0.0)
+            batch = next((b for q in filled if (b := q.take(now, idle=not slot.outstanding))), None)
+            if batch is None:
+                due = [wait for queue in filled if (wait := queue.due(now)) is not None]
+                if due:
+                    self._timer = asyncio.get_running_loop().call_later(min(due), self._pump)
+                return
+            self._dispatch(slot, batch, now)
+
+    def _dispatch(self, slot: _Slot, batch: list[Work], now: float) -> None:
+        assert slot.process is not None
+        kind, number = batch[0].kind, next(self._numbers)
+        slot.outstanding[number] = batch
+        self._metrics.batch_size.labels(kind).observe(len(batch))
+        for work in batch:
+            self._metrics.wait.labels(kind).observe(now - work.arrived)
+        slot.process.submit(Batch(number, kind, [work.payload for work in batch]))
+        for work in batch:
+            work.payload = None
+        self._left(batch)
+
+    def _answer(self, slot: _Slot, answer: Answer) -> None:
+        batch = slot.outstanding.pop(answer.number)
+        self._metrics.encode.labels(batch[0].kind).observe(answer.seconds)
+        lately = len(batch) / max(answer.seconds, 1e-6)
+        self.rate = lately if not self.rate else 0.8 * self.rate + 0.2 * lately
+        for i, work in enumerate(batch):
+            if not work.done.done():
+                work.done.set_result((answer.rows[i], answer.errors.get(i)))
+        self._plan()
+
+
+def _lost() -> Unavailable:
+    return Unavailable("worker_lost", "the encoder ended while it had this request; send it again", 2)
+
+
+def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
+    """The same model on each of the devices: one name, several between commas, or `all` GPUs of this machine.
+
+    >>> [s.device for s in specs_for(ModelSpec("embedded"), "cuda:0, cuda:1")]
+    ['cuda:0', 'cuda:1']
+    """
+    names = [name.strip() for name in device.split(",") if name.strip()]
+    if device == "all":
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:  # torch stays out of this process
+            names = [f"cuda:{i}" for i in range(other.submit(_count_gpus).result())]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"device {device!r} names no device, or one twice; use auto, cpu, or cuda:0,cuda:1")
+    return [replace(spec, device=name) for name in names]
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

@@ -1,0 +1,304 @@
+"""The engine of one machine: admits items, decodes and encodes them with everybody else's, answers in order."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import MismatchError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.shards.workers import default_workers
+from noisegate.service.errors import Overloaded, TimedOut, Unavailable
+from noisegate.service.metrics import Metrics
+from noisegate.service.settings import Settings
+
+from .decoding import CHUNK, Decoder
+from .encoder_process import Kind, Ready
+from .encoders import EncoderPool, Work, specs_for
+from .items import Embedded, Item
+
+__all__ = ["LocalEngine"]
+
+Row = NDArray[np.float32]
+MARK = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
+AHEAD_BATCHES, AHEAD_BYTES = 4, 512 << 20  # decoded pictures that may wait for each encoder, and for all
+KNOWN_TEXTS = 4096
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What became of one picture or one text."""
+
+    row: Row | None
+    status: str = "ok"
+    error: str | None = None
+    sha256: bytes | None = None
+
+
+class LocalEngine:
+    """Decode workers and an encoder process per device, behind one bounded queue.
+
+    `queue_items` bounds what is admitted and not answered yet; whatever is beyond is refused at once. `on_ready` is called
+    once, when the model is known; what it raises ends the service.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: ModelSpec | None = None,
+        *,
+        measure: bool = False,
+        metrics: Metrics | None = None,
+        on_ready: Callable[[Ready], None] = lambda ready: None,
+    ) -> None:
+        self._settings, self._on_ready = settings, on_ready
+        self._limits: Limits = settings.limits
+        workers = default_workers() if settings.decode_workers is None else settings.decode_workers
+        self._decoder = Decoder(workers, self._limits)
+        self.metrics = metrics or Metrics()
+        specs = specs_for(spec or spec_of(settings), settings.device)
+        self._encoders = EncoderPool(
+            specs,
+            measure=measure,
+            wait=settings.batch_wait_ms / 1000,
+            metrics=self.metrics,
+            on_ready=self._welcome,
+            on_change=self._make_room,
+            stuck_after=max(120.0, 2 * settings.request_timeout),
+        )
+        self._devices = len(specs)
+        self._ready: Ready | None = None
+        self._first = asyncio.Lock()
+        self._admitted = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._known: OrderedDict[str, Row] = OrderedDict()
+        self._draining = False
+        self.metrics.gauge("queue_items", "Items admitted and not answered yet.", lambda: self._admitted)
+        self.metrics.gauge("queue_limit", "Items that may be admitted.", lambda: settings.queue_items)
+        self.metrics.gauge(
+            "waiting_images", "Pictures that wait for a batch.", lambda: self._encoders.waiting("images")
+        )
+        self.metrics.gauge("waiting_texts", "Texts that wait for a batch.", lambda: self._encoders.waiting("texts"))
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._encoders.start()
+
+    async def stop(self) -> None:
+        self._draining = True
+        with contextlib.suppress(TimeoutError):  # what is left then is answered with worker_lost
+            await asyncio.wait_for(self._empty.wait(), self._settings.drain_seconds)
+        await self._encoders.stop()
+        await self._decoder.stop()
+
+    @property
+    def fatal(self) -> str | None:
+        """Why the service can never work, once that is clear."""
+        return self._encoders.fatal
+
+    @property
+    def encoder_pids(self) -> list[int]:
+        return self._encoders.pids
+
+    @property
+    def identity(self) -> Identity:
+        return self._loaded().identity
+
+    @property
+    def dimensions(self) -> int:
+        return self._loaded().dimensions
+
+    def ready(self) -> list[str]:
+        reasons = ["shutting down"] if self._draining else []
+        reasons += self._not_working()
+        if self._admitted >= MARK * self._settings.queue_items:
+            reasons.append(f"the queue holds {self._admitted} of {self._settings.queue_items} items")
+        return reasons
+
+    def _not_working(self) -> list[str]:
+        return self._encoders.reasons() or ([] if self._ready else ["the decoders are starting"])
+
+    def _loaded(self) -> Ready:
+        if self._ready is None:
+            raise Unavailable("not_ready", "; ".join(self._not_working()), 2)
+        return self._ready
+
+    async def _welcome(self, ready: Ready) -> None:
+        """The first encoder says what pictures must look like, so the decoders start after it."""
+        async with self._first:
+            if self._ready is None:
+                self._on_ready(ready)
+                await self._decoder.start(ready.preprocess)
+                self._ready = ready
+            elif differences := self._ready.identity.differences(ready.identity):
+                raise MismatchError(f"the model is not the one this service began with: {'; '.join(differences)}")
+
+    def _make_room(self) -> None:
+        """Decoding goes on while the encoders have few pictures ahead of them."""
+        few = AHEAD_BATCHES * self._devices * (self._ready.batch_size if self._ready else 1)
+        if self._encoders.waiting("images") < few and self._encoders.waiting_bytes < AHEAD_BYTES:
+            self._decoder.room.set()
+        else:
+            self._decoder.room.clear()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    async def embed(self, items: Sequence[Item]) -> list[Embedded]:
+        self._admit(len(items))
+        try:
+            async with asyncio.timeout(self._settings.request_timeout):
+                return await self._embed(items)
+        except TimeoutError as error:
+            raise TimedOut(f"not done in {self._settings.request_timeout:g} s; send fewer items at once") from error
+        finally:
+            self._admitted -= len(items)
+            if not self._admitted:
+                self._empty.set()
+
+    async def embed_texts(self, texts: Sequence[str]) -> Row:
+        width = self.dimensions
+        found: list[Row] = []
+        for start in range(0, len(texts), 256):
+            found += [row for row, _ in await self._encode("texts", texts[start : start + 256])]
+        return np.stack(found) if found else np.zeros((0, width), np.float32)
+
+    def _admit(self, count: int) -> None:
+        if self._draining:
+            raise Unavailable("draining", "the service is shutting down", 5)
+        if reasons := self._not_working():
+            raise Unavailable("not_ready", "; ".join(reasons), 2)
+        if self._admitted + count > self._settings.queue_items:
+            rate = self._encoders.rate
+            wait = min(30.0, self._admitted / rate) if rate else 1.0
+            raise Overloaded(f"the queue holds {self._admitted} of {self._settings.queue_items} items", wait)
+        self._admitted += count
+        self._empty.clear()
+
+    async def _embed(self, items: Sequence[Item]) -> list[Embedded]:
+        """Equal pictures and equal captions are decoded and encoded once."""
+        captions = [_caption(item, self._limits) for item in items]
+        texts = list({text: None for text in captions if isinstance(text, str)})
+        images = list({item.image: None for item in items if item.image is not None})
+        chunks = [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
+        *by_chunk, written = await _together(*map(self._pictures, chunks), self._written(texts))
+        pictures = dict(zip(images, (part for parts in by_chunk for part in parts), strict=True))
+        sentences = dict(zip(texts, written, strict=True))
+        return [
+            _pair(_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
+            for item, text in zip(items, captions, strict=True)
+        ]
+
+    async def _pictures(self, images: Sequence[bytes]) -> list[_Part]:
+        decoded = await self._decoder.decode(images)
+        rows = iter(await self._encode("images", [sample.pixels for sample in decoded if sample.pixels is not None]))
+        return [
+            _Part(None, sample.status, sample.error, sample.image_sha256)
+            if sample.pixels is None
+            else _encoded("image", *next(rows), sample.image_sha256)
+            for sample in decoded
+        ]
+
+    async def _written(self, texts: Sequence[str]) -> list[_Part]:
+        known = {text: row for text in texts if (row := self._known.get(text)) is not None}
+        fresh = [text for text in texts if text not in known]
+        found = dict(zip(fresh, await self._encode("texts", fresh), strict=True))
+        for text in texts:
+            if text in known or found[text][1] is None:  # a text the model failed on may work the next time
+                self._known[text] = known[text] if text in known else found[text][0]
+                self._known.move_to_end(text)
+        while len(self._known) > KNOWN_TEXTS:
+            self._known.popitem(last=False)
+        return [
+            _encoded("text", *(found[text] if text in found else (known[text], None)), _digest(text)) for text in texts
+        ]
+
+    async def _encode(self, kind: Kind, payloads: Sequence[Any]) -> list[tuple[Row, str | None]]:
+        """(row, error) of each; whoever stops waiting takes his items out of the queue."""
+        loop = asyncio.get_running_loop()
+        works = [Work(kind, payload, loop.create_future(), size=getattr(payload, "nbytes", 0)) for payload in payloads]
+        for work in works:
+            self._encoders.put(work)
+        try:
+            return await asyncio.gather(*(work.done for work in works))
+        finally:
+            for work in works:
+                self._encoders.discard(work)
+
+
+def spec_of(settings: Settings) -> ModelSpec:
+    """The model that the settings name."""
+    return ModelSpec(
+        settings.model or "embedded", settings.pretrained, dtype=settings.dtype, batch_size=settings.batch_size
+    )
+
+
+async def _together(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
+    """All results; when one fails, or nobody waits any more, the others are stopped first."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _caption(item: Item, limits: Limits) -> str | _Part:
+    """The caption by the rules for one in a shard's json, or what is wrong with it."""
+    try:
+        if item.text_problem is not None:
+            raise BadSample(*item.text_problem)
+        if item.text is None:
+            raise BadSample("no_text", "no text")
+        return decode_text({"json": json.dumps({"caption": item.text}).encode()}, None, limits)
+    except BadSample as error:
+        return _Part(None, error.status, str(error))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _encoded(name: str, row: Row, error: str | None, sha256: bytes | None) -> _Part:
+    if row.any():
+        return _Part(row, sha256=sha256)
+    return _Part(None, "invalid", error or f"the {name} embedding is zero or not finite", sha256)
+
+
+def _picture_of(item: Item, pictures: dict[bytes, _Part]) -> _Part:
+    if item.problem is not None:
+        return _Part(None, *item.problem)
+    return pictures[item.image] if item.image is not None else _Part(None, "no_image", "no image")
+
+
+def _pair(image: _Part, text: _Part) -> Embedded:
+    """As a row of the table: what could not be read counts before what could not be embedded, the picture before the text."""
+    found = Embedded(
+        image=image.row,
+        text=text.row,
+        image_sha256=image.sha256,
+        text_sha256=text.sha256,
+        image_status=image.status,
+        image_error=image.error,
+        text_status=text.status,
+        text_error=text.error,
+    )
+    bad = [part for part in (image, text) if part.status != "ok"]
+    if bad:
+        first = min(bad, key=lambda part: part.status == "invalid")
+        found.status, found.error = first.status, first.error
+    elif image.row is not None and text.row is not None:
+        product = np.einsum("d,d->", image.row, text.row, dtype=np.float64)
+        found.similarity = float(np.float32(np.clip(product, -1, 1)))
+    return found

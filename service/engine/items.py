@@ -1,0 +1,77 @@
+"""What goes into an engine and what comes out; everything else in the service knows an engine by these names only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.estimators.base import Identity
+
+__all__ = ["Embedded", "Engine", "Item"]
+
+Row = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample of a request: an image file's bytes, a caption, or both.
+
+    `problem` is (status, error) of a picture that could not even be read from the request, such as broken base64;
+    `text_problem` the same of a caption.
+    """
+
+    image: bytes | None = None
+    text: str | None = None
+    problem: tuple[str, str] | None = None
+    text_problem: tuple[str, str] | None = None
+
+
+@dataclass
+class Embedded:
+    """A sample as the table would have it: status and error, unit embeddings (d,) where there are some, and the cosine.
+
+    `status` and `error` are about the pair, `image_status` and `text_status` about each part alone, errors likewise.
+    """
+
+    status: str = "ok"
+    error: str | None = None
+    image: Row | None = None
+    text: Row | None = None
+    similarity: float | None = None
+    image_sha256: bytes | None = None
+    text_sha256: bytes | None = None
+    image_status: str = "ok"
+    image_error: str | None = None
+    text_status: str = "ok"
+    text_error: str | None = None
+
+
+class Engine(Protocol):
+    """Embeds items; the local engine runs an encoder process per device, tests bring one of their own."""
+
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def dimensions(self) -> int: ...
+
+    async def start(self) -> None:
+        """Begin to load the model; returns before it is ready."""
+        ...
+
+    async def stop(self) -> None:
+        """Finish what was admitted, as far as `drain_seconds` allow, then end all processes."""
+        ...
+
+    async def embed(self, items: Sequence[Item]) -> list[Embedded]:
+        """One result for each item, in order. Raises ApiError 429, 503 or 504; a bad item is a status, never an error."""
+        ...
+
+    async def embed_texts(self, texts: Sequence[str]) -> Row:
+        """Unit rows (N, d) for texts of the service's own (class prompts), which wait but are never refused."""
+        ...
+
+    def ready(self) -> list[str]:
+        """Why it cannot work at the moment; empty when it can."""
+        ...

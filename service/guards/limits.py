@@ -1,0 +1,147 @@
+"""Limits on bodies while they arrive: too large, too slow, or too much of everybody's at once."""
+
+import asyncio
+import contextlib
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from noisegate.service.errors import ApiError, Overloaded, error_response
+
+__all__ = ["BodyLimit"]
+
+LINGER = 2.0  # seconds that a body which is too slow is still read and dropped; others have the time a body has
+
+
+class _Refused(Exception):
+    """The body goes on, the request does not."""
+
+
+class BodyLimit:
+    """Refuses a body at the byte that is too much: 413 over `most`, 408 after `seconds`, 429 over `together` for all.
+
+    One with two lengths is refused too: something in front of this server may believe the other one.
+
+    Nothing is kept here; the bytes count for as long as their request lives, and from its beginning where it says how
+    many there are: what is let in then also gets through.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:
+        self._app, self._most, self._seconds, self._together = app, most, seconds, together
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(self, receive)
+        started = False
+
+        async def send_unless_refused(message: Message) -> None:
+            nonlocal started
+            if body.refused is None:
+                started = True
+                await send(message)
+
+        try:
+            body.refused = self._at_the_door(scope, body)
+            if body.refused is None:
+                with contextlib.suppress(_Refused):
+                    await self._app(scope, body.receive, send_unless_refused)
+        finally:
+            self._held -= body.held  # before it lingers: its bytes are gone
+        if body.refused is not None and not started:
+            seconds = LINGER if body.refused.status == 408 else max(LINGER, self._seconds)
+            await _refuse(body.refused, scope, receive, send, self._most, seconds)
+
+    def _at_the_door(self, scope: Scope, body: "_Body") -> ApiError | None:
+        """What is wrong with a body by its headers."""
+        announced = _content_length(scope)
+        if announced is None:
+            return None
+        if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+            return ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
+        if announced > self._most:
+            return self.too_large(f"a body of {announced:,} bytes")
+        if self._held + announced > self._together:
+            return self.crowded()
+        self._hold(body, announced)
+        return None
+
+    def take(self, body: "_Body") -> ApiError | None:
+        """Count what has come of a body; an error where it is too much."""
+        self._hold(body, body.seen)
+        if body.seen > self._most:
+            return self.too_large("the body")
+        return self.crowded() if self._held > self._together else None
+
+    def _hold(self, body: "_Body", size: int) -> None:
+        more = max(0, size - body.held)
+        self._held, body.held = self._held + more, body.held + more
+
+    def too_large(self, what: str) -> ApiError:
+        return ApiError(413, "too_large", f"{what} is over max_body_bytes={self._most}; send fewer items at once")
+
+    def crowded(self) -> ApiError:
+        return Overloaded("the bodies of all requests fill queue_bytes", 1)
+
+    def too_slow(self) -> ApiError:
+        return ApiError(408, "slow_body", f"the body did not come within {self._seconds:g} s")
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _Body:
+    """One request's body on its way to the application."""
+
+    def __init__(self, limit: BodyLimit, receive: Receive) -> None:
+        self._limit, self._receive = limit, receive
+        self._whole = False
+        self._until: float | None = None
+        self.seen = 0  # bytes that came
+        self.held = 0  # bytes that count
+        self.refused: ApiError | None = None
+
+    async def receive(self) -> Message:
+        if self._whole:
+            return await self._receive()  # nothing but the end of the connection
+        loop = asyncio.get_running_loop()
+        if self._until is None:
+            self._until = loop.time() + self._limit.seconds
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            self.refused = self._limit.too_slow()
+            raise _Refused from None
+        if message["type"] == "http.request":
+            self.seen += len(message.get("body", b""))
+            self.refused = self._limit.take(self)
+            if self.refused is not None:
+                raise _Refused
+            self._whole = not message.get("more_body", False)
+        else:
+            self._whole = True
+        return message
+
+
+def _content_length(scope: Scope) -> int | None:
+    value = next((v for k, v in scope["headers"] if k == b"content-length"), None)
+    return int(value) if value is not None and value.isdigit() else None
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int, seconds: float) -> None:
+    """Answer at once, then drop what still comes for a moment: a closed door would hide the answer from the sender."""
+    dropped = 0
+    scope["state"]["error_code"] = error.code
+    response = error_response(error, scope["state"].get("request_id"), {"Connection": "close"})
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (
+                (message := await receive())["type"] == "http.request" and message.get("more_body") and dropped < most
+            ):
+                dropped += len(message.get("body", b""))
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

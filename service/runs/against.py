@@ -1,0 +1,216 @@
+"""What a finished run knows of new samples: their neighbours in it, and what these and its class texts say of a label."""
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.tango.visual import VisualVotes
+from noisegate.pipeline.pairs.neighbourhood_scoring import NEIGHBOURS
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.score_run import DUPLICATE_COSINE, anchors_file
+from noisegate.service.errors import ApiError
+
+from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
+from .pair_agreement import Side, pair_agreement
+from .rows import RunRows
+from .search import MEMORY, RunSearch
+
+__all__ = ["LISTED", "FinishedRun", "flag_duplicates", "own_rows"]
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+LISTED = 10  # neighbours that an answer names; more of them vote
+
+
+class FinishedRun:
+    """A run's embeddings, labels and anchors, ready for questions from any thread. Searches are prepared when first used.
+
+    A posted picture may be one of the run's own: its own row then must not speak for it, as in the table, where each
+    sample is left out of its own list. It is known by the SHA-256 of its bytes. Where several rows hold these bytes,
+    one is left out (the row of the given key, else one with the given label, else the first) and the copies vote, as
+    they do in the table. So a sample of the run gets the table's values again; the flag `in_run:KEY` names the row.
+    """
+
+    def __init__(self, path: Path, run: dict[str, Any], memory: int = MEMORY) -> None:
+        self.path = path
+        self.identity = Identity.from_dict(run["scorer"])
+        self.rows = RunRows(path)
+        self._memory = memory
+        self._lock = threading.Lock()
+        facts = read_metadata(RunFolder(path).table(self.rows.stems[0])) if self.rows.stems else {}
+        labels = facts.get("labels")
+        self.classes = int(labels["classes"]) if labels else 0
+        self.k = int(labels["k"]) if labels else LISTED
+        around = facts.get("neighbourhood") or {}
+        self.around = int(around.get("k") or min((run.get("scoring") or {}).get("k") or NEIGHBOURS, NEIGHBOURS))
+        anchors = anchors_file(RunFolder(path))
+        self.anchors = Anchors.load(anchors) if labels and anchors.exists() else None
+
+    @classmethod
+    def load(cls, path: Path, memory: int = MEMORY) -> "FinishedRun":
+        """Raises ApiError 409 for a run that is not finished, damaged, or has no embeddings."""
+        try:
+            run = RunFolder(path).read_run()
+            if run is None or run.get("finished") is False:
+                raise ApiError(409, "unfinished_run", f"the run {path.name} is not finished; ask again when it is")
+            found = cls(path, run, memory)
+            if not len(found.rows) or not found.rows.has_embeddings():
+                raise ApiError(
+                    409,
+                    "no_embeddings",
+                    f"the run {path.name} kept no embeddings to compare with; annotate without --drop-embeddings",
+                )
+        except TableError as error:
+            reason = str(error).replace(f"{path}/", "")  # where it lies is nobody's business
+            raise ApiError(409, "damaged_run", f"the run {path.name} cannot be read: {reason}") from error
+        return found
+
+    def check_scorer(self, identity: Identity) -> None:
+        """Raises ApiError 409 `other_scorer` where the run's embeddings are not comparable with `identity`'s."""
+        differences = self.identity.differences(identity, versions=False)
+        if differences:
+            raise ApiError(
+                409,
+                "other_scorer",
+                f"the run {self.path.name} was made by another scorer than this server's: {'; '.join(differences)}",
+            )
+
+    def judge(
+        self,
+        images: Float32,
+        texts: Float32 | None = None,
+        labels: Sequence[int | str | None] | None = None,
+        digests: Sequence[bytes | None] | None = None,
+        keys: Sequence[str | None] | None = None,
+        anchors: Anchors | None = None,
+    ) -> list[Judged]:
+        """One result for each sample; `images` and `texts` are unit rows (N, d), zeros where there is none.
+
+        `anchors` take the place of the run's own, such as those of a registered class set with the same classes.
+        """
+        count = len(images)
+        judged = [Judged() for _ in range(count)]
+        given = list(labels or [None] * count)
+        numbers = self._numbers(given, anchors, judged)
+        own = own_rows(self.rows, digests or [None] * count, keys or [None] * count, numbers)
+        near, cosines = self._images.nearest(images, max(self.k, self.around, LISTED), own)
+        for i in range(count):
+            judged[i].neighbours = self._neighbours(near[i, :LISTED], cosines[i, :LISTED])
+            judged[i].flags += [f"in_run:{self.rows.key(int(own[i]))}"] if own[i] >= 0 else []
+        if self.classes:
+            self._labels(images, near[:, : self.k], numbers, anchors or self.anchors, judged)
+        flag_duplicates(self.rows, near, cosines, own, judged)
+        if texts is not None and texts.any() and (sides := self._sides):
+            near_texts, _ = sides[1].search.nearest(texts, self.around, own)
+            agreement = pair_agreement(*sides, images, texts, near[:, : self.around], near_texts)
+            for i in np.flatnonzero(np.isfinite(agreement)).tolist():
+                judged[i].neighbourhood = float(agreement[i])
+        return judged
+
+    def _numbers(self, given: list[int | str | None], anchors: Anchors | None, judged: list[Judged]) -> Index:
+        if not self.classes:
+            return np.full(len(given), -1, np.int64)
+        if anchors is not None and len(anchors.names) != self.classes:
+            raise ApiError(
+                409,
+                "other_classes",
+                f"the run {self.path.name} has {self.classes} classes, the class set {len(anchors.names)}; "
+                "leave out classes, or register the set that the run was scored with",
+            )
+        used = anchors or self.anchors
+        return class_numbers(given, used.names if used else (), self.classes, judged)
+
+    def _labels(
+        self, images: Float32, near: Index, numbers: Index, anchors: Anchors | None, judged: list[Judged]
+    ) -> None:
+        p_vis, alone = self._votes.shares(near)
+        p_vis[alone] = np.nan
+        lonely = np.flatnonzero(alone & (numbers >= 0) & images.any(axis=1))
+        p_vis[lonely] = np.eye(self.classes)[numbers[lonely]]
+        for i in lonely.tolist():
+            judged[i].flags.append("no_neighbours")
+        p_sem = anchor_shares(images, anchors, self.classes) if anchors is not None else None
+        judge_labels(p_vis, p_sem, numbers, anchors.names if anchors else (), judged)
+
+    def _neighbours(self, near: Index, cosines: Float32) -> tuple[Neighbour, ...]:
+        found = []
+        for row, cosine in zip(near.tolist(), cosines.tolist(), strict=True):
+            if row >= 0:
+                label = int(self.rows.labels[row])
+                shard, index = self.rows.place(row)
+                found.append(Neighbour(self.rows.key(row), shard, index, cosine, label if label >= 0 else None))
+        return tuple(found)
+
+    @cached_property
+    def _votes(self) -> VisualVotes:
+        return VisualVotes.of(np.empty((len(self.rows), 0), np.int64), self._voting, self.classes, None)
+
+    @cached_property
+    def _voting(self) -> Index:
+        """Labels of the rows that vote: a row whose embedding has no direction does not."""
+        with_direction = np.zeros(len(self.rows), np.bool_)
+        for numbers, _ in self._images.chunks():
+            with_direction[numbers] = True
+        return np.where(with_direction, self.rows.labels, -1)
+
+    @property
+    def _images(self) -> RunSearch:
+        with self._lock:
+            return self._image_search
+
+    @property
+    def _sides(self) -> tuple[Side, Side] | None:
+        with self._lock:
+            return self._both_sides
+
+    @cached_property
+    def _image_search(self) -> RunSearch:
+        return self._search("image")
+
+    @cached_property
+    def _both_sides(self) -> tuple[Side, Side] | None:
+        """Images and texts, None for a run without texts."""
+        if not self.rows.width("text"):
+            return None
+        return Side.of(self._image_search), Side.of(self._search("text"))
+
+    def _search(self, part: str) -> RunSearch:
+        width = self.rows.width(part)
+        return RunSearch(lambda i: self.rows.block(part, i, width), self.rows.sizes, width, self._memory)
+
+
+def own_rows(rows: RunRows, digests: Sequence[bytes | None], keys: Sequence[str | None], labels: Index) -> Index:
+    """(N,) the row of the run that each posted sample is itself, -1 for new pictures; see `FinishedRun`."""
+    own = np.full(len(digests), -1, np.int64)
+    for i, (digest, key) in enumerate(zip(digests, keys, strict=True)):
+        same = rows.with_image(digest)
+        if same:
+            named = [row for row in same if key is not None and rows.key(row) == key]
+            alike = [row for row in same if rows.labels[row] == labels[i]]
+            own[i] = (named or alike or same)[0]
+    return own
+
+
+def flag_duplicates(rows: RunRows, near: Index, cosines: Float32, own: Index, judged: Sequence[Judged]) -> None:
+    """Flag `duplicate_of:SHARD/KEY` for samples with a near duplicate among their neighbours.
+
+    Named is the first such row, or the row that the table names for it, so that all copies name the same one; without
+    its shard where the sample itself is in that shard of the run. The run's own first copy is nobody's duplicate.
+    """
+    for i, result in enumerate(judged):
+        close = near[i][(near[i] >= 0) & (np.nan_to_num(cosines[i], nan=-1) >= DUPLICATE_COSINE)]
+        if len(close):
+            shard, key = rows.first_copy(int(close.min()))
+            mine = (rows.place(int(own[i]))[0], rows.key(int(own[i]))) if own[i] >= 0 else ("", "")
+            if (shard, key) != mine:
+                result.flags.append(f"duplicate_of:{key if shard == mine[0] else f'{shard}/{key}'}")

@@ -1,0 +1,109 @@
+"""Registered class sets: their texts are embedded once, and new samples are then judged by the nearest of them."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.classes import ClassSet, load_classes
+from noisegate.pipeline.labels.tango.semantic import text_anchor_logits
+from noisegate.service.errors import ApiError, Unavailable
+
+from .judging import Judged, Predicted, anchor_shares, class_numbers, judge_labels
+
+__all__ = ["ClassSets", "EncodeTexts", "RegisteredClasses", "predictions"]
+
+Float32 = NDArray[np.float32]
+EncodeTexts = Callable[[Sequence[str]], Awaitable[Float32]]
+
+PREDICTED = 5
+TEXTS = 256  # embedded at a time
+
+
+@dataclass(frozen=True)
+class RegisteredClasses:
+    """Classes with their embedded texts."""
+
+    name: str
+    anchors: Anchors
+
+    def judge(self, images: Float32, labels: Sequence[int | str | None]) -> list[Judged]:
+        """One result for each image (N, d), a row of zeros for none.
+
+        `anchor_consistency` is p_sem[y]; without neighbours q is p_sem, which decides `clean_tango`, `consistency` and
+        `refined_label`. `predicted` are the likeliest classes by the text-anchored classifier, which sees every text
+        and not the nearest only, so that the two can differ where classes are close.
+        """
+        anchors, classes = self.anchors, len(self.anchors.names)
+        judged = [Judged() for _ in labels]
+        numbers = class_numbers(labels, anchors.names, classes, judged)
+        judge_labels(None, anchor_shares(images, anchors, classes), numbers, anchors.names, judged)
+        for result, found in zip(judged, predictions(images, anchors), strict=True):
+            result.predicted = found
+        return judged
+
+
+def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> list[tuple[Predicted, ...]]:
+    """The likeliest classes of each image (N, d): softmax of TAC's logits (TANGO, METHODS 6.2); none without an image."""
+    logits = text_anchor_logits(images, anchors.embeddings, anchors.labels, len(anchors.names)).astype(np.float64)
+    found: list[tuple[Predicted, ...]] = []
+    for row in logits:
+        if not np.isfinite(row).all():
+            found.append(())
+            continue
+        chance = np.exp(row - row.max())
+        chance /= chance.sum()
+        best = np.argsort(-chance, kind="stable")[:most].tolist()
+        found.append(tuple(Predicted(c, anchors.names[c], float(chance[c])) for c in best))
+    return found
+
+
+class ClassSets:
+    """Class sets by name. Reading them happens at once, so that a slip ends the start; embedding them at warm-up."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sets: dict[str, ClassSet] = {}
+        for name, source in sources.items():
+            try:
+                self._sets[name] = load_classes(source)
+            except ConfigError as error:
+                raise ConfigError(f"classes {name}: {error}") from error
+        self._embedded: dict[str, RegisteredClasses] = {}
+
+    def names(self) -> list[str]:
+        return list(self._sets)
+
+    def source(self, name: str) -> ClassSet:
+        """Names and prompts of a set; raises ApiError 404 `unknown_classes`."""
+        if name not in self._sets:
+            known = ", ".join(self._sets) or "none; start the server with --classes"
+            raise ApiError(404, "unknown_classes", f"there is no class set {name[:100]!r}; known are: {known}")
+        return self._sets[name]
+
+    async def warm_up(self, encode: EncodeTexts) -> None:
+        """Embed every prompt of every set; again after the model was loaded anew. Raises ConfigError."""
+        for name, classes in self._sets.items():
+            texts = classes.anchors
+            rows = [np.asarray(await encode(texts[i : i + TEXTS])) for i in range(0, len(texts), TEXTS)]
+            embeddings = np.concatenate(rows).astype(np.float32)
+            empty = np.flatnonzero(~embeddings.any(axis=1))
+            if len(empty):
+                raise ConfigError(
+                    f"classes {name}: the model gives no embedding for the prompt {texts[int(empty[0])]!r}"
+                )
+            anchors = Anchors(classes.names, embeddings, np.array(classes.anchor_labels))
+            self._embedded[name] = RegisteredClasses(name, anchors)
+
+    def ready(self) -> bool:
+        """Whether all sets are embedded."""
+        return len(self._embedded) == len(self._sets)
+
+    def get(self, name: str) -> RegisteredClasses:
+        """Raises ApiError 404 `unknown_classes`, or 503 before warm-up."""
+        self.source(name)
+        if name not in self._embedded:
+            raise Unavailable("not_ready", f"the class set {name} is not embedded yet; try again")
+        return self._embedded[name]

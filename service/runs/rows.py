@@ -1,0 +1,98 @@
+"""The samples of a finished run by row number: who they are, what label they have, where their embeddings lie."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder
+
+__all__ = ["RunRows"]
+
+Float32 = NDArray[np.float32]
+Index = NDArray[np.int64]
+DUPLICATE = "duplicate_of:"
+
+
+class RunRows:
+    """Rows are numbered through all shards in the order of their names, as the run's own scores number them."""
+
+    def __init__(self, path: Path) -> None:
+        self._run = RunFolder(path)
+        self.stems = sorted(self._run.stems())
+        columns = ["key", "status", "label", "image_sha256", "flags"]
+        parts = [self._run.read(stem, columns).replace_schema_metadata(None) for stem in self.stems]
+        self.sizes = [len(part) for part in parts]
+        self._ends = np.cumsum(self.sizes)
+        table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+        self.ok: NDArray[np.bool_] = pc.equal(table["status"], "ok").to_numpy()
+        given = pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy()
+        self.labels: Index = np.where(self.ok, given, -1)
+        self._keys, self._flags, self._digests = table["key"], table["flags"], table["image_sha256"]
+        self._beginnings = _beginnings(self._digests)
+        self._order = np.argsort(self._beginnings, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+    def key(self, row: int) -> str:
+        found: str = self._keys[row].as_py()
+        return found
+
+    def place(self, row: int) -> tuple[str, int]:
+        """The stem of its table, and its position there."""
+        shard = int(np.searchsorted(self._ends, row, side="right"))
+        return self.stems[shard], row - int(self._ends[shard]) + self.sizes[shard]
+
+    def first_copy(self, row: int) -> tuple[str, str]:
+        """(shard, key) of the row that the table says it is a near duplicate of, or its own."""
+        here, _ = self.place(row)
+        flags = self._flags[row].as_py() or []
+        name = next((flag.removeprefix(DUPLICATE) for flag in flags if flag.startswith(DUPLICATE)), self.key(row))
+        shard, _, key = name.partition("/")
+        return (shard, key) if key and shard != here and shard in self.stems else (here, name)
+
+    def with_image(self, digest: bytes | None) -> list[int]:
+        """Scored rows whose image file has this SHA-256, in order."""
+        if not digest:
+            return []
+        beginning = np.uint64(int.from_bytes(digest[:8], "big"))
+        first = np.searchsorted(self._beginnings, beginning, side="left", sorter=self._order)
+        last = np.searchsorted(self._beginnings, beginning, side="right", sorter=self._order)
+        near = np.sort(self._order[first:last]).tolist()
+        return [row for row in near if self.ok[row] and self._digests[row].as_py() == digest]
+
+    def has_embeddings(self) -> bool:
+        """Whether they were kept."""
+        return all(self._run.embeddings(stem).exists() for stem in self.stems)
+
+    def width(self, part: str) -> int:
+        """Numbers in an `image` or `text` embedding; 0 where none was made."""
+        from safetensors import safe_open
+
+        widths = [0]
+        for stem in self.stems:
+            with safe_open(self._run.embeddings(stem), framework="numpy") as file:
+                widths.append(file.get_slice(part).get_shape()[1])
+        return max(widths)
+
+    def block(self, part: str, shard: int, width: int) -> Float32:
+        """(n, width) embeddings of one shard, zeros for failed samples; none of a shard may have an embedding at all."""
+        rows = read_embeddings(self._run.embeddings(self.stems[shard]), part)
+        if not rows.shape[1]:
+            return np.zeros((len(rows), width), np.float32)
+        start = int(self._ends[shard]) - self.sizes[shard]
+        return np.where(self.ok[start : start + len(rows), None], rows, np.float32(0))
+
+
+def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """(N,) the first eight bytes of each digest as a number; anything for null."""
+    found = [np.zeros(0, np.uint64)]
+    for chunk in digests.chunks:
+        data = chunk.buffers()[1]
+        words = np.zeros((0, 4), ">u8") if data is None else np.frombuffer(data, ">u8").reshape(-1, 4)
+        found.append(words[chunk.offset : chunk.offset + len(chunk), 0].astype(np.uint64))
+    return np.concatenate(found)

@@ -1,0 +1,162 @@
+"""One sample of a local shard, found without reading all that lies before it: its caption, and its picture made small.
+
+A position is only served while it still holds what was scored: the key and the picture's digest must be the table's.
+"""
+
+import hashlib
+import io
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from noisegate.pipeline.errors import NoisegateError, ShardError
+from noisegate.pipeline.inspect.report.pictures import thumbnail
+from noisegate.pipeline.shards.decode import FORMATS, BadSample, Limits, decode_image, decode_text
+from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.read import MAX_PART_BYTES, READ_PARTS, RawSample, ShardReader
+
+__all__ = ["NoPicture", "SampleGone", "ShardSamples", "caption_of", "original", "small_picture"]
+
+SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
+PARTS = tuple(sorted(READ_PARTS))
+_TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
+
+
+class SampleGone(NoisegateError):
+    """The shard is not where it was, or holds another sample there now; `changed` tells which."""
+
+    def __init__(self, message: str, changed: bool = False) -> None:
+        super().__init__(message)
+        self.changed = changed
+
+
+class NoPicture(NoisegateError):
+    """The sample has no picture, or none that can be shown."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the parts of a shard's samples lie: keys (N,), and offsets and sizes (N, parts, 2), -1 for no such part."""
+
+    keys: pa.StringArray
+    parts: NDArray[np.int64]
+
+
+class ShardSamples:
+    """Raw samples by shard and position; remembers where the samples of the shards asked for last begin."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, int, int], _Places | None] = OrderedDict()
+
+    def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
+        """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
+        stem, index = row["shard"], int(row["index"])
+        path = _local(folder, url)
+        if path is None:
+            raise SampleGone(f"shard {stem} is not where it was when the run was scored")
+        try:
+            raw = self._sample(path, index)
+        except (ShardError, OSError) as error:
+            raise SampleGone(f"shard {stem} cannot be read again") from error
+        if raw is None or not _same(raw, row):
+            raise SampleGone(f"sample {index} of shard {stem} is not the one that was scored", changed=True)
+        return raw
+
+    def _sample(self, path: Path, index: int) -> RawSample | None:
+        places = self._places(path)
+        if places is None:
+            with closing(iter(ShardReader(Shard(str(path))))) as samples:  # type: ignore[type-var]
+                return next((raw for raw in samples if raw.index == index), None)
+        if index >= len(places.keys):
+            return None
+        found = RawSample(places.keys[index].as_py(), index)
+        with path.open("rb") as stream:
+            for part, (offset, size) in zip(PARTS, places.parts[index].tolist(), strict=True):
+                if 0 <= size <= MAX_PART_BYTES:
+                    stream.seek(offset)
+                    found.parts[part] = stream.read(size)
+        return found
+
+    def _places(self, path: Path) -> _Places | None:
+        """None for a compressed shard, which can only be read from its beginning."""
+        stat = path.stat()
+        name = (str(path), stat.st_mtime_ns, stat.st_size)
+        with self._lock:
+            if name not in self._known:
+                self._known[name] = _index(path)
+            self._known.move_to_end(name)
+            while len(self._known) > SHARDS_REMEMBERED:
+                self._known.popitem(last=False)
+            return self._known[name]
+
+
+def _index(path: Path) -> _Places | None:
+    with path.open("rb") as stream:
+        if stream.read(2) == b"\x1f\x8b":
+            return None
+    keys, offsets = [], array("q")
+    for raw in ShardReader(Shard(str(path))).index():
+        keys.append(raw.key)
+        for part in PARTS:
+            offsets.extend(raw.places.get(part, (-1, -1)))
+    return _Places(pa.array(keys, pa.string()), np.array(offsets, np.int64).reshape(-1, len(PARTS), 2))
+
+
+def _same(raw: RawSample, row: Mapping[str, Any]) -> bool:
+    if raw.key != row["key"]:
+        return False
+    digest = row["image_sha256"]
+    return raw.image is None or not digest or hashlib.sha256(raw.image).digest() == digest
+
+
+def _local(folder: Path, url: str) -> Path | None:
+    if "://" in url:
+        return None
+    return next((path for path in (Path(url), folder.parent / url) if path.is_file()), None)
+
+
+def caption_of(raw: RawSample, reading: Mapping[str, Any]) -> str | None:
+    """The caption as the run read it, None where there is none."""
+    try:
+        return decode_text(raw.parts, reading.get("text_field"), Limits(**reading["limits"]))
+    except BadSample:
+        return None
+
+
+def small_picture(raw: RawSample, limits: Limits, side: int) -> bytes:
+    """A JPEG of at most `side` pixels wide and high, upright and without metadata; raises NoPicture."""
+    try:
+        picture = thumbnail(decode_image(_image(raw), limits), side)
+    except BadSample as error:
+        raise NoPicture(f"the picture cannot be shown: {error}") from error
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=88, subsampling=0)
+    return data.getvalue()
+
+
+def original(raw: RawSample, limits: Limits) -> tuple[bytes, str]:
+    """The picture's own bytes and their media type, which is that of a format on the list; raises NoPicture."""
+    data = _image(raw)
+    try:
+        decode_image(data, limits)  # all of it: what does not decode is not a picture
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return data, _TYPES[str(image.format)]
+    except BadSample as error:
+        raise NoPicture(f"the picture cannot be shown: {error}") from error
+
+
+def _image(raw: RawSample) -> bytes:
+    if raw.image is None:
+        raise NoPicture("the sample has no picture")
+    return raw.image

@@ -1,0 +1,352 @@
+"""Looking into a finished run: its figures, a histogram, the rows worth seeing. One table is in memory at a time.
+
+Answers that need a pass over all tables are remembered until one of the run's files changes.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.inspect.report.label_page import class_names
+from noisegate.pipeline.inspect.report.lens import Lens, choose_lens
+from noisegate.pipeline.inspect.show import bin_width, glance
+from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.runs.where import Where, parse_where
+
+__all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "plain", "usual"]
+
+DEPTH = 10_000  # rows of a view that can be paged through
+REMEMBERED = 48  # answers per run
+BINS = 20  # what `bin_width` makes at most
+NUMBERS = tuple(name for name, (kind, _) in COLUMNS.items() if pa.types.is_floating(kind))
+
+View = Literal["worst", "best", "borderline", "all"]
+Floats = NDArray[np.float64]
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which rows take part; None lets all pass. `flag` also finds flags that go on with a colon, `key` a part of a key."""
+
+    low: float | None = None
+    high: float | None = None
+    status: str | None = None
+    label: int | None = None
+    clean: bool | None = None
+    flag: str | None = None
+    key: str | None = None
+    shard: str | None = None
+    where: str | None = None
+
+    def rules(self) -> list[Where]:
+        """As rules of `noisegate.pipeline.runs.where`; raises ConfigError where the user's own rule cannot be understood.
+
+        >>> [rule.text for rule in Filters(low=0.5, key="it's").rules()]
+        ['clean_probability >= 0.5', "key like '%it''s%'"]
+        """
+        texts = [
+            None if self.low is None else f"clean_probability >= {self.low!r}",
+            None if self.high is None else f"clean_probability <= {self.high!r}",
+            None if self.status is None else f"status = {_quoted(self.status)}",
+            None if self.label is None else f"label = {self.label}",
+            None if self.clean is None else f"clean = {str(self.clean).lower()}",
+            None
+            if self.flag is None
+            else f"{_quoted(self.flag)} in flags or flags like {_quoted(_literal(self.flag) + ':%')}",
+            None if self.key is None else f"key like {_quoted(f'%{_literal(self.key)}%')}",
+            None if self.shard is None else f"shard = {_quoted(self.shard)}",
+            self.where or None,
+        ]
+        return [parse_where(text) for text in texts if text is not None]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _literal(text: str) -> str:
+    """For `like`: signs that would be wildcards stand for themselves."""
+    return "".join(f"\\{sign}" if sign in "\\%_" else sign for sign in text)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """How many rows that are kept, dropped, or neither lie in [edges[i], edges[i + 1])."""
+
+    column: str
+    edges: tuple[float, ...]
+    kept: tuple[int, ...]
+    dropped: tuple[int, ...]
+    unknown: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows in the order of a view: at most DEPTH of `total`, by shard (a place in `stems`) and row."""
+
+    total: int
+    stems: tuple[str, ...]
+    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+def usual(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
+    """Where 5, 50 and 95 % of the wrong and of the right pairs lie, by the calibration; None for a kind that hardly occurs."""
+    kept, clean = np.asarray(calibration.kept), np.asarray(calibration.kept_clean)
+    above = {"wrong": kept - clean, "right": clean}
+    found: dict[str, tuple[float, float, float] | None] = {}
+    for kind, share in above.items():
+        if share[0] < 0.01:
+            found[kind] = None
+            continue
+        below = np.maximum.accumulate(1 - share / share[0])
+        low, middle, high = np.interp((0.05, 0.5, 0.95), below, calibration.knots).round(4).tolist()
+        found[kind] = (low, middle, high)
+    return found
+
+
+class RunTables:
+    """The tables of one run folder. Safe to use from several threads; one of them reads while the others wait."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = RunFolder(path)
+        self._lock = threading.Lock()
+        self._record: tuple[object, dict[str, Any]] = (None, {})
+        self._stamp: object = None
+        self._known: OrderedDict[object, Any] = OrderedDict()
+
+    def recorded(self) -> dict[str, Any]:
+        """What `_run.json` says; raises TableError where there is no finished run."""
+        with self._lock:
+            return self._recorded()
+
+    def stems(self) -> tuple[str, ...]:
+        """Names of the tables, in order."""
+        with self._lock:
+            return self._stems()
+
+    def lenses(self) -> list[Lens]:
+        """What can be looked at, the run's own first: pairs by cosine or neighbourhood, and labels."""
+        with self._lock:
+            return self._remember("lenses", self._lenses)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the classes, none where the run has no anchors."""
+        with self._lock:
+            return self._remember("names", lambda: class_names(self.run))
+
+    def overview(self) -> dict[str, Any]:
+        """Figures of the whole run, as `noisegate show` has them, with `usual` places of pairs and counts by class."""
+        with self._lock:
+            return self._remember("overview", self._overview)
+
+    def histogram(self, column: str, filters: Filters, bins: int = 50) -> Bins | None:
+        """At most `bins` bins of a round width, with an edge at the column's cut; None where no row has a value."""
+        if column not in NUMBERS:
+            raise ConfigError(f"column {column!r} holds no numbers; use one of {', '.join(NUMBERS)}")
+        rules = filters.rules()
+        with self._lock:
+            return self._remember(("bins", column, filters, bins), lambda: self._histogram(column, rules, bins))
+
+    def choose(self, view: View, filters: Filters, by: str | None = None) -> Chosen:
+        """The rows of a view over those that pass the filters.
+
+        `by` names the column that ranks, the run's own score unless given. Rows without that score are in no view but
+        `all`, which is the order of the table. Raises ConfigError for `borderline` of a column without a cut.
+        """
+        rules = filters.rules()
+        with self._lock:
+            column, cut = self._ranking(by)
+            if view == "borderline":
+                if cut is None:
+                    raise ConfigError(f"view 'borderline': {column} has no cut; use view 'worst'")
+                column, rank = self._cut_column(column), lambda values: np.abs(values - cut)
+            else:
+                rank = (lambda values: -values) if view == "best" else (lambda values: values)
+            ordered = None if view == "all" else column
+            return self._remember(("rows", view, column, filters), lambda: self._choose(ordered, rank, rules))
+
+    def rows(self, chosen: Chosen, start: int, count: int) -> list[dict[str, Any]]:
+        """Some of the chosen rows with all columns and their `shard`."""
+        part = slice(start, start + count)
+        places, rows = chosen.places[part], chosen.rows[part]
+        found: list[dict[str, Any]] = [{} for _ in places]
+        for place in np.unique(places):
+            stem, here = chosen.stems[int(place)], np.flatnonzero(places == place)
+            taken = self.run.read(stem, list(COLUMNS)).take(pa.array(rows[here])).to_pylist()
+            for number, values in zip(here, taken, strict=True):
+                found[number] = {"shard": stem, **values}
+        return found
+
+    def row(self, stem: str, index: int) -> dict[str, Any] | None:
+        """One row with all columns, None where the run has no such shard or sample."""
+        if stem not in self.stems() or index < 0:
+            return None
+        table = self.run.read(stem, list(COLUMNS)).slice(index, 1)
+        return {"shard": stem, **table.to_pylist()[0]} if len(table) else None
+
+    def _remember(self, question: object, answer: Callable[[], Known]) -> Known:
+        """The answer as long as no file of the run changes; the oldest ones are forgotten."""
+        stamp = tuple(_stamp(path) for path in (self.run.run_file, *map(self.run.table, self._stems())))
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._known.clear()
+        if question not in self._known:
+            self._known[question] = answer()
+        self._known.move_to_end(question)
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        known: Known = self._known[question]
+        return known
+
+    def _recorded(self) -> dict[str, Any]:
+        stamp = _stamp(self.run.run_file)
+        if stamp != self._record[0]:
+            self._record = (stamp, self.run.read_run() or {})
+        found = self._record[1]
+        if not found or found.get("finished") is False:
+            raise TableError(f"{self.run.path} holds no finished run; finish it with the same annotate command")
+        return found
+
+    def _stems(self) -> tuple[str, ...]:
+        return tuple(shard["table"] for shard in self._recorded()["shards"] if self.run.table(shard["table"]).exists())
+
+    def _facts(self) -> dict[str, Any]:
+        stems = self._stems()
+        return read_metadata(self.run.table(stems[0])) if stems else {}
+
+    def _lenses(self) -> list[Lens]:
+        facts = self._facts()
+        first = choose_lens(facts)
+        labels = facts.get("labels")
+        return [first] if first.noun == "label" or not labels else [first, choose_lens({"labels": labels})]
+
+    def _ranking(self, by: str | None) -> tuple[str, float | None]:
+        """The column that ranks, and the cut that belongs to it."""
+        lenses = self._remember("lenses", self._lenses)
+        if by is None:
+            return lenses[0].rank, lenses[0].cut
+        if by not in NUMBERS:
+            raise ConfigError(f"by {by!r} is no column of numbers; use one of {', '.join(NUMBERS)}")
+        cut = next((lens.cut for lens in lenses if by in (lens.rank, lens.column)), None)
+        return by, 0.5 if by == "clean_probability" else cut
+
+    def _cut_column(self, column: str) -> str:
+        """Where the cut lies is not always what ranks: labels rank by quality and are cut by probability."""
+        lenses = self._remember("lenses", self._lenses)
+        return next((lens.column for lens in lenses if lens.rank == column), column)
+
+    def _overview(self) -> dict[str, Any]:
+        seen = glance(self.run.path, top=0)
+        summary = seen.summary
+        names = class_names(self.run)
+        return {
+            **summary.to_dict(),
+            "notes": list(seen.notes),
+            "usual": usual(summary.calibration) if summary.calibration else None,
+            "class_counts": [
+                {"label": label, "name": names[label] if label < len(names) else None, "count": count, "kept": kept}
+                for label, (count, kept) in sorted(self._labels().items())
+            ],
+        }
+
+    def _labels(self) -> dict[int, tuple[int, int]]:
+        """Rows and kept rows of every given class."""
+        totals: dict[int, tuple[int, int]] = {}
+        for _, table in self._tables(["label", "clean"], []):
+            known = pc.is_valid(table["label"]).to_numpy()
+            label = table["label"].fill_null(-1).to_numpy()[known]
+            kept = table["clean"].fill_null(False).to_numpy()[known]
+            for value, count in zip(*np.unique(label, return_counts=True), strict=True):
+                before = totals.get(int(value), (0, 0))
+                totals[int(value)] = (before[0] + int(count), before[1] + int(kept[label == value].sum()))
+        return totals
+
+    def _tables(self, columns: list[str], rules: list[Where]) -> Iterator[tuple[int, pa.Table]]:
+        """(place, table) of every shard with the columns, and `passes`, which says where all rules hold."""
+        needed = {*columns, *(name for rule in rules for name in rule.columns)} - {"shard"}
+        for place, stem in enumerate(self._stems()):
+            table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed] or ["index"])
+            shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
+            table = table.append_column("shard", shard)
+            passes = np.ones(len(table), bool)
+            for rule in rules:
+                passes &= rule.mask(table)
+            yield place, table.append_column("passes", pa.array(passes))
+
+    def _histogram(self, column: str, rules: list[Where], bins: int) -> Bins | None:
+        lows, highs = [], []
+        for _, table in self._tables([column], rules):
+            values = _floats(table, column)[table["passes"].to_numpy()]
+            if not np.isnan(values).all():
+                lows.append(np.nanmin(values))
+                highs.append(np.nanmax(values))
+        if not lows:
+            return None
+        low, high = min(lows), max(highs)
+        cut = self._ranking(column)[1] or 0.0
+        width = bin_width((high - low) * BINS / bins)
+        first, last = (int(np.floor((end - cut) / width)) for end in (low, high))
+        counts = np.zeros((3, last - first + 1), np.int64)
+        for _, table in self._tables([column, "clean"], rules):
+            values = _floats(table, column)
+            taken = table["passes"].to_numpy() & ~np.isnan(values)
+            place = np.floor((values[taken] - cut) / width).astype(np.int64) - first
+            clean = np.asarray(table["clean"].cast(pa.int8()).fill_null(2).to_numpy())[taken]
+            for row, fate in enumerate((1, 0, 2)):
+                counts[row] += np.bincount(place[clean == fate], minlength=counts.shape[1])
+        edges = tuple(round(float(cut + width * i), 9) for i in range(first, last + 2))
+        kept, dropped, unknown = (tuple(part) for part in counts.tolist())
+        return Bins(column, edges, kept, dropped, unknown)
+
+    def _choose(self, column: str | None, rank: Callable[[Floats], Floats], rules: list[Where]) -> Chosen:
+        total, score = 0, np.zeros(0)
+        places, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        for place, table in self._tables([column] if column else [], rules):
+            here = rank(_floats(table, column)) if column else np.zeros(len(table))
+            taken = np.flatnonzero(table["passes"].to_numpy() & ~np.isnan(here))
+            total += len(taken)
+            score = np.concatenate([score, here[taken]])
+            places = np.concatenate([places, np.full(len(taken), place)])
+            rows = np.concatenate([rows, taken])
+            order = np.argsort(score, kind="stable")[:DEPTH]  # the earlier row first where scores tie
+            score, places, rows = score[order], places[order], rows[order]
+        return Chosen(total, self._stems(), places, rows)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Changes with the file; raises TableError where there is none."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror}") from error
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def _floats(table: pa.Table, name: str) -> Floats:
+    values: Floats = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+    return values
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as JSON has it: digests in hex, numbers that are not finite as None."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, bytes):
+            found[name] = value.hex()
+        elif isinstance(value, float) and not np.isfinite(value):
+            found[name] = None
+        else:
+            found[name] = value
+    return found

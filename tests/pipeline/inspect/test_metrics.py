@@ -1,0 +1,334 @@
+"""Metrics against published figures, scikit-learn and plain loops."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.inspect import metrics
+from noisegate.pipeline.inspect.metrics import ranking
+
+small = settings(max_examples=60, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+
+
+# Selection
+
+
+def test_f1_agrees_with_the_published_precision_recall_pairs() -> None:
+    tango = {(84.37, 88.39): 86.33, (86.94, 96.72): 91.57, (83.25, 92.99): 87.85, (88.43, 92.84): 90.58}
+    lnc = {(94.22, 83.04): 88.28, (96.35, 87.04): 91.46, (80.57, 99.20): 88.92, (99.46, 85.01): 91.67}
+    recomputed = {(88.97, 96.38): 92.53}  # TANGO's own row prints 94.42, which these two cannot give
+    for (precision, recall), expected in {**tango, **lnc, **recomputed}.items():
+        assert metrics.f1_score(precision, recall) == pytest.approx(expected, abs=0.006)
+    assert metrics.f1_score(0, 0) == 0
+
+
+@small
+@given(seeds)
+def test_selection_metrics_agree_with_sklearn_on_both_sides(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(4, 30))
+    noisy, kept = rng.random(n) < 0.4, rng.random(n) < 0.6
+    noisy[:2] = kept[:2] = [True, False]
+    noisy[2:4], kept[2:4] = [False, True], [True, False]
+    scores = rng.integers(0, 5, n) / 4  # many ties
+    result = metrics.selection_metrics(scores, kept, noisy)
+    for side, truth, chosen in (("clean", ~noisy, kept), ("noise", noisy, ~kept)):
+        precision, recall, f1, _ = sk.precision_recall_fscore_support(truth, chosen, average="binary")
+        assert getattr(result, f"{side}_precision") == pytest.approx(precision)
+        assert getattr(result, f"{side}_recall") == pytest.approx(recall)
+        assert getattr(result, f"{side}_f1") == pytest.approx(f1)
+    assert result.balanced_accuracy == pytest.approx(sk.balanced_accuracy_score(noisy, ~kept))
+    assert result.clean_auroc == pytest.approx(sk.roc_auc_score(~noisy, scores))
+    assert (result.samples, result.noisy, result.kept) == (n, noisy.sum(), kept.sum())
+    assert dict(result.reasons) == {}
+
+
+def test_undefined_shares_are_nan_and_say_why() -> None:
+    result = metrics.selection_metrics([0.1, 0.2], [False, False], [False, False])
+    assert math.isnan(result.clean_precision)
+    assert math.isnan(result.clean_auroc)
+    assert result.clean_recall == 0
+    assert result.reasons["clean_precision"] == "nothing was kept"
+    assert result.reasons["noise_recall"] == "no noisy samples"
+    assert result.reasons["balanced_accuracy"] == "no noisy samples"
+    assert result.reasons["clean_auroc"] == "no noisy samples with a score"
+    assert result.as_dict()["clean_auroc"] is None
+    assert metrics.selection_metrics(None, [True], [False]).reasons["clean_auroc"] == "no score given"
+    assert metrics.selection_metrics(None, [True], [False]).unscored == 1
+
+
+def test_auroc_of_one_kind_is_nan_and_unscored_rows_are_left_out() -> None:
+    assert math.isnan(metrics.clean_auroc([1.0, 2.0], [True, True]))
+    assert math.isnan(metrics.clean_auroc([], []))
+    assert metrics.clean_auroc([0.5, np.nan, 0.5], [True, True, False]) == 0.5
+    assert metrics.selection_metrics([0.5, np.nan], [True, True], [True, False]).unscored == 1
+
+
+@small
+@given(seeds)
+def test_best_cut_is_the_best_of_all_cuts(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 25))
+    noisy = rng.random(n) < 0.5
+    noisy[:2] = [True, False]
+    scores = np.round(rng.standard_normal(n) - noisy, 1)
+
+    def balanced(cut: float) -> float:
+        return float((scores[noisy] <= cut).mean() + (scores[~noisy] > cut).mean()) / 2
+
+    found = metrics.best_cut(scores, noisy)
+    assert found.balanced_accuracy == pytest.approx(max(balanced(cut) for cut in [-np.inf, *scores]))
+    assert found.balanced_accuracy == pytest.approx(balanced(found.threshold))
+    assert found.clean_recall + found.noise_recall == pytest.approx(2 * found.balanced_accuracy)
+
+
+def test_best_cut_of_one_kind_is_nan() -> None:
+    assert math.isnan(metrics.best_cut([0.1, 0.2], [True, True]).threshold)
+
+
+def test_osa_acc_is_clean_recall_and_osa_recall_is_noise_recall() -> None:
+    rng = np.random.default_rng(3)
+    weights, noisy = np.maximum(rng.standard_normal(50), 0), rng.random(50) < 0.4
+    result = metrics.selection_metrics(weights, weights > 0, noisy)
+    assert metrics.osa_acc(weights, noisy) == pytest.approx(result.clean_recall)
+    assert metrics.osa_recall(weights, noisy) == pytest.approx(result.noise_recall)
+    assert math.isnan(metrics.osa_recall([1.0], [False]))
+    assert metrics.osa_recall([np.nan], [True]) == 1  # a failed sample is not kept
+    assert math.isnan(metrics.osa_acc([1.0], [True]))
+
+
+def test_relabel_accuracy_takes_classes_or_soft_labels_and_leaves_unknown_truth_out() -> None:
+    truth = np.array([0, 2, 1, -1])
+    soft = np.array([[0.9, 0.1, 0], [0, 0, 1], [0.5, 0.4, 0.1], [1, 0, 0]])
+    assert metrics.relabel_accuracy(soft, truth) == pytest.approx(2 / 3)
+    assert metrics.relabel_accuracy(soft.argmax(1), truth) == pytest.approx(2 / 3)
+    assert math.isnan(metrics.relabel_accuracy([1], [-1]))
+    soft[0] = np.nan  # refine leaves an invalid row so; numpy's argmax would call it class 0
+    assert metrics.relabel_accuracy(soft, truth) == pytest.approx(1 / 3)
+
+
+def test_wrong_shapes_name_the_argument() -> None:
+    with pytest.raises(ConfigError, match="clean_mask has 1 rows and noisy has 2"):
+        metrics.selection_metrics(None, [True], [True, False])
+    with pytest.raises(ConfigError, match="noisy is float64"):
+        metrics.clean_auroc([0.1, 0.2], [0.5, 1.0])
+    with pytest.raises(ConfigError, match="scores has shape"):
+        metrics.best_cut([[0.1]], [True])
+
+
+# Weights
+
+
+@pytest.mark.parametrize(("wrong", "optimum"), [(370, 1815.5), (953, 1524.0)])
+def test_mean_noise_rank_optimum_is_the_published_one(wrong: int, optimum: float) -> None:
+    noisy = np.arange(2000) < wrong
+    rank = metrics.mean_noise_rank(~noisy, noisy)
+    assert rank == metrics.MeanNoiseRank(optimum, optimum, optimum, optimum, 1000.5)
+
+
+@small
+@given(seeds)
+def test_mean_noise_rank_bounds_are_reached_by_real_orders(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 20))
+    weights, noisy = rng.integers(0, 3, n) / 2, rng.random(n) < 0.5
+    noisy[0] = True
+
+    def mean_rank(noise_last: bool) -> float:
+        order = np.lexsort((noisy if noise_last else ~noisy, -weights))
+        return float((np.flatnonzero(noisy[order]) + 1).mean())
+
+    rank = metrics.mean_noise_rank(weights, noisy)
+    assert rank.best == pytest.approx(mean_rank(noise_last=True))
+    assert rank.worst == pytest.approx(mean_rank(noise_last=False))
+    assert rank.value == pytest.approx((rank.best + rank.worst) / 2)
+    assert rank.optimum == n - (noisy.sum() - 1) / 2
+
+
+def test_mean_noise_rank_edges() -> None:
+    all_equal = metrics.mean_noise_rank(np.zeros(9), np.arange(9) < 4)
+    assert all_equal.value == all_equal.random == 5
+    assert math.isnan(metrics.mean_noise_rank([0.1, 0.2], [False, False]).value)
+    with pytest.raises(ConfigError, match="1 NaN"):
+        metrics.mean_noise_rank([0.1, np.nan], [False, True])
+
+
+@given(st.lists(st.floats(0, 1e-3), min_size=1, max_size=30), st.floats(1e-200, 1e200))
+def test_effective_sample_size_is_between_1_and_n_whatever_the_scale(weights: list[float], scale: float) -> None:
+    scaled = np.array(weights) * scale
+    size = metrics.effective_sample_size(scaled)
+    assert size == 0 if scaled.max() == 0 else 1 - 1e-9 <= size <= len(weights) + 1e-9
+
+
+def test_effective_sample_size_of_equal_and_of_no_weights() -> None:
+    assert metrics.effective_sample_size(np.full(7, 0.006)) == pytest.approx(7)
+    assert metrics.effective_sample_size([3, 1]) == pytest.approx(1.6)
+    assert metrics.effective_sample_size([]) == 0
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -0.1])
+def test_effective_sample_size_refuses_what_is_no_weight(weight: float) -> None:
+    with pytest.raises(ConfigError, match=f"weights holds {weight}; give numbers of 0 or more"):
+        metrics.effective_sample_size([0.5, weight])
+
+
+# Retrieval
+
+
+def loop_ranks(similarity: NDArray[np.float64], owner: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    images, captions = similarity.shape
+    image_ranks = []
+    for i in range(images):
+        if not (owner == i).any():
+            continue
+        best = max(similarity[i, t] for t in range(captions) if owner[t] == i)
+        image_ranks.append(1 + sum(similarity[i, t] >= best for t in range(captions) if owner[t] != i))
+    caption_ranks = [
+        1 + sum(similarity[i, t] >= similarity[owner[t], t] for i in range(images) if i != owner[t])
+        for t in range(captions)
+    ]
+    return image_ranks, caption_ranks
+
+
+@small
+@given(seeds)
+def test_recall_at_k_agrees_with_a_loop_over_ranks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    images, captions = int(rng.integers(1, 8)), int(rng.integers(1, 20))
+    owner = rng.integers(0, images, captions)
+    similarity = rng.integers(0, 6, (images, captions)) / 5  # ties
+    image_ranks, caption_ranks = loop_ranks(similarity, owner)
+    result = metrics.recall_at_k(similarity, owner, ks=(1, 2, 5))
+    for k in (1, 2, 5):
+        assert result.i2t[k] == pytest.approx(100 * np.mean(np.array(image_ranks) <= k))
+        assert result.t2i[k] == pytest.approx(100 * np.mean(np.array(caption_ranks) <= k))
+
+
+def test_five_captions_per_image_count_once_for_the_image_and_each_for_the_text() -> None:
+    owner = np.repeat(np.arange(3), 5)
+    similarity = np.zeros((3, 15))
+    similarity[owner[::5], np.arange(0, 15, 5)] = 1  # one good caption per image is enough for the image
+    recall = metrics.recall_at_k(similarity, owner)
+    assert recall.i2t == {1: 100.0, 5: 100.0, 10: 100.0}
+    assert recall.t2i[1] == pytest.approx(100 / 5)
+    assert metrics.rsum(recall) == pytest.approx(300 + 20 + 200)
+
+
+@pytest.mark.parametrize("fill", [0.3, np.nan])
+def test_a_collapsed_model_gets_nothing(fill: float) -> None:
+    recall = metrics.recall_at_k(np.full((20, 20), fill))
+    assert metrics.rsum(recall) == 0
+
+
+def test_nan_of_the_right_pair_alone_is_a_miss() -> None:
+    similarity = np.eye(3)
+    similarity[1, 1] = np.nan
+    recall = metrics.recall_at_k(similarity, ks=(1, 3))
+    assert recall.i2t[1] == recall.t2i[1] == pytest.approx(200 / 3)
+
+
+def test_folds_average_over_their_own_captions_and_drop_none() -> None:
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(10), 2)[rng.permutation(20)]
+    similarity = rng.random((10, 20))
+    parts = [
+        metrics.recall_at_k(similarity[start : start + 5][:, mine], owner[mine] - start, ks=(1, 2))
+        for start, mine in ((0, owner < 5), (5, owner >= 5))
+    ]
+    folded = metrics.coco_folds(similarity, owner, folds=2, ks=(1, 2))
+    assert folded.i2t[1] == pytest.approx((parts[0].i2t[1] + parts[1].i2t[1]) / 2)
+    assert folded.t2i[2] == pytest.approx((parts[0].t2i[2] + parts[1].t2i[2]) / 2)
+    with pytest.raises(ConfigError, match="folds=3 does not divide 10"):
+        metrics.coco_folds(similarity, owner, folds=3)
+
+
+def test_recall_names_a_wrong_owner() -> None:
+    with pytest.raises(ConfigError, match="row numbers from 0 to 1"):
+        metrics.recall_at_k(np.eye(2), [0, 2])
+
+
+@pytest.mark.parametrize(
+    "owner", [[0, 1, 4, 3], [0, 1, -1, 3], [0.0, 1.0, 2.0, 3.0], [True, False, True, True], [0, 1]]
+)
+@pytest.mark.parametrize("recall", [metrics.recall_at_k, metrics.coco_folds])
+def test_captions_of_images_that_do_not_exist_are_refused(recall: Callable[..., object], owner: list[float]) -> None:
+    folds = {"folds": 2} if recall is metrics.coco_folds else {}
+    with pytest.raises(ConfigError, match="row numbers from 0 to 3"):
+        recall(np.eye(4), owner, **folds)
+
+
+def loop_map_and_precision(rows: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[float, float]:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    maps, firsts = [], []
+    for i in range(len(rows)):
+        others = [j for j in range(len(rows)) if j != i]
+        relevant = sum(labels[j] == labels[i] for j in others)
+        if not relevant:
+            continue
+        others.sort(key=lambda j: (-round(float(unit[i] @ unit[j]), 5), labels[j] == labels[i]))
+        right = [labels[j] == labels[i] for j in others]
+        firsts.append(right[0])
+        maps.append(sum(sum(right[:k]) / k for k in range(1, relevant + 1) if right[k - 1]) / relevant)
+    return 100 * float(np.mean(maps)), 100 * float(np.mean(firsts))
+
+
+@small
+@given(seeds)
+def test_map_at_r_and_precision_at_1_agree_with_a_loop(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 16))
+    labels = np.concatenate([[0, 0], rng.integers(0, 4, n)])  # singleton classes happen
+    rows = rng.integers(-2, 3, (n + 2, 3)) + np.array([0.5, 0, 0])  # duplicates and ties happen
+    expected_map, expected_first = loop_map_and_precision(rows, labels)
+    assert metrics.map_at_r(rows, labels) == pytest.approx(expected_map)
+    assert metrics.precision_at_1(rows, labels) == pytest.approx(expected_first)
+
+
+def test_duplicates_of_another_class_count_against_the_model() -> None:
+    rows = np.tile(np.random.default_rng(0).standard_normal(33), (12, 1))
+    labels = np.arange(12) % 2
+    assert metrics.precision_at_1(rows, labels) == 0
+    assert metrics.map_at_r(rows, np.zeros(12, dtype=int)) == 100
+
+
+def test_rows_that_are_close_to_each_other_are_told_apart() -> None:
+    angle = np.array([0, 0.0001, 0.0006, 0.0007])
+    rows = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    assert metrics.precision_at_1(rows, [0, 0, 1, 1]) == metrics.map_at_r(rows, [0, 0, 1, 1]) == 100
+    assert metrics.precision_at_1(rows, [0, 1, 1, 0]) == 0
+
+
+def test_equal_cosines_reached_by_different_sums_count_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row and the same numbers in another order are as near to the first axis, whatever the block size."""
+    rng = np.random.default_rng(3)
+    for numbers in (2, 10**6):
+        monkeypatch.setattr(ranking, "CHUNK", numbers)
+        for _ in range(40):
+            row = np.abs(rng.standard_normal(65))
+            mirrored = row[np.r_[0, 1 + rng.permutation(64)]]
+            rows = np.array([np.eye(65)[0], row, mirrored])
+            assert metrics.precision_at_1(rows, [0, 0, 1]) == 0  # the second row is nearer to the third
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e200, 1e308])
+def test_rows_of_any_size_in_float64_are_judged_by_their_direction(size: float) -> None:
+    rows = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]]) * size
+    assert metrics.precision_at_1(rows, [0, 0, 1, 1]) == metrics.map_at_r(rows, [0, 0, 1, 1]) == 100
+
+
+def test_invalid_rows_miss_unlabelled_rows_take_no_part_and_singletons_ask_nothing() -> None:
+    rows = np.array([[1, 0], [1, 0.1], [np.nan, 0], [0, 0], [1, 0.01], [0, 1]])
+    labels = np.array([0, 0, 0, 0, -1, 1])
+    assert metrics.precision_at_1(rows, labels) == 50
+    assert metrics.map_at_r(rows, labels) == pytest.approx(100 / 6)
+    assert math.isnan(metrics.map_at_r([[1.0, 0.0], [0.0, 1.0]], [0, 1]))
+    with pytest.raises(ConfigError, match="must have shapes"):
+        metrics.map_at_r([[1.0, 0.0]], [0, 1])

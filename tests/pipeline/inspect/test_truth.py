@@ -1,0 +1,199 @@
+"""What is known to be wrong, and label scores judged by it: from noisy shards, from a file, and where there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import f1_score, roc_auc_score
+
+from noisegate import read_table
+from noisegate.pipeline.datasets.noise.label_shards import noise_labels
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.inspect.evaluate import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
+from noisegate.pipeline.inspect.truth import read_truth
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.shards.workers import DecodeOptions
+from tests.commands import called
+from tests.embeddings import captions, clusters, scored
+from tests.fakes import picture, write_tar
+from tests.jobs import score
+
+IMAGES, TRUE = clusters(count=160)
+GIVEN = np.where(np.arange(160) % 5 == 1, (TRUE + 1) % 4, TRUE)
+NAMES = ("red", "green", "blue")
+
+
+def truth_file(path: Path, **columns: Any) -> Path:
+    noisy = pa.array(GIVEN != TRUE)
+    pq.write_table(pa.table({"key": [f"{row:09d}" for row in range(160)], "noisy": noisy, **columns}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labels of which a fifth are wrong, two rows without a label or an embedding; tests only read it."""
+    folder, images, given = tmp_path_factory.mktemp("run"), IMAGES.copy(), GIVEN.copy()
+    images[3], given[6] = 0, -1
+    scored(folder, images, labels=given)
+    return folder / "out"
+
+
+def test_label_figures_are_those_of_the_definitions(run: Path, tmp_path: Path) -> None:
+    found = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=TRUE))
+    table, kept = read_table(run), np.setdiff1d(np.arange(160), [3, 6])
+    noisy = (GIVEN != TRUE)[kept]
+    assert (found.samples, found.noisy, found.unscored) == (158, int(noisy.sum()), 2)
+    assert list(found.aurocs) == [name for name in LABEL_SCORES if name != "anchor_consistency"]
+    for name, auroc in found.aurocs.items():
+        values = np.array(table[name].to_pylist(), float)[kept]
+        assert auroc == pytest.approx(roc_auc_score(~noisy, values)), name
+    for rule, metrics in (("clean", found.fused), ("clean_tango", found.tango)):
+        chosen = np.array(table[rule].to_pylist())[kept].astype(bool)
+        assert metrics.clean_f1 == pytest.approx(f1_score(~noisy, chosen))
+        assert metrics.noise_recall == pytest.approx((~chosen[noisy]).mean())
+    refined = np.array(table["refined_label"].to_pylist(), float)
+    assert found.given_accuracy == pytest.approx((GIVEN == TRUE)[kept].mean())
+    assert found.refined_accuracy == pytest.approx((refined == TRUE)[kept].mean())
+    assert found.refined_accuracy > 0.95 > found.given_accuracy
+
+
+def test_right_labels_may_be_known_in_part_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    none = evaluate_labels(run, truth_file(tmp_path / "t.parquet"))
+    assert (none.given_accuracy, none.refined_accuracy) == (None, None)
+    some = pa.array(np.where(np.arange(160) < 20, TRUE, 0), mask=np.arange(160) >= 20)
+    part = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=some))
+    seen = [row for row in range(20) if row not in (3, 6)]
+    assert part.given_accuracy == pytest.approx((GIVEN == TRUE)[seen].mean())
+    with pytest.raises(ConfigError, match="the column clean_label must hold class numbers"):
+        evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=["cat"] * 160))
+
+
+def test_arrays_and_runs_without_labels_say_what_is_missing(run: Path, tmp_path: Path) -> None:
+    for judge in (evaluate_labels, evaluate):
+        scored(tmp_path / judge.__name__, IMAGES, captions(IMAGES))
+        folder = tmp_path / judge.__name__ / "out"
+        with pytest.raises(ConfigError, match=r"was made from arrays, which hold no truth; give --truth FILE\.parquet"):
+            judge(folder)
+    with pytest.raises(TableError, match="no label has a score; score labels with --task labels"):
+        evaluate_labels(folder, truth_file(tmp_path / "t.parquet"))
+    with pytest.raises(TableError, match="was scored without pairs"):
+        evaluate(run, truth_file(tmp_path / "t.parquet"))
+    assert evaluate(folder, truth_file(tmp_path / "t.parquet")).samples == 160
+
+
+def labelled(count: int) -> list[tuple[str, bytes]]:
+    members = []
+    for i in range(count):
+        members.append((f"{i:05d}.png", picture(NAMES[i % 3], (16 + i, 16))))
+        members += [(f"{i:05d}.cls", str(i % 3).encode())] if i % 7 else []
+    return members
+
+
+def test_noisy_shards_bring_their_truth_with_them(tmp_path: Path) -> None:
+    write_tar(tmp_path / "clean" / "x.tar", labelled(60))
+    noise_labels(tmp_path / "clean", tmp_path / "noisy", rate=0.3, seed=1)
+    score(tmp_path / "noisy", tmp_path / "out", options=DecodeOptions(tasks=("labels",)))
+    recorded = pq.read_table(tmp_path / "noisy" / "noise.parquet")
+    found = read_truth(RunFolder(tmp_path / "out"), read_table(tmp_path / "out"), None)
+    assert found.noisy.tolist() == recorded["noisy"].to_pylist()
+    assert found.clean_label is not None
+    assert found.clean_label.tolist() == [i % 3 if i % 7 else -1 for i in range(60)]
+    judged = evaluate_labels(tmp_path / "out")
+    assert judged == evaluate_labels(tmp_path / "out", tmp_path / "noisy" / "noise.parquet")
+    assert (judged.samples, judged.unscored) == (51, 9)
+    noise_labels(tmp_path / "clean", tmp_path / "noisy", rate=0.3, seed=2)
+    with pytest.raises(MismatchError, match="has changed since it was scored"):
+        evaluate_labels(tmp_path / "out")
+
+
+def test_a_right_label_that_is_no_number_is_not_known(tmp_path: Path) -> None:
+    records = [{"noisy": False, "clean_label": 2}, {"noisy": True, "clean_label": True}, {"noisy": True}]
+    parts = [member for member in labelled(30) if member[0] >= "00001" and member[0] < "00004"]
+    parts += [(f"{i:05d}.json", json.dumps(record).encode()) for i, record in enumerate(records, 1)]
+    write_tar(tmp_path / "s" / "x.tar", sorted(parts))
+    score(tmp_path / "s", tmp_path / "out", options=DecodeOptions(tasks=("labels",)))
+    found = read_truth(RunFolder(tmp_path / "out"), read_table(tmp_path / "out"), None)
+    assert found.noisy.tolist() == [False, True, True]
+    assert found.clean_label is not None
+    assert found.clean_label.tolist() == [2, -1, -1]
+
+
+def test_the_command_judges_what_the_run_scored_unless_told(run: Path, tmp_path: Path) -> None:
+    truth = truth_file(tmp_path / "t.parquet", clean_label=TRUE)
+    done = called("evaluate", run, "--truth", truth, "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert found["labels"]["samples"] == 158
+    assert found["clean_auroc"] == found["labels"]["aurocs"]["label_quality"]
+    shown = called("evaluate", run, "--truth", truth, cwd=tmp_path)
+    assert "158 labels, 31 of them wrong (19.6 %)" in shown.stdout
+    assert "Right labels: 80.4 % as given" in shown.stdout
+    assert "2 samples have no label score and are left out." in shown.stdout
+    for words, message in (
+        (["--what", "pairs"], "was scored without pairs"),
+        (["--what", "images"], "what 'images' is unknown; use pairs or labels"),
+    ):
+        done = called("evaluate", run, "--truth", truth, *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert message in done.stderr
+    done = called("evaluate", tmp_path / "none", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+def test_where_captions_are_judged_too_the_label_rule_is_judged_by_those_that_pass(tmp_path: Path) -> None:
+    scored(tmp_path, IMAGES, captions(IMAGES, wrong=60), labels=GIVEN)
+    found = evaluate_labels(tmp_path / "out", truth_file(tmp_path / "t.parquet"))
+    table = read_table(tmp_path / "out", ["osa_weight", "clean"]).to_pydict()
+    passes = np.array(table["osa_weight"]) > 0
+    kept, noisy = np.array(table["clean"])[passes], (GIVEN != TRUE)[passes]
+    assert 60 < found.captioned == passes.sum() < 160 == found.samples
+    assert found.fused.clean_f1 == pytest.approx(f1_score(~noisy, kept))
+    said = called(
+        "evaluate", tmp_path / "out", "--truth", tmp_path / "t.parquet", "--what", "labels", cwd=tmp_path
+    ).stdout
+    assert f"judged by the {found.captioned} labels whose caption passes" in " ".join(said.split())
+
+
+def two_encoders(folder: Path, count: int) -> tuple[Path, Path, np.ndarray]:
+    """A run of images and texts that share no space, 30 % of the texts shifted, and the truth."""
+    images, topic = clusters(seed=1, count=count, classes=8)
+    texts = np.random.default_rng(2).standard_normal((8, 5))[topic]
+    texts += 0.1 * np.random.default_rng(3).standard_normal(texts.shape)
+    noisy = np.arange(count) < 0.3 * count
+    texts[noisy] = np.roll(texts[noisy], 1, axis=0)
+    scored(folder, images, texts.astype(np.float32))
+    truth = folder / "t.parquet"
+    pq.write_table(pa.table({"key": [f"{row:09d}" for row in range(count)], "noisy": noisy}), truth)
+    return folder / "out", truth, noisy
+
+
+def test_neighbourhoods_are_judged_where_there_is_no_cosine(tmp_path: Path) -> None:
+    out, truth, noisy = two_encoders(tmp_path, 400)
+    found, table = evaluate_neighbourhood(out, truth), read_table(out, ["neighbourhood", "clean"]).to_pydict()
+    kept = np.array(table["clean"])
+    assert (found.samples, found.noisy, found.unscored) == (400, 120, 0)
+    assert found.clean_auroc == pytest.approx(roc_auc_score(~noisy, table["neighbourhood"])) and found.clean_auroc > 0.9
+    assert found.selection is not None
+    assert found.selection.clean_f1 == pytest.approx(f1_score(~noisy, kept))
+    assert found.selection.noise_recall == pytest.approx((~kept[noisy]).mean())
+    assert found.best.balanced_accuracy >= found.selection.balanced_accuracy - 1e-12
+    said = called("evaluate", out, "--truth", truth, cwd=tmp_path)
+    assert said.returncode == 0 and "AUROC of the neighbourhood" in said.stdout
+    with pytest.raises(TableError, match="or from encoders that share no space"):
+        evaluate(out, truth)
+
+
+def test_too_few_neighbourhoods_for_a_cut_still_have_their_auroc(tmp_path: Path) -> None:
+    out, truth, _ = two_encoders(tmp_path, 16)
+    found = evaluate_neighbourhood(out, truth)
+    assert (found.samples, found.cut, found.selection) == (16, None, None)
+    assert "too few pairs to choose a cut" in called("evaluate", out, "--truth", truth, cwd=tmp_path).stdout
+
+
+def test_without_neighbourhoods_there_is_nothing_to_judge_by_them(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="no pair has a neighbourhood score; score pairs with --neighbourhood"):
+        evaluate_neighbourhood(run, truth_file(tmp_path / "t.parquet"))

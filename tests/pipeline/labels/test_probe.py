@@ -1,0 +1,227 @@
+"""The probe against scikit-learn's logistic regression, and its edges."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.probe import _predict, _solve, _stratified_folds, fit_probe, probe_probabilities
+
+
+def noisy_blobs(n: int, d: int, classes: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Embeddings, labels of which a share is wrong, and the true labels."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, classes, n)
+    spread = rng.normal(size=(d, d)) / np.sqrt(d) * np.linspace(2, 0.2, d)
+    embeddings = 1.2 * rng.normal(size=(classes, d))[truth] / np.sqrt(d / 16) + rng.normal(size=(n, d)) @ spread + 0.5
+    labels = np.where(rng.random(n) < noise, rng.integers(0, classes, n), truth)
+    return embeddings.astype(np.float32), labels, truth
+
+
+def prepared(embeddings: np.ndarray) -> np.ndarray:
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    unit = unit - unit.mean(axis=0)
+    return unit / np.sqrt(np.mean(unit**2))
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.03, 0.001])
+def test_equals_scikit_learn_at_one_strength(strength: float) -> None:
+    embeddings, labels, _ = noisy_blobs(400, 12, 4, 0.3, seed=0)
+    ours = probe_probabilities(embeddings, labels, 4, strengths=(strength,), seed=3)
+    fold = _stratified_folds(labels, 5, np.random.default_rng(3))
+    x = prepared(embeddings.astype(float))
+    for held_out in range(5):
+        train = fold != held_out
+        oracle = LogisticRegression(C=1 / (strength * train.sum()), max_iter=1000, tol=1e-8).fit(
+            x[train], labels[train]
+        )
+        np.testing.assert_allclose(ours[~train], oracle.predict_proba(x[~train]), atol=0.03)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.4])
+def test_as_good_as_scikit_learn_with_its_best_strength(noise: float) -> None:
+    embeddings, labels, truth = noisy_blobs(1500, 64, 6, noise, seed=1)
+    ours = probe_probabilities(embeddings, labels, 6)
+    folds = StratifiedKFold(5, shuffle=True, random_state=0)
+    theirs = min(
+        (
+            cross_val_predict(
+                LogisticRegression(C=1 / (strength * 1200), max_iter=300),
+                prepared(embeddings),
+                labels,
+                cv=folds,
+                method="predict_proba",
+            )
+            for strength in (1.0, 0.3, 0.1, 0.03, 0.01)
+        ),
+        key=lambda probability: log_loss(labels, probability),
+    )
+    own = np.arange(len(labels)), labels
+    assert (
+        log_loss(labels, ours.astype(float) / ours.sum(axis=1, keepdims=True, dtype=float))
+        < log_loss(labels, theirs) + 0.01
+    )
+    assert roc_auc_score(labels == truth, ours[own]) > roc_auc_score(labels == truth, theirs[own]) - 0.005
+
+
+def test_predictions_are_out_of_fold() -> None:
+    """Pure noise cannot be predicted: trained on their own labels 200 rows of 300 dimensions would be, perfectly."""
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 2, 200)
+    probability = probe_probabilities(rng.normal(size=(200, 300)), labels, 2)
+    assert abs((probability.argmax(axis=1) == labels).mean() - 0.5) < 0.12
+    assert abs(probability - 0.5).max() < 0.3  # and the held-out loss asks for a strong penalty
+
+
+def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
+    """Every row could be learned by heart, so that any route from a wrong label to its own prediction would show."""
+    rng = np.random.default_rng(9)
+    truth = rng.integers(0, 5, 120)
+    embeddings = rng.normal(size=(120, 500))
+    embeddings[np.arange(120), truth] += 8
+    wrong = np.arange(0, 120, 6)
+    labels = truth.copy()
+    labels[wrong] = (truth[wrong] + 1) % 5
+    probability = probe_probabilities(embeddings, labels, 5)
+    assert probability[wrong, labels[wrong]].mean() < 0.3
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.001])
+def test_a_label_cannot_reach_its_own_prediction(strength: float) -> None:
+    """With the folds given, the prediction of a row has the same bits whatever the row's label is."""
+    rng = np.random.default_rng(5)
+    fold, labels = torch.arange(60) % 5, torch.from_numpy(rng.integers(0, 3, 60))
+    x = torch.from_numpy(rng.normal(size=(60, 120)).astype(np.float32))
+
+    def predicted(given: torch.Tensor) -> np.ndarray:
+        return _predict(x, fold, _solve(x, given, fold, 5, (strength,))).numpy()
+
+    before = predicted(labels)
+    for row in range(25):
+        other = labels.clone()
+        other[row] = (labels[row] + 1) % 3
+        after = predicted(other)
+        np.testing.assert_array_equal(after[row], before[row])
+        assert (after[fold != fold[row]] != before[fold != fold[row]]).any()
+
+
+@pytest.mark.parametrize("folds", [127, 128, 200, 300])
+def test_many_folds_hold_every_row_out(folds: int) -> None:
+    embeddings, labels, _ = noisy_blobs(320, 6, 2, 0.1, seed=0)
+    probe = fit_probe(embeddings, labels, 2, folds=folds, strengths=(0.3,))
+    assert sorted(set(probe.fold.tolist())) == list(range(folds))
+    assert (np.bincount(probe.fold) <= 3).all()
+    probability = probe(np.arange(320))
+    assert (probability.argmax(axis=1) == labels).mean() > 0.8
+    np.testing.assert_allclose(probability.sum(axis=1), 1, atol=1e-5)
+
+
+def test_rows_whose_squares_are_too_large_for_float32_count_as_any_other() -> None:
+    embeddings, labels, _ = noisy_blobs(200, 6, 2, 0.1, seed=0)
+    large = embeddings * np.where(np.arange(200) % 3 == 0, 1e30, 1).astype(np.float32)[:, None]
+    expected, found = (probe_probabilities(rows, labels, 2, strengths=(0.3,)) for rows in (embeddings, large))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_sample_to_train_on_says_what_all_rows_say_and_holds_its_own_rows_out() -> None:
+    embeddings, labels, truth = noisy_blobs(1500, 12, 3, 0.3, seed=1)
+    labels[:30] = -1
+    every = np.arange(1500)
+    whole, part = (fit_probe(embeddings, labels, 3, most=most) for most in (1500 * 12, 600 * 12))
+    assert [(probe.fold >= 0).sum() for probe in (whole, part)] == [1470, 600]
+    assert (part.fold[:30] == -1).all()
+    assert np.corrcoef(whole(every).ravel(), part(every).ravel())[0, 1] > 0.98
+    hits = [(probe(every).argmax(axis=1) == truth).mean() for probe in (whole, part)]
+    assert abs(hits[0] - hits[1]) < 0.02
+    np.testing.assert_allclose(part(every[100:700:3]), part(every)[100:700:3], atol=1e-6)
+
+
+def test_a_row_of_the_sample_is_judged_by_the_fold_that_has_not_seen_it() -> None:
+    """With as many dimensions as rows a probe knows every label that it has seen, and none that it has not."""
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.normal(size=(400, 300)), rng.integers(0, 2, 400)
+    probe = fit_probe(embeddings, labels, 2, strengths=(1e-4,), most=200 * 300)
+    right = probe(np.arange(400)).argmax(axis=1) == labels
+    assert abs(right[probe.fold >= 0].mean() - 0.5) < 0.1
+    assert abs(right[probe.fold < 0].mean() - 0.5) < 0.1
+
+
+def test_rows_without_a_label_are_predicted_and_not_learned_from() -> None:
+    embeddings, labels, truth = noisy_blobs(600, 16, 3, 0.0, seed=4)
+    hidden = labels.copy()
+    hidden[::3] = -1
+    hidden[1] = 99
+    probability = probe_probabilities(embeddings, hidden, 3)
+    assert np.isfinite(probability).all()
+    assert (probability[::3].argmax(axis=1) == truth[::3]).mean() > 0.8
+    np.testing.assert_allclose(probability.sum(axis=1), 1, atol=1e-5)
+
+
+def test_invalid_rows_are_nan_and_change_nothing_else() -> None:
+    embeddings, labels, _ = noisy_blobs(120, 8, 3, 0.1, seed=5)
+    broken = np.concatenate([embeddings, np.full((1, 8), np.nan), np.zeros((1, 8)), np.full((1, 8), np.inf)])
+    probability = probe_probabilities(broken, np.append(labels, [0, 1, 2]), 3)
+    assert np.isnan(probability[-3:]).all()
+    np.testing.assert_array_equal(probability[:-3], probe_probabilities(embeddings, labels, 3))
+
+
+def test_few_members_absent_classes_and_one_class() -> None:
+    embeddings, labels, _ = noisy_blobs(60, 8, 3, 0.0, seed=6)
+    labels[labels == 2] = 1
+    labels[:2] = 4  # two members only, class 3 has none
+    probability = probe_probabilities(embeddings, labels, 6)
+    assert probability.shape == (60, 6) and np.isfinite(probability).all()
+    assert (probability[:, [2, 3, 5]] == 0).all()
+    one = probe_probabilities(embeddings, np.full(60, 2), 4)
+    np.testing.assert_array_equal(one, np.tile([0, 0, 1, 0], (60, 1)))
+    none = probe_probabilities(embeddings, np.full(60, -1), 4)
+    np.testing.assert_array_equal(none, np.full((60, 4), 0.25))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=60), st.integers(2, 6), st.integers(0, 99))
+def test_folds_are_even_within_every_class(labels: list[int], folds: int, seed: int) -> None:
+    y = np.array(labels)
+    fold = _stratified_folds(y, folds, np.random.default_rng(seed))
+    assert ((fold == -1) == (y == -1)).all()
+    sizes = np.bincount(fold[fold >= 0], minlength=folds)
+    assert sizes.max() - sizes.min() <= 1
+    for label in np.unique(y[y >= 0]):
+        members = np.bincount(fold[y == label], minlength=folds)
+        assert members.max() - members.min() <= 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_any_small_input_gives_probabilities(n: int, d: int, classes: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    probability = probe_probabilities(rng.normal(size=(n, d)) + 2, rng.integers(-1, classes, n), classes)
+    np.testing.assert_allclose(probability.sum(axis=1), 1, atol=1e-5)
+    assert probability.min() >= 0
+
+
+def test_same_seed_same_numbers() -> None:
+    embeddings, labels, _ = noisy_blobs(200, 8, 3, 0.2, seed=7)
+    first, again, other = (probe_probabilities(embeddings, labels, 3, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"folds": 1}, "folds is 1"),
+        ({"strengths": ()}, "strengths"),
+        ({"labels": [0]}, r"\(N, d\) and \(N,\)"),
+        ({"labels": ["cat", "dog", "cat", "dog"]}, "labels is <U3; give class numbers"),
+    ],
+)
+def test_errors_name_the_setting(arguments: dict[str, object], message: str) -> None:
+    wanted = {"embeddings": np.ones((4, 2)), "labels": [0, 1, 0, 1], "classes": 2} | arguments
+    with pytest.raises(ConfigError, match=message):
+        probe_probabilities(**wanted)  # type: ignore[arg-type]

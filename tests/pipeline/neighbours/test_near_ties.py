@@ -1,0 +1,92 @@
+"""Lists of neighbours against a sort by each pair's own cosine, where the search rounds and breaks ties as it likes."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from noisegate.pipeline.neighbours import NeighbourSearch, near_ties, neighbour_graph
+from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours.near_ties import exact_top, pair_cosines
+from noisegate.pipeline.runs.rows import unit_rows
+from tests.pipeline.neighbours.embedding_files import all_of, cut_at, stored
+
+Floats = NDArray[np.float32]
+
+
+def by_pairs(queries: Floats, rows: Floats, k: int) -> tuple[list[list[int]], list[list[float]]]:
+    """One pair at a time, by (cosine, lower number)."""
+    numbers, cosines = [], []
+    for query in queries:
+        cosine = [float(np.float32(sum(float(a) * float(b) for a, b in zip(query, row, strict=True)))) for row in rows]
+        numbers.append(sorted(range(len(rows)), key=lambda j: (-min(cosine[j], 1.0), j))[:k])
+        cosines.append([cosine[j] for j in numbers[-1]])
+    return numbers, cosines
+
+
+def whole_numbers(rng: np.random.Generator) -> Floats:
+    """Rows in few dimensions: many cosines are equal, of which float32 makes different ones."""
+    return rng.integers(-2, 3, (int(rng.integers(5, 25)), int(rng.integers(1, 5)))).astype(np.float32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_list_for_k_is_the_beginning_of_every_longer_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, k = whole_numbers(rng), int(rng.integers(1, 12))
+    unit, valid = unit_rows(rows)
+    short, longer = find_neighbours(rows, k).indices, find_neighbours(rows, k + 3).indices
+    with_self = find_neighbours(rows, k + 1, include_self=True).indices
+    np.testing.assert_array_equal(short, longer[:, : short.shape[1]])
+    np.testing.assert_array_equal(short[valid], with_self[valid, 1:])
+    found = np.flatnonzero(valid)
+    for row, listed in zip(found, by_pairs(unit[found], unit[found], len(found))[0], strict=True):
+        expected = [found[j] for j in listed if found[j] != row][: short.shape[1]]
+        assert short[row, : len(expected)].tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_rows_on_disk_in_parts_of_any_size_have_the_lists_of_rows_in_memory(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, k = whole_numbers(rng), int(rng.integers(1, 12))
+    search = NeighbourSearch(cut=cut_at(int(rng.integers(3, len(rows) + 4)), int(rng.integers(5, len(rows) + 6))))
+    with tempfile.TemporaryDirectory() as name:
+        files = stored(Path(name), rows)
+        target = Path(name) / "neighbours.safetensors"
+        found = neighbour_graph(files, all_of(files), k, target, made_from="rows", search=search)
+        np.testing.assert_array_equal(found.indices, find_neighbours(rows, k).indices)
+
+
+@pytest.mark.parametrize(("spread", "k"), [(1.0, 5), (3e-4, 5), (3e-4, 1), (3e-4, 300), (1e-6, 30)])
+@pytest.mark.parametrize("block", [4096, 64])
+def test_a_search_that_rounds_as_it_likes_gives_the_order_of_the_pairs(
+    spread: float, k: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows closer to each other than float32 can tell, in any number, and a search that is off by up to 3e-7."""
+    monkeypatch.setattr(near_ties, "BLOCK", block)
+    rng = np.random.default_rng(1)
+    rows = unit_rows(np.eye(12)[0] + spread * rng.standard_normal((300, 12)))[0]
+
+    def search(queries: Floats, width: int) -> tuple[NDArray[np.int64], Floats]:
+        cosine = (queries @ rows.T + rng.uniform(-3e-7, 3e-7, (len(queries), len(rows)))).astype(np.float32)
+        order = np.argsort(-cosine, axis=1)[:, :width]
+        return order, np.take_along_axis(cosine, order, axis=1)
+
+    number, cosine = exact_top(search, rows[:20], k, rows)
+    expected, values = by_pairs(rows[:20], rows, k)
+    assert number.tolist() == expected
+    np.testing.assert_allclose(cosine, values, atol=4e-7)
+    assert (np.diff(cosine, axis=1) <= 0).all()
+
+
+def test_the_cosine_of_a_pair_does_not_depend_on_the_others() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (unit_rows(rng.standard_normal((500, 67)))[0] for _ in range(2))
+    together = pair_cosines(left, right)
+    assert together.tolist() == [float(pair_cosines(left[i : i + 1], right[i : i + 1])[0]) for i in range(500)]
+    assert together.tolist() == pair_cosines(right, left).tolist()

@@ -1,0 +1,199 @@
+"""The weight table: its contract, how it is written, and what is said when it is not one."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.runs.table import (
+    COLUMNS,
+    VERSION,
+    RunFolder,
+    read_metadata,
+    read_table,
+    table_from,
+    temporary_name,
+    write_atomically,
+)
+from tests.commands import ROOT
+
+METADATA = {"table_version": VERSION, "shard": {"rows": 2}}
+
+
+def small(**columns: Any) -> pa.Table:
+    return table_from({"key": ["a", "b"], "index": [0, 1], **columns}, METADATA)
+
+
+def run_with(folder: Path, tables: dict[str, pa.Table], **facts: Any) -> RunFolder:
+    run = RunFolder(folder)
+    for stem, table in tables.items():
+        run.write_table(stem, table)
+    shards = [{"table": stem, "url": f"{stem}.tar"} for stem in tables]
+    run.write_run({"table_version": VERSION, "shards": shards, "finished": True, **facts})
+    return run
+
+
+def test_the_contract() -> None:
+    """Readers outside rely on these names and types; a change needs a new table version."""
+    word = pa.dictionary(pa.int32(), pa.string())
+    assert VERSION == 1
+    assert {name: kind for name, (kind, _) in COLUMNS.items()} == {
+        "key": pa.string(),
+        "index": pa.int32(),
+        "status": word,
+        "error": pa.string(),
+        "image_sha256": pa.binary(32),
+        "text_sha256": pa.binary(32),
+        "similarity": pa.float32(),
+        "osa_weight": pa.float32(),
+        "clean_probability": pa.float32(),
+        "label": pa.int32(),
+        "knn_consistency": pa.float32(),
+        "anchor_consistency": pa.float32(),
+        "consistency": pa.float32(),
+        "probe_consistency": pa.float32(),
+        "label_quality": pa.float32(),
+        "neighbourhood": pa.float32(),
+        "clean": pa.bool_(),
+        "clean_tango": pa.bool_(),
+        "refined_label": pa.int32(),
+        "refined_confidence": pa.float32(),
+        "flags": pa.list_(word),
+    }
+
+
+def test_columns_not_given_are_null_and_nan_becomes_null() -> None:
+    table = small(similarity=np.array([0.25, np.nan], np.float32), flags=[["duplicate_key"], []])
+    assert table.schema.names == list(COLUMNS)
+    assert table["similarity"].to_pylist() == [0.25, None]
+    assert table["osa_weight"].null_count == table["label"].null_count == 2
+    assert table["flags"].to_pylist() == [["duplicate_key"], []]
+
+
+def test_metadata_survive_the_file(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    metadata = {**METADATA, "beta": {"value": 0.1 + 0.2, "reason": "β ± 1"}, "name": "x\udcff.tar"}
+    run.write_table("x", table_from({"key": ["a"]}, metadata))
+    assert read_metadata(run.table("x")) == metadata
+
+
+def test_a_table_read_and_written_again_has_the_same_bytes(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_table("x", small(status=["ok", "no_text"], flags=[[], ["duplicate_key"]]))
+    before = run.table("x").read_bytes()
+    table = run.read("x")
+    run.write_table("x", table_from({name: table[name] for name in table.column_names}, read_metadata(run.table("x"))))
+    assert run.table("x").read_bytes() == before
+
+
+def test_read_table_joins_shards_in_the_runs_order(tmp_path: Path) -> None:
+    tables = {
+        "b": small(status=["ok", "no_text"], flags=[["duplicate_key"], []]),
+        "a": small(status=["bad_image", "ok"], flags=[["no_label", "duplicate_key"], None]),
+        "empty": table_from({"key": []}, METADATA),
+    }
+    run_with(tmp_path, tables)
+    table = read_table(tmp_path)
+    assert table.schema.names == ["shard", *COLUMNS]
+    assert table["shard"].to_pylist() == ["b", "b", "a", "a"]
+    assert table["status"].to_pylist() == ["ok", "no_text", "bad_image", "ok"]
+    assert table["flags"].to_pylist() == [["duplicate_key"], [], ["no_label", "duplicate_key"], None]
+    assert table.combine_chunks()["status"].num_chunks <= 1
+
+
+@pytest.mark.parametrize("columns", [["index", "key"], ["shard", "key"], ["shard"], []])
+def test_read_table_reads_what_is_asked_for(tmp_path: Path, columns: list[str]) -> None:
+    run_with(tmp_path, {"a": small()})
+    table = read_table(tmp_path, columns)
+    assert table.column_names == ["shard", *(name for name in columns if name != "shard")]
+    assert len(table) == 2
+
+
+def test_read_table_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match=r"no _run\.json.*noisegate annotate SHARDS"):
+        read_table(tmp_path)
+    with pytest.raises(TableError, match=r"no _run\.json"):
+        read_table(tmp_path / "missing")
+    file = tmp_path / "file.parquet"
+    file.write_text("x")
+    with pytest.raises(TableError, match=r"no _run\.json"):
+        read_table(file)
+    run = run_with(tmp_path, {})
+    with pytest.raises(TableError, match="holds no weight tables"):
+        read_table(tmp_path)
+    run_with(tmp_path, {"a": small()})
+    with pytest.raises(TableError, match=r"unknown column 'weight'; a weight table has key, .*osa_weight"):
+        read_table(tmp_path, ["weight"])
+    run.table("a").write_bytes(run.table("a").read_bytes()[:-20])
+    with pytest.raises(TableError, match=r"a\.parquet is damaged.*annotate command again"):
+        read_table(tmp_path)
+
+
+def test_an_unfinished_run_is_not_read_as_if_it_were_done(tmp_path: Path) -> None:
+    run_with(tmp_path, {"a": small()}, finished=False)
+    with pytest.raises(TableError, match="not finished; run the same annotate command again"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"table_version": 2}', "\x00"])
+def test_a_run_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "_run.json").write_text(text)
+    with pytest.raises(TableError, match=r"_run\.json is (damaged|of version 2, not 1).*--overwrite"):
+        RunFolder(tmp_path).read_run()
+
+
+def test_only_whole_tables_of_this_version_are_tables(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(b"")
+    with pytest.raises(TableError, match="not a readable Parquet file"):
+        read_metadata(path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(TableError, match=r"not a weight table of version 1 \(found None\)"):
+        read_metadata(path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"noisegate.table_version": "2"}), path)
+    with pytest.raises(TableError, match=r"found 2"):
+        read_metadata(path)
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"noisegate.table_version": "{"}), path)
+    with pytest.raises(TableError, match="not a weight table"):
+        read_metadata(path)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [file.name for file in path.parent.iterdir()] == ["x.json"]
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_atomically(folder, b"three")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "taken"]
+
+
+def test_two_processes_write_the_same_file_under_names_of_their_own(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from noisegate.pipeline.runs.table import temporary_name as t; print(t(Path('x.json')))"
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
+    mine = temporary_name(Path("x.json")).name
+    for name in (mine, other.stdout.strip()):
+        assert re.fullmatch(r"\.x\.json\.[0-9a-f]{8}\.tmp", name)
+    assert mine != other.stdout.strip()
+    half = tmp_path / other.stdout.strip()
+    half.write_bytes(b"of another")
+    write_atomically(tmp_path / "x.json", b"mine")
+    assert half.read_bytes() == b"of another"
+
+
+def test_the_run_file_is_json_that_others_can_read(tmp_path: Path) -> None:
+    run_with(tmp_path, {}, name="β \udcff")
+    assert json.loads((tmp_path / "_run.json").read_bytes().decode())["name"] == "β \udcff"

@@ -1,0 +1,76 @@
+"""Connections of clients that do not come to the point."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from noisegate.service.guards.connection import Connection
+from tests.service.live import over_http, serving
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Impatient(Connection):
+    seconds = 0.2
+
+
+class Held:
+    """An application that answers when it is released, and says when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked, self.released = threading.Event(), threading.Event()
+        self._app = over_http(lambda request: httpx.Response(200))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.asked.set()
+            await asyncio.to_thread(self.released.wait, 60)
+        await self._app(scope, receive, send)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def url(held: Held) -> Iterator[str]:
+    with serving(held, http=Impatient) as url:
+        yield url
+        held.released.set()
+
+
+def connected(url: str) -> socket.socket:
+    return socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=30)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", GET[:-2]])
+def test_headers_that_do_not_come_end_the_connection(url: str, said: bytes) -> None:
+    with connected(url) as client:
+        client.sendall(said)
+        assert client.recv(100) == b""
+
+
+def test_so_do_those_of_a_second_request(url: str, held: Held) -> None:
+    held.released.set()
+    with connected(url) as client:
+        client.sendall(GET)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        client.sendall(b"GET /a")
+        assert client.recv(1000) == b""
+
+
+def test_an_answer_may_take_longer(url: str, held: Held) -> None:
+    with connected(url) as client, connected(url) as silent:
+        client.sendall(GET)
+        assert held.asked.wait(30)
+        with connected(url) as later:
+            assert silent.recv(100) == later.recv(100) == b""  # so much time has passed
+        held.released.set()
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")

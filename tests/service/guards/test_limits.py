@@ -1,0 +1,199 @@
+"""Bodies while they arrive: too large, endless, too slow, too many at once; and what a refusal leaves behind."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from noisegate.service.guards.limits import BodyLimit
+
+
+class Sender:
+    """A client that sends these chunks, then hangs up; `None` means silence for ever."""
+
+    def __init__(self, chunks: Iterator[bytes | None]) -> None:
+        self._chunks = chunks
+        self.sent = 0
+
+    async def receive(self) -> Message:
+        await asyncio.sleep(0)  # others have their turn
+        chunk = next(self._chunks, b"")
+        if chunk is None:
+            await asyncio.Event().wait()
+        assert chunk is not None
+        self.sent += len(chunk)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunk)} if chunk or self.sent else gone()
+
+
+def gone() -> Message:
+    return {"type": "http.disconnect"}
+
+
+class Eater:
+    """An application that reads the whole body and says how long it was."""
+
+    def __init__(self) -> None:
+        self.eaten: list[int] = []
+        self.hold: asyncio.Event | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        self.eaten.append(size)
+        if self.hold is not None:
+            await self.hold.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def post(
+    limit: BodyLimit, sender: Sender, length: int | None = None
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await limit({"type": "http", "headers": headers, "state": {"request_id": "r1"}}, sender.receive, send)
+    assert [m["type"] for m in messages].count("http.response.start") == 1
+    assert not messages[-1].get("more_body")
+    body = b"".join(m.get("body", b"") for m in messages)
+    found = {k.decode(): v.decode() for k, v in messages[0]["headers"]}
+    return messages[0]["status"], json.loads(body), found
+
+
+def endless() -> Iterator[bytes]:
+    while True:
+        yield b"x" * 100
+
+
+def slowly(count: int, size: int) -> Iterator[bytes]:
+    yield from [b"x" * size] * count
+
+
+def chunks(*given: bytes | None) -> Sender:
+    return Sender(iter(given))
+
+
+def test_a_body_within_the_limit_passes() -> None:
+    app = Eater()
+    limit = BodyLimit(app, most=250, seconds=5, together=1000)
+    assert asyncio.run(post(limit, chunks(b"x" * 100, b"x" * 150)))[0] == 200
+    assert app.eaten == [250]
+    assert limit._held == 0
+
+
+def test_one_that_says_it_is_too_large_is_refused_unread() -> None:
+    async def run() -> tuple[int, dict[str, Any], dict[str, str]]:
+        return await post(BodyLimit(app, 250, 5, 1000), sender, length=251)
+
+    app, sender = Eater(), chunks(b"")
+    status, body, headers = asyncio.run(run())
+    assert (status, body["error"]["code"], body["error"]["request_id"]) == (413, "too_large", "r1")
+    assert "max_body_bytes=250" in body["error"]["message"]
+    assert headers["connection"] == "close"
+    assert app.eaten == []
+
+
+def test_a_body_with_two_lengths_is_refused() -> None:
+    """What stands in front of the server may go by the other one, and take the rest for a request of its own."""
+    app = Eater()
+    scope = {"type": "http", "state": {}, "headers": [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")]}
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    limit = BodyLimit(app, most=250, seconds=5, together=1000)
+    asyncio.run(limit(scope, chunks(b"hello", b"").receive, send))
+    assert messages[0]["status"] == 400
+    assert (b"connection", b"close") in messages[0]["headers"]
+    assert app.eaten == []
+
+
+def test_an_endless_body_is_cut_at_the_limit_and_read_no_further_than_twice_of_it() -> None:
+    sender = Sender(endless())
+    answered_at: list[int] = []
+
+    async def send(message: Message) -> None:
+        answered_at.append(sender.sent)
+
+    limit = BodyLimit(Eater(), 250, 5, 10_000)
+    asyncio.run(limit({"type": "http", "headers": [], "state": {}}, sender.receive, send))
+    assert answered_at[:2] == [300, 300], "the chunk with the first byte too many is the last before the answer"
+    assert answered_at[-1] == 700
+    assert limit._held == 0
+
+
+def test_silence_is_answered_too() -> None:
+    limit = BodyLimit(Eater(), 250, 0.05, 1000)
+    status, body, _ = asyncio.run(post(limit, chunks(b"x" * 10, None)))
+    assert (status, body["error"]["code"]) == (408, "slow_body")
+    assert limit._held == 0
+
+
+def test_all_bodies_together_have_a_limit_and_it_is_given_back() -> None:
+    async def run() -> list[int]:
+        app = Eater()
+        app.hold = asyncio.Event()
+        limit = BodyLimit(app, 250, 5, 300)
+        first = asyncio.create_task(post(limit, chunks(b"x" * 200)))
+        while not app.eaten:
+            await asyncio.sleep(0)
+        announced = await post(limit, chunks(b""), length=101)
+        streamed = await post(limit, chunks(b"x" * 60, b"x" * 60))
+        assert announced[1]["error"]["code"] == streamed[1]["error"]["code"] == "overloaded"
+        assert announced[2]["retry-after"] == "1"
+        app.hold.set()
+        await first
+        again = await post(limit, chunks(b"x" * 200))
+        return [announced[0], streamed[0], again[0], limit._held]
+
+    assert asyncio.run(run()) == [429, 429, 200, 0]
+
+
+def test_bodies_that_come_at_once_are_let_in_whole_or_not_at_all() -> None:
+    """Ten begin together where four have room: those get through, whatever the others try meanwhile."""
+
+    async def run() -> list[int]:
+        app = Eater()
+        limit = BodyLimit(app, 100, 5, 400)
+        answers = await asyncio.gather(*(post(limit, Sender(slowly(4, 25)), length=100) for _ in range(10)))
+        assert limit._held == 0
+        assert app.eaten == [100] * 4
+        return [status for status, *_ in answers]
+
+    assert asyncio.run(run()) == [200] * 4 + [429] * 6
+
+
+def test_a_refused_body_counts_no_longer_while_it_is_read_to_its_end() -> None:
+    async def run() -> tuple[int, int]:
+        limit = BodyLimit(Eater(), 250, 60, 300)
+        sender = chunks(b"x" * 260, None)
+        refused = asyncio.create_task(post(limit, sender))
+        while sender.sent < 260 or limit._held:
+            await asyncio.sleep(0)
+        other = await post(limit, chunks(b"x" * 250, b""), length=250)
+        still_lingers = not refused.done()
+        refused.cancel()
+        return other[0], still_lingers
+
+    assert asyncio.run(run()) == (200, True)
+
+
+def test_an_application_that_answers_a_cut_body_in_its_own_way_is_not_heard() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            while (await receive()).get("more_body"):
+                continue
+        except Exception:  # as a framework might
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body", "body": b"what?"})
+
+    status, body, _ = asyncio.run(post(BodyLimit(app, 100, 5, 1000), chunks(b"x" * 101, b"")))
+    assert (status, body["error"]["code"]) == (413, "too_large")

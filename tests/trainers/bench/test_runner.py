@@ -1,0 +1,124 @@
+"""The runner with cells that train nothing: what is kept, what is made again, and what a failure is."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from noisegate.trainers.bench.cells import Cell, CellResult, read_result, write_result
+from noisegate.trainers.bench.runner import CELLS_PER_PROCESS, run_cells
+
+
+def cell(folder: Path, seed: int, **config: object) -> Cell:
+    return Cell("osa", 0.4, seed, dict(config), folder / "cells" / f"osa-40-{seed}.json")
+
+
+def squares(one: Cell) -> CellResult:
+    """Stands for a training: its figure follows from the cell alone. Each call leaves a mark."""
+    with (one.file.parent.parent / "calls.txt").open("a") as marks:
+        marks.write(f"{one.seed}\n")
+    if one.config.get("dies"):
+        os._exit(9)
+    error = "ValueError: it diverged" if one.config.get("fails") else None
+    figures = {} if error else {"accuracy": float(one.seed**2)}
+    measured = {"train_seconds": 1.0, "seconds": 2.0, "memory_mb": 3.0}
+    result = CellResult(one.method, one.rate, one.seed, one.digest, figures, updates=5, **measured, error=error)
+    write_result(one, result)
+    return result
+
+
+def calls(folder: Path) -> list[int]:
+    file = folder / "calls.txt"
+    return sorted(int(word) for word in file.read_text().split()) if file.exists() else []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cells").mkdir()
+    return tmp_path
+
+
+def figures(results: list[CellResult]) -> list[float | None]:
+    return [result.figures.get("accuracy") for result in results]
+
+
+def test_finished_cells_are_not_made_again(folder: Path) -> None:
+    assert figures(run_cells([cell(folder, seed) for seed in (1, 2)], 1, run=squares)) == [1, 4]
+    seen: list[tuple[int, int, int]] = []
+    found = run_cells(
+        [cell(folder, seed) for seed in (1, 3, 2)],
+        1,
+        run=squares,
+        progress=lambda result, done, total: seen.append((result.seed, done, total)),
+    )
+    assert figures(found) == [1, 9, 4]
+    assert calls(folder) == [1, 2, 3]
+    assert seen == [(3, 3, 3)]
+
+
+def test_a_cell_with_other_settings_is_made_again(folder: Path) -> None:
+    run_cells([cell(folder, 2, optimizer={"lr": 0.1})], 1, run=squares)
+    run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
+    run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
+    assert calls(folder) == [2, 2]
+
+
+def test_a_failure_is_a_row_and_is_tried_again(folder: Path) -> None:
+    found = run_cells([cell(folder, 1, fails=True), cell(folder, 2)], 1, run=squares)
+    assert [result.error for result in found] == ["ValueError: it diverged", None]
+    assert figures(found) == [None, 4]
+    run_cells([cell(folder, 1, fails=True), cell(folder, 2)], 1, run=squares)
+    assert calls(folder) == [1, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"method": "osa"}', '{"other": 1}'])
+def test_a_damaged_result_is_none(folder: Path, text: str) -> None:
+    one = cell(folder, 1)
+    one.file.write_text(text)
+    assert read_result(one) is None
+
+
+def test_processes_give_what_one_gives(folder: Path) -> None:
+    cells = [cell(folder, seed, fails=seed == 2) for seed in range(5)]
+    in_turn = run_cells(cells, 1, run=squares)
+    for one in cells:
+        one.file.unlink()
+    assert run_cells(cells, 2, run=squares) == in_turn
+    assert calls(folder) == sorted([*range(5), *range(5)])
+
+
+def test_more_cells_than_one_round_of_processes_takes(folder: Path) -> None:
+    cells = [cell(folder, seed) for seed in range(2 * CELLS_PER_PROCESS + 3)]
+    assert figures(run_cells(cells, 2, run=squares)) == [float(seed**2) for seed in range(len(cells))]
+    assert calls(folder) == list(range(len(cells)))
+
+
+def test_a_killed_process_is_a_row_too(folder: Path) -> None:
+    found = run_cells([cell(folder, 1, dies=True)], 2, run=squares)
+    assert found[0].error is not None and found[0].error.startswith("its process was killed")
+
+
+def waits(one: Cell) -> CellResult:
+    """A training without end."""
+    print("begun", flush=True)
+    signal.pause()
+    raise AssertionError
+
+
+def test_trainings_do_not_outlive_a_killed_bench(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from tests.trainers.bench.test_runner import cell, waits\n"
+        "from noisegate.trainers.bench.runner import run_cells\n"
+        "if __name__ == '__main__':\n"
+        f"    run_cells([cell(Path({str(folder)!r}), 1)], 2, run=waits)\n"
+    )
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=where)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)  # trainings hold the other end of this pipe: it ends when the last has gone

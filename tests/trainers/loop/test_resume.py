@@ -1,0 +1,216 @@
+"""A run that is killed, stopped and resumed ends with the curve and the weights of one that never was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from noisegate import train
+from noisegate.pipeline.errors import ConfigError, StoppedError
+from noisegate.trainers.loop.checkpoint import load_state
+from noisegate.trainers.loop.logs import Silent, read_log
+from tests.commands import command
+from tests.trainers.runs import curve, same_weights, settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def start(*arguments: object, cwd: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen(**command("train", *arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def signal_at(process: "subprocess.Popen[str]", words: str, number: int) -> tuple[int, str]:
+    """Send a signal once a line with these words was said; the exit code and all that was said."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if words in line:
+            process.send_signal(number)
+            break
+    _, rest = process.communicate(timeout=60)
+    return process.returncode, "".join([*said, rest])
+
+
+def logged(folder: Path) -> int:
+    """Batches that the log knows of."""
+    return max((line["batch"] for line in read_log(folder / "log.jsonl")), default=0)
+
+
+def test_killed_and_stopped_and_resumed_is_undisturbed(scored: Path, tmp_path: Path) -> None:
+    """Three epochs of five batches; killed in the second after a checkpoint at its start, stopped in the third."""
+    config = settings(
+        scored, tmp_path / "runs", loop__epochs=3, loop__save_every=2, loop__ema=0.9, schedule={"warmup": 3}
+    )
+    whole = train({**config, "out": str(tmp_path / "whole")}, quiet=True)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    run = tmp_path / "runs" / "001-osa"
+
+    code, _ = signal_at(start("--config", file, cwd=tmp_path), "epoch 2/3 batch 2/5", signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert 7 <= logged(run) < 15, "in the middle of an epoch"
+
+    code, said = signal_at(start("--resume", run, cwd=tmp_path), "epoch 3/3 batch 1/5", signal.SIGTERM)
+    assert code == 130, said
+    assert "stopped: saved; go on with: " in said
+    assert f"noisegate train --resume {run}" in said
+    assert "Traceback" not in said
+    assert logged(run) < 15
+
+    done = train(resume=run, quiet=True)
+    assert not done.stopped
+    assert curve(run) == curve(whole.folder)
+    assert len(curve(run)) == 15
+    assert [line["rsum"] for line in read_log(run / "log.jsonl", "eval")] == [
+        line["rsum"] for line in read_log(whole.folder / "log.jsonl", "eval")
+    ]
+    for name in ("last.safetensors", "best.safetensors"):
+        assert same_weights(run / name, whole.folder / name)
+    assert (done.best, done.last, done.steps) == (whole.best, whole.last, whole.steps)
+
+
+class KilledAt(Silent):
+    """Ends the run when these words are said, as a second Ctrl-C does: nothing more is saved."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if text.startswith(self.words):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("steps", "over"), [(None, "3 epochs"), (7, "max_steps=7 updates")])
+def test_an_evaluation_that_was_cut_off_comes_first(scored: Path, tmp_path: Path, steps: int | None, over: str) -> None:
+    """Killed once the figures of epoch 2 are in the log and nothing else has happened; the epoch is not trained again."""
+    config = settings(scored, tmp_path, "baseline", loop={"epochs": 3, "max_steps": steps, "device": "cpu"})
+    whole = train(config, quiet=True)
+    run = tmp_path / "002-baseline"
+    with pytest.raises(StoppedError, match="go on from the last checkpoint"):
+        train(config, display=KilledAt("epoch 2: "))
+    saved = load_state(run / "state.safetensors").facts["place"]
+    assert (saved["step"], saved["measuring"]) == (steps or 10, True)
+    shown = KilledAt("never")
+    done = train(resume=run, display=shown)
+    where = (
+        "this run is over after max_steps=7 updates, once it is measured" if steps else "going on with the evaluation"
+    )
+    assert any(note.startswith(where) for note in shown.notes)
+    assert (done.over, done.best, done.last, done.best_epoch) == (over, whole.best, whole.last, whole.best_epoch)
+    logs = [[(line["kind"], line["batch"], line.get("loss"), line.get("rsum")) for line in read_log(folder / "log.jsonl")]
+            for folder in (run, whole.folder)]  # fmt: skip
+    assert logs[0] == logs[1]
+    for name in ("last.safetensors", "best.safetensors"):
+        assert same_weights(run / name, whole.folder / name)
+    assert not load_state(run / "state.safetensors").facts["place"]["measuring"]
+
+
+def test_pieces_stay_when_a_run_is_made_longer(scored: Path, tmp_path: Path) -> None:
+    """CRCL's last piece gets the new epochs and a learning rate for them; pieces that are over stay as they were."""
+    method = {"name": "crcl", "freeze": 0}
+    config = settings(scored, tmp_path, "crcl", method=method, loop={"epochs": 4, "device": "cpu", "evaluate_every": 0})
+    first = train(config, quiet=True)
+    assert [rate for (rate,) in curve(first.folder, "lr")][::5] == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4]), "1, 1 and 2"
+    longer = train(resume=first.folder, settings=["loop.epochs=6"], quiet=True)
+    assert longer.over == "6 epochs"
+    rates = [rate for (rate,) in curve(first.folder, "lr")][::5]
+    assert rates[4:] == pytest.approx([5e-4, 1e-3 * (1 - 0.5**0.5) / 2]), "half and three quarters of a piece of 4"
+
+
+def test_every_kind_of_state_comes_back(scored: Path, tmp_path: Path) -> None:
+    """Momentum, accumulation and dropout's generator, from a checkpoint in the middle of an epoch."""
+    target = json.loads(json.dumps(settings(scored, tmp_path)["target"]))
+    target["architecture"]["vision_cfg"]["patch_dropout"] = 0.5
+    config = settings(
+        scored, tmp_path / "runs", "baseline", target=target, loop__accumulate=2, loop__evaluate_every=0,
+        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    )  # fmt: skip
+    whole = train(config, quiet=True)
+    part = train(config, settings=["loop.max_steps=2"], quiet=True)
+    assert (part.over, part.steps) == ("max_steps=2 updates", 2)
+    done = train(resume=part.folder, settings=["loop.max_steps=null"], quiet=True)
+    assert (done.over, done.steps) == ("2 epochs", 6)
+    assert curve(done.folder) == curve(whole.folder)
+    assert same_weights(done.folder / "last.safetensors", whole.folder / "last.safetensors")
+
+
+def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, "baseline", loop__epochs=1, loop__evaluate_every=0)
+    first = train(config, quiet=True)
+    again = train(resume=first.folder, quiet=True)
+    assert (again.steps, again.over, again.folder) == (5, "1 epoch", first.folder)
+    notes: list[str] = []
+    shown = Silent()
+    shown.note = notes.append  # type: ignore[method-assign]
+    train(resume=first.folder, display=shown)
+    assert notes[-1] == "this run is over after 1 epoch; make it longer with, for example, --set loop.epochs=2"
+    longer = train(resume=first.folder, settings=["loop.epochs=2"], quiet=True)
+    assert (longer.steps, longer.over) == (10, "2 epochs")
+    assert curve(first.folder, "lr")[5] == pytest.approx((0.5e-3,)), "in the middle of a cosine over two epochs"
+
+
+def test_settings_of_a_resumed_run_stay(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, loop={"epochs": 1, "evaluate_every": 0, "max_steps": 2, "device": "cpu"})
+    first = train(config, quiet=True)
+    train(resume=first.folder, settings=["loop.max_steps=3", "loop.epochs=2", "task.options.folds=2"], quiet=True)
+    saved = yaml.safe_load((first.folder / "config.yaml").read_text())
+    assert saved["task"]["options"] == {"folds": 2}, "how it is measured may change"
+    assert (saved["loop"]["max_steps"], saved["loop"]["epochs"]) == (3, 2)
+    assert saved["method"]["mode"] == "mean1", "defaults of the method are written out"
+
+
+def test_another_table_is_refused(scored: Path, tmp_path: Path) -> None:
+    tables = shutil.copytree(scored / "tables", tmp_path / "tables")
+    config = settings(
+        scored, tmp_path / "runs", data__table=str(tables), loop={"max_steps": 2, "evaluate_every": 0, "device": "cpu"}
+    )
+    first = train(config, quiet=True)
+    before = (first.folder / "config.yaml").read_bytes()
+    file = next(tables.glob("*.parquet"))
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("osa_weight")
+    weight = pa.array([0.1] * len(table), table.schema.field(place).type)
+    pq.write_table(table.set_column(place, table.schema.field(place), weight), file)
+    with pytest.raises(ConfigError, match=r"its rows, or the columns that the method reads, have changed since"):
+        train(resume=first.folder, settings=["loop.max_steps=4"], quiet=True)
+    assert (first.folder / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"settings": ["loop.device_=1"]}, "loop.device_=1: a run that goes on keeps this setting"),
+        ({"settings": ["optimizer.lr=1"]}, "optimizer.lr=1: a run that goes on keeps this setting"),
+        ({"config": {"seed": 1}}, "brings its own configuration"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(scored: Path, tmp_path: Path, how: dict[str, object], words: str) -> None:
+    folder = tmp_path / "001-osa"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings(scored, tmp_path)))
+    with pytest.raises(ConfigError, match=words):
+        train(resume=folder, **how)  # type: ignore[arg-type]
+
+
+def test_there_must_be_something_to_resume(scored: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no training run \(no config.yaml\)"):
+        train(resume=tmp_path)
+    (tmp_path / "config.yaml").write_text("[1, 2")
+    with pytest.raises(ConfigError, match=r"config.yaml is no YAML"):
+        train(resume=tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings(scored, tmp_path)))
+    with pytest.raises(ConfigError, match="stopped before its first checkpoint; start anew"):
+        train(resume=tmp_path)
+    (tmp_path / "state.safetensors").write_bytes(os.urandom(100))
+    with pytest.raises(ConfigError, match="is no state of a training run"):
+        train(resume=tmp_path)

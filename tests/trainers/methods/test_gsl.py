@@ -1,0 +1,197 @@
+"""GSL as reconstructed: its losses by hand, its labels through the method, switches, guards, and a whole run."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from noisegate import train
+from noisegate.pipeline.methods.galc import RECONSTRUCTION, anchor_labels
+from noisegate.pipeline.methods.gsl import sct_loss
+from noisegate.pipeline.methods.mixtures import beta_moments, bmm_split
+from noisegate.pipeline.methods.pairs import PairBatch
+from noisegate.trainers.losses import info_nce, triplet
+from noisegate.trainers.methods.division import levelled
+from noisegate.trainers.methods.gsl import Gsl, inter_loss, intra_loss
+from noisegate.trainers.methods.margins import soft_margin
+from tests.trainers.methods.two_networks import TwoNetworks, everything, noisy_run, prepared, units
+from tests.trainers.runs import curve, same_weights, settings
+from tests.trainers.small_targets import batch as rows_from
+
+
+def sides(run: TwoNetworks, network: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    images, texts = run.images[network], run.texts[network]
+    return images, texts, images @ texts.T
+
+
+def constraint(run: TwoNetworks, network: int = 0, zeta: float = 1.0, eta: float = 0.1, sign: int = -1) -> torch.Tensor:
+    """ζ L_intra + η L_inter by loops."""
+    images, texts, s = sides(run, network)
+    found = []
+    for i in range(len(s)):
+        intra = sum((images[i] @ images[j] - texts[i] @ texts[j]) ** 2 for j in range(len(s))) / len(s)
+        inter = sum((s[i, j] - s[j, i]) ** 2 for j in range(len(s))) / len(s)
+        found.append(zeta * intra + sign * eta * inter)
+    return torch.stack(found)
+
+
+def test_losses_by_hand() -> None:
+    images, texts = torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([[1.0, 0.1], [0.1, 1.0]])
+    assert intra_loss(images, texts).tolist() == pytest.approx([0.08, 0.08])
+    s = torch.tensor([[0.9, 0.4], [0.2, 0.8]])
+    assert inter_loss(s).tolist() == pytest.approx([-0.02, -0.02])
+    assert inter_loss(s, 1).tolist() == pytest.approx([0.02, 0.02])
+
+
+def test_losses_are_smooth() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = torch.rand(2, 4, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(intra_loss, (one.detach().requires_grad_(), other.detach().requires_grad_()))
+    assert torch.autograd.gradcheck(inter_loss, one.detach().requires_grad_())
+
+
+def test_g10_beta_moments() -> None:
+    assert beta_moments(0.25, 0.03) == pytest.approx((1.3125, 3.9375))
+
+
+@pytest.mark.parametrize("negatives", ["hardest", "mean"])
+def test_the_warm_up_learns_by_the_triplet_alone_and_notes_the_whole_loss(negatives: str) -> None:
+    run = noisy_run(9, 3)
+    gsl = prepared(run, name="gsl", warmup_negatives=negatives)
+    step = gsl.loss({"b": everything(run)}, run)
+    _, _, s = sides(run, 1)
+    assert step.loss.item() == pytest.approx(float(triplet(s, 0.2, hardest=negatives == "hardest").mean()))
+    expected = levelled(triplet(s, 0.2, hardest=True) + constraint(run, 1))
+    np.testing.assert_allclose(gsl.division[1], expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert np.isnan(gsl.division[0]).all()
+
+
+def test_info_nce_in_place_of_the_triplet() -> None:
+    run = noisy_run(9, 3)
+    gsl = prepared(run, name="gsl", warmup=1, loss="info_nce")
+    images, texts, s = sides(run)
+    assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(info_nce(s, 0.05).mean()))
+    run.epoch = 1
+    gsl.clean[1] = np.arange(9) >= 3
+    stars = anchor_labels(images.numpy(), texts.numpy(), gsl.clean[1], np.eye(9, dtype=bool))
+    label = torch.where(torch.from_numpy(gsl.clean[1]), 1.0, torch.from_numpy(stars))
+    expected = (label * info_nce(s, 0.05) + constraint(run)).mean()
+    assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_division_loss_is_that_of_the_one_step_form() -> None:
+    run = noisy_run(9, 3)
+    gsl = prepared(run, name="gsl", procedure="paper", warmup=1)
+    run.epoch = 1
+    gsl.begin_epoch(run)
+    assert run.passes == 1
+    for network in (0, 1):
+        images, texts, s = (x.numpy() for x in sides(run, network))
+        batch = PairBatch(np.arange(9), images, texts, s.astype(np.float64), np.zeros((9, 9), bool))
+        losses = sct_loss(batch, 0.2, 1.0, 0.1, -1)
+        np.testing.assert_allclose(gsl.division[network], losses, rtol=1e-4)
+        np.testing.assert_allclose(gsl.confidence[network], bmm_split(losses).clean_probability, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"domain": "spatial", "centring": "none"},
+        {"centring": "per_vector", "negative": "shift"},
+        {"inter_sign": 1, "eta": 0.5, "zeta": 2.0},
+        {"reduction": "sum"},
+    ],
+)
+def test_a_step_learns_by_the_partners_halves_and_the_anchors_labels(how: dict[str, Any]) -> None:
+    run = noisy_run(12, 4)
+    gsl = prepared(run, name="gsl", warmup=1, **how)
+    run.epoch = 1
+    gsl.clean[0], gsl.clean[1] = True, np.arange(12) >= 4  # A must take B's
+    step = gsl.loss({"a": everything(run)}, run)
+    images, texts, s = sides(run)
+    switches = {name: how[name] for name in ("domain", "centring", "negative") if name in how}
+    stars = anchor_labels(images.numpy(), texts.numpy(), gsl.clean[1], np.eye(12, dtype=bool), **switches)
+    label = torch.where(torch.from_numpy(gsl.clean[1]), 1.0, torch.from_numpy(stars))
+    assert not label.isnan().any() and (label[4:] == 1).all()
+    extra = constraint(run, 0, how.get("zeta", 1.0), how.get("eta", 0.1), how.get("inter_sign", -1))
+    if how.get("reduction") == "sum":
+        extra = extra * 12
+    expected = (triplet(s, soft_margin(label), hardest=True) + extra).mean()
+    assert step.loss.item() == pytest.approx(float(expected), rel=1e-4)
+    np.testing.assert_allclose(gsl.prediction[0], label.numpy(), rtol=1e-5)
+    assert run.forwards == [0], "its partner is not asked"
+
+
+def test_without_two_anchors_a_label_stays_or_is_a_half() -> None:
+    run = noisy_run(6, 2)
+    gsl = prepared(run, name="gsl", warmup=1)
+    run.epoch = 1
+    gsl.clean[1] = False
+    gsl.prediction[0, :2] = 0.9, 0.1
+    gsl.loss({"a": everything(run)}, run)
+    np.testing.assert_allclose(gsl.prediction[0], [0.9, 0.1, 0.5, 0.5, 0.5, 0.5])
+
+
+def test_all_clean_all_noisy_and_alone() -> None:
+    run = noisy_run(8, 2)
+    run.epoch = 1
+    for clean, label in ((True, 1.0), (False, 0.5)):
+        gsl = prepared(run, name="gsl", warmup=1)
+        gsl.clean[:] = clean
+        assert math.isfinite(gsl.loss({"a": everything(run), "b": everything(run)}, run).loss.item())
+        assert (gsl.prediction == label).all()
+    assert gsl.loss({"a": rows_from(0, 1)}, run).loss is None
+
+
+def test_a_posterior_at_the_threshold_is_noisy() -> None:
+    gsl = prepared(noisy_run(4, 0), name="gsl")
+    assert gsl.chosen(np.array([0.5, 0.51, 0.2, np.nan], np.float32)).tolist() == [False, True, False, True]
+
+
+def test_losses_that_make_no_mixture_are_told() -> None:
+    run = TwoNetworks(units(torch.ones(2, 6, 3)), units(torch.ones(2, 6, 3)))
+    gsl = prepared(run, name="gsl", warmup=1)
+    gsl.loss({"a": everything(run), "b": everything(run)}, run)
+    run.epoch = 1
+    gsl.begin_epoch(run)
+    assert gsl.clean.all()
+    assert "epoch 2: network a cannot tell clean from noisy (none: losses do not differ)" in run.said
+
+
+def test_captions_of_one_picture_are_no_anchors_for_one_another() -> None:
+    """All clean pairs but one show the noisy pair's picture: one anchor is not enough."""
+    generator = torch.Generator().manual_seed(0)
+    images, texts = units(torch.randn(2, 2, 5, 8, generator=generator))
+    run = TwoNetworks(images, texts, pictures=[0, 0, 0, 0, 1])
+    gsl = prepared(run, name="gsl", warmup=1)
+    run.epoch = 1
+    gsl.clean[1] = [False, True, True, True, True]
+    gsl.loss({"a": everything(run)}, run)
+    assert gsl.prediction[0].tolist() == [0.5, 1, 1, 1, 1]
+
+
+def test_it_says_what_it_is() -> None:
+    run = noisy_run(4, 0)
+    gsl = prepared(run, name="gsl")
+    assert run.said == [RECONSTRUCTION]
+    assert "reconstruction" in RECONSTRUCTION
+    for text in (Gsl.__doc__, Gsl.Config.__doc__, gsl.provenance):
+        assert "reconstruction" in text.lower()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path) -> None:
+    config = settings(scored, tmp_path, method={"name": "gsl", "warmup": 1}, loop__evaluate_every=2)
+    whole = train(config, quiet=True)
+    part = train(config, settings=["loop.max_steps=7"], quiet=True)
+    done = train(resume=part.folder, settings=["loop.max_steps=null"], quiet=True)
+    assert curve(done.folder) == curve(whole.folder)
+    assert same_weights(done.folder / "last-1.safetensors", whole.folder / "last-1.safetensors")
+    assert set(whole.sample_columns) == {"gsl_probability", "gsl_label"}
+    for name, values in whole.sample_columns.items():
+        assert values.shape == (160,) and np.nanmin(values) >= 0 and np.nanmax(values) <= 1
+        np.testing.assert_array_equal(done.sample_columns[name], values)

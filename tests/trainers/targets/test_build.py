@@ -1,0 +1,281 @@
+"""What all targets have in common: configuration, seeds, padding, precision, saving, classes."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.trainers.targets import (
+    TARGETS,
+    build_target,
+    concat,
+    count,
+    load_target,
+    resolve_target,
+    save_target,
+    take,
+    target_config,
+)
+from tests.trainers.runs import TARGET
+from tests.trainers.small_targets import CAPTIONS, CONFIGS, KINDS, inputs, small
+
+
+def test_every_target_is_tested_here() -> None:
+    assert {config["name"] for config in CONFIGS.values()} == set(TARGETS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shapes_and_range_of_similarities(kind: str) -> None:
+    target = small(kind)
+    images, texts = target(inputs(kind, 3), target.tokenize(["a dog", "", "zebra zebra", "two cats"]))
+    similarity = target.similarity(images, texts)
+    assert count(images) == 3 and count(texts) == 4
+    assert images["vectors"].shape == (3, target.width)
+    assert similarity.shape == (3, 4) and similarity.dtype == torch.float32
+    assert (similarity.abs() <= 1 + 1e-6).all() and similarity.std() > 0
+    torch.testing.assert_close(images["vectors"].norm(dim=1), torch.ones(3))
+    assert target(texts=target.tokenize(["a"]))[0] is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_of_texts_and_images_never_changes_a_similarity(kind: str) -> None:
+    target = small(kind)
+    images = inputs(kind, 2)
+    if kind != "clip":
+        images[0, 3:] = 0  # two of five regions are padding
+    alone = [
+        target.similarity(*target(images[i : i + 1], target.tokenize([text]))) for i in (0, 1) for text in CAPTIONS
+    ]
+    together = target.similarity(*target(images, target.tokenize(CAPTIONS)))
+    torch.testing.assert_close(together.flatten(), torch.cat(alone).flatten(), rtol=1e-5, atol=1e-6)
+    longer = torch.nn.functional.pad(target.tokenize(CAPTIONS), (0, 3))
+    torch.testing.assert_close(target.similarity(*target(images, longer)), together, rtol=1e-5, atol=1e-6)
+    if kind != "clip":
+        cut = target.similarity(*target(images[:1, :3], target.tokenize(CAPTIONS)))
+        torch.testing.assert_close(cut, together[:1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_taken_and_joined_parts_have_the_same_similarities(kind: str) -> None:
+    target = small(kind)
+    images, texts = target(inputs(kind, 4), target.tokenize(CAPTIONS))
+    whole = target.similarity(images, texts)
+    torch.testing.assert_close(target.similarity(take(images, [2, 0]), texts), whole[[2, 0]])
+    parts = [target.encode_texts(target.tokenize([caption])) for caption in CAPTIONS]  # of different lengths
+    torch.testing.assert_close(target.similarity(images, concat(parts)), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_seed_alone_decides_the_weights_and_nothing_is_drawn(kind: str) -> None:
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    one = small(kind, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    same, other = small(kind, seed=7), small(kind, seed=8)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), same.state_dict().values(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_target_comes_back_with_its_vocabulary(kind: str, tmp_path: Path) -> None:
+    target = small(kind, seed=3)
+    save_target(target, tmp_path / "target.safetensors")
+    back = load_target(tmp_path / "target.safetensors").eval()
+    assert back.config == target.config
+    tokens = target.tokenize(CAPTIONS)
+    assert torch.equal(back.tokenize(CAPTIONS), tokens)
+    images = inputs(kind)
+    assert torch.equal(back.similarity(*back(images, tokens)), target.similarity(*target(images, tokens)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_reach_every_parameter(kind: str) -> None:
+    target = small(kind).train()
+    images, texts = target(inputs(kind, 4), target.tokenize(CAPTIONS))
+    similarity = target.similarity(images, texts) * target.scale
+    torch.nn.functional.cross_entropy(similarity, torch.arange(4)).backward()
+    silent = [
+        name for name, p in target.trainable_parameters().items() if p.grad is None or not torch.isfinite(p.grad).all()
+    ]
+    assert not silent
+    moving = sum(bool(p.grad.any()) for p in target.trainable_parameters().values())
+    assert moving >= 0.8 * len(target.trainable_parameters())  # a ReLU of so small a network may be silent
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_towers_still_give_float32_similarities(kind: str) -> None:
+    target = small(kind)
+    exact = target.similarity(*target(inputs(kind), target.tokenize(CAPTIONS)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        images, texts = target(inputs(kind), target.tokenize(CAPTIONS))
+        rough = target.similarity(images, texts)
+    assert images["vectors"].dtype == rough.dtype == torch.float32
+    assert (rough - exact).abs().max() < 0.05 and torch.isfinite(rough).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_transforms_and_tokenizers_travel_to_workers(kind: str) -> None:
+    target = small(kind)
+    for part in (target.image_transform(True), target.image_transform(False), target.tokenizer):
+        assert len(pickle.dumps(part)) < 5_000_000  # without the network
+    assert torch.equal(pickle.loads(pickle.dumps(target.tokenizer))(CAPTIONS), target.tokenizer(CAPTIONS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_without_content_gives_finite_similarities(kind: str) -> None:
+    target = small(kind)
+    images = inputs(kind, 2)
+    images[0] = 0
+    similarity = target.similarity(*target(images, target.tokenize(CAPTIONS)))
+    assert torch.isfinite(similarity).all()
+    if kind.startswith("dual"):
+        assert not similarity[0].any() and similarity[1].any()
+
+
+@pytest.mark.parametrize("kind", ["clip", "dual", "sgraf"])
+def test_classes_by_prompts_are_mean_similarities(kind: str) -> None:
+    prompts = ["This is a picture of a {}.", "one {}"]
+    target = small(kind, classes=["dog", "cat", "owl"], prompts=prompts)
+    images = target.encode_images(inputs(kind))
+    sentences = [template.format(name) for name in ("dog", "cat") for template in prompts]
+    sentences += ["This is a picture of an owl.", "one owl"]
+    each = target.similarity(images, target.encode_texts(target.tokenize(sentences)))
+    expected = each.reshape(3, 3, 2).mean(dim=2)
+    torch.testing.assert_close(target.class_similarity(images), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        target.class_logits(images, target.encode_classes()), target.scale * expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_prompts_of_classes_are_in_the_vocabulary() -> None:
+    config = resolve_target({**CONFIGS["dual"], "classes": ["zebra"]}, lambda: CAPTIONS)
+    assert {"zebra", "picture"} <= set(config.vocabulary.words)  # type: ignore[attr-defined]
+
+
+def test_a_linear_head_reads_vectors_of_length_sqrt_d() -> None:
+    target = small("dual", classes=["dog", "cat"], head="linear")
+    images = target.encode_images(inputs("dual"))
+    assert target.linear is not None
+    expected = images["vectors"] * 8**0.5 @ target.linear.weight.T + target.linear.bias
+    torch.testing.assert_close(target.class_logits(images), expected)
+    assert "linear.weight" in target.trainable_parameters()
+    with pytest.raises(ConfigError, match="head"):
+        target.class_similarity(images)
+
+
+def test_class_names_from_a_file_are_written_into_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text("dog\ncat\n")
+    assert resolve_target({**CONFIGS["video"], "classes": str(file)}, lambda: CAPTIONS).classes == ("dog", "cat")
+    assert len(resolve_target({**CONFIGS["video"], "classes": "cifar10"}, lambda: CAPTIONS).classes) == 10
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"name": "clips"}, r"target\.name='clips' is unknown; use one of clip, dual"),
+    ({"name": "dual", "poling": "max"}, r"target\.poling is no setting of 'dual'; it knows .*pooling"),
+    ({"name": "dual", "pooling": "sum"}, r"target\.pooling='sum': .*'mean', 'max'"),
+    ({"name": "dual", "width": 0}, r"target\.width=0: "),
+    ({"name": "clip"}, r"target: give model, for example embedded"),
+    ({"name": "clip", "architecture": {"embed_dim": 3}}, r"target\.architecture: open_clip cannot build it"),
+    ({"name": "clip", "model": "ViT-B-33"}, r"did you mean ViT-B-32"),
+    ({"name": "clip", "architecture": {}, "pretrained": "openai"}, r"need a model's name"),
+    ({"name": "clip", "model": "embedded", "vocabulary": {"kind": "captions", "ids": [1]}}, r"use kind: full"),
+    ({"name": "dual", "augment": {"crop": [0.9, 0.1]}}, r"target\.augment\.crop.*\[0\.9, 1\.0\]"),
+    (
+        {**CONFIGS["dual"], "vocabulary": {"kind": "hashing"}, "backbone": "resnet5000"},
+        r"target\.backbone='resnet5000'",
+    ),
+    (
+        {**CONFIGS["dual"], "vocabulary": {"kind": "hashing"}, "backbone": "resnet18", "backbone_weights": "none.pth"},
+        r"target\.backbone_weights='none\.pth': no such file",
+    ),
+    ({**CONFIGS["dual-transformer"], "vocabulary": {"words": ["a"]}, "heads": 3}, r"target\.heads=3 does not divide"),
+    (
+        {**CONFIGS["dual"], "vocabulary": {"words": ["a"]}, "classes": "no-such-file.txt"},
+        r"target\.classes='no-such-file",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), MISTAKES)
+def test_a_configuration_that_cannot_work_says_why_in_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_target(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_sentences_about_classes_come_along(tmp_path: Path) -> None:
+    """A .json of classes in the shape of CuPL's files: its sentences are prompts too, also once names are written out."""
+    file = tmp_path / "classes.json"
+    file.write_text(json.dumps({"dog": ["A dog barks.", "A dog has a tail."], "cat": ["A cat purrs."]}))
+    resolved = resolve_target({**CONFIGS["clip"], "classes": str(file), "prompts": ["a {}"]}, lambda: CAPTIONS)
+    assert resolved.classes == ("dog", "cat")
+    wanted = (("a dog", "A dog barks.", "A dog has a tail."), ("a cat", "A cat purrs."))
+    target = build_target(type(resolved).model_validate(resolved.model_dump(mode="json")))
+    assert target.classes is not None and target.classes.prompts == wanted
+    with pytest.raises(ConfigError, match=r"target.descriptions are of 1 classes, and target.classes has 2"):
+        build_target(
+            {**CONFIGS["dual"], "vocabulary": {"kind": "hashing"}, "classes": ["a", "b"], "descriptions": [["x"]]}
+        )
+
+
+def test_classification_without_classes_says_what_to_give() -> None:
+    target = small("dual")
+    with pytest.raises(ConfigError, match=r"target\.classes: none were given"):
+        target.class_logits(target.encode_images(inputs("dual")))
+
+
+def test_a_file_that_is_no_target_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="no trained weights"):
+        load_target(tmp_path / "x.safetensors")
+
+
+def test_a_checked_configuration_passes_through() -> None:
+    config = target_config(CONFIGS["sgraf"])
+    assert target_config(config) is config
+    assert target_config(copy.deepcopy(CONFIGS["sgraf"])) == config
+
+
+# --- classes that stand for themselves -----------------------------------------------------------------------------------
+
+
+def fixed_classes(folder: Path, width: int = 16) -> tuple[Path, Anchors]:
+    vectors = np.random.default_rng(0).standard_normal((4, width)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    anchors = Anchors(("cat", "dog", "bird"), vectors, np.array([0, 1, 1, 2]))
+    anchors.save(folder / "anchors.safetensors")
+    return folder / "anchors.safetensors", anchors
+
+
+def test_vectors_of_a_table_stand_for_the_classes_and_are_saved_with_the_weights(tmp_path: Path) -> None:
+    file, anchors = fixed_classes(tmp_path)
+    words = {"kind": "captions", "ids": [49406, 49407, 320]}
+    config = {**TARGET, "vocabulary": words, "classes": ("cat", "dog", "bird"), "anchors": str(file)}
+    target = build_target(config)
+    images = {"vectors": torch.nn.functional.normalize(torch.randn(5, 16), dim=1)}
+    cosines = images["vectors"].numpy() @ anchors.embeddings.T
+    wanted = np.stack([cosines[:, 0], cosines[:, 1:3].mean(axis=1), cosines[:, 3]], axis=1)
+    np.testing.assert_allclose(target.class_similarity(images).detach().numpy(), wanted, atol=1e-6)
+    save_target(target, tmp_path / "saved.safetensors")
+    file.unlink()
+    again = load_target(tmp_path / "saved.safetensors")
+    torch.testing.assert_close(again.class_logits(images), target.class_logits(images), rtol=0, atol=0)
+
+
+def test_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    file, _ = fixed_classes(tmp_path, width=8)
+    words = {"kind": "captions", "ids": [49406, 49407, 320]}
+    config = {**TARGET, "vocabulary": words, "classes": ("cat", "dog", "bird")}
+    with pytest.raises(ConfigError, match="3 classes in 8 numbers, and the target has 3 in 16"):
+        build_target({**config, "anchors": str(file)})
+    with pytest.raises(ConfigError, match="no such file"):
+        build_target({**config, "anchors": str(tmp_path / "none")})

@@ -1,0 +1,52 @@
+"""What training and evaluation do to pictures."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.trainers.targets.pictures import Augment, PictureTransform, pixel_scaling
+
+PLAIN = Preprocess(size=16)
+
+
+def gradient(width: int = 40, height: int = 30) -> Image.Image:
+    rows = np.linspace(0, 255, width, dtype=np.uint8)
+    return Image.fromarray(np.stack([np.tile(rows, (height, 1))] * 3, -1))
+
+
+def test_evaluation_is_the_estimators_preprocessing() -> None:
+    pixels = PictureTransform(PLAIN)(gradient())
+    assert pixels.dtype == torch.uint8
+    assert np.array_equal(pixels.numpy(), PLAIN(gradient()).transpose(2, 0, 1))
+    mean, std = pixel_scaling(PLAIN)
+    expected = (PLAIN(gradient()).astype(np.float64) / 255 - np.array(PLAIN.mean)) / np.array(PLAIN.std)
+    np.testing.assert_allclose(((pixels - mean) / std)[0].numpy(), expected.transpose(2, 0, 1), atol=1e-5)
+
+
+def test_training_without_chance_is_evaluation() -> None:
+    still = PictureTransform(PLAIN, Augment(crop=None))
+    assert still.deterministic and not PictureTransform(PLAIN, Augment()).deterministic
+    assert torch.equal(still(gradient()), PictureTransform(PLAIN)(gradient()))
+
+
+def test_the_same_generator_gives_the_same_picture() -> None:
+    how = PictureTransform(PLAIN, Augment(crop=(0.3, 1), flip=0.5))
+    pictures = [how(gradient(), np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(pictures[0], pictures[1]) and not torch.equal(pictures[0], pictures[2])
+    assert pictures[0].shape == (3, 16, 16)
+
+
+def test_flip_mirrors() -> None:
+    straight, mirrored = (PictureTransform(PLAIN, Augment(crop=None, flip=flip))(gradient()) for flip in (0, 1))
+    assert torch.equal(mirrored, straight.flip(-1)) and not torch.equal(mirrored, straight)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"crop": (0.0, 1.0)}, "two shares of the area"), ({"flip": 2}, "flip")]
+)
+def test_settings_that_cannot_work(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Augment.model_validate(wrong)

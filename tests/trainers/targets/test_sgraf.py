@@ -1,0 +1,166 @@
+"""SGR and SAF against an independent loop over pairs and words, hand-worked cases and finite differences."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from noisegate.trainers.targets import Encoded
+from noisegate.trainers.targets.sgraf import SAF, SGR, SelfPool, Sgraf, attend, similarity_vector
+from tests.trainers.small_targets import CAPTIONS, inputs, small
+
+
+def encoded(parts: list[list[list[float]]]) -> Encoded:
+    tensor = torch.nn.functional.normalize(torch.tensor(parts), dim=-1)
+    return {"vectors": tensor[:, 0], "parts": tensor, "mask": torch.ones(tensor.shape[:2], dtype=torch.bool)}
+
+
+def test_similarity_vector_of_equal_vectors_is_zero() -> None:
+    x = torch.tensor([0.6, 0.8])
+    assert similarity_vector(x, x, torch.eye(2)).tolist() == [0.0, 0.0]
+
+
+def test_saf_with_one_word_by_hand() -> None:
+    saf = SAF(2)
+    with torch.no_grad():
+        saf.score.weight.copy_(torch.tensor([[math.log(3.0), 0.0]]))
+        saf.score.bias.zero_()
+    # gates σ(ln 3) = 3/4 and σ(0) = 1/2: weights .6 and .4 of (1, 0) and (0, 1), then unit length
+    nodes = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    found = saf(nodes, torch.tensor([True, True]))
+    assert found.tolist() == pytest.approx([0.6 / math.hypot(0.6, 0.4), 0.4 / math.hypot(0.6, 0.4)], abs=1e-6)
+    assert saf(nodes, torch.tensor([True, False])).tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_sgr_with_one_step_by_hand() -> None:
+    sgr = SGR(2, 1)
+    with torch.no_grad():
+        for layer in (sgr.incoming[0], sgr.outgoing[0], sgr.renew[0]):
+            layer.weight.copy_(torch.eye(2))
+            layer.bias.zero_()
+    nodes = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    # the global node's affinities are 1 and 0: edges e/(e+1) and 1/(e+1)
+    e = math.e
+    assert sgr(nodes, torch.tensor([True, True])).tolist() == pytest.approx([e / (e + 1), 2 / (e + 1)], rel=1e-6)
+    assert sgr(nodes, torch.tensor([True, False])).tolist() == pytest.approx([1.0, 0.0])
+
+
+def test_a_word_sees_the_region_it_resembles() -> None:
+    images, texts = encoded([[[1.0, 0.0], [0.0, 1.0]]]), encoded([[[1.0, 0.0]]])
+    # cosines 1 and 0; over one word each is divided by its own size: 1 and 0; softmax at 9
+    weight = math.exp(9) / (math.exp(9) + 1)
+    assert attend(images, texts, 9.0)[0, 0, 0].tolist() == pytest.approx([weight, 1 - weight], rel=1e-5)
+
+
+def test_global_vector_without_preference_is_the_mean_direction() -> None:
+    pool = SelfPool(2)
+    with torch.no_grad():
+        pool.score.weight.zero_()
+    parts = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]])
+    mask = torch.tensor([[True, True, False]])
+    assert pool(parts, mask)[0].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
+
+
+def by_loops(target: Sgraf, images: Encoded, texts: Encoded) -> np.ndarray[Any, Any]:
+    """The equations of the appendix, one pair and one word at a time, in float64 numpy."""
+
+    def array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        return tensor.detach().double().numpy()
+
+    def linear(layer: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return array(layer.weight) @ x + (array(layer.bias) if layer.bias is not None else 0)
+
+    def unit(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x / np.linalg.norm(x)
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + np.exp(-x))
+
+    result = np.zeros((len(images["vectors"]), len(texts["vectors"])))
+    for i in range(len(result)):
+        regions = [array(p) for p, real in zip(images["parts"][i], images["mask"][i], strict=True) if real]
+        for t in range(result.shape[1]):
+            words = [array(p) for p, real in zip(texts["parts"][t], texts["mask"][t], strict=True) if real]
+            c = np.array([[v @ w for w in words] for v in regions])
+            c = np.where(c > 0, c, 0.1 * c)
+            c = c / np.sqrt((c**2).sum(axis=1, keepdims=True))
+            alpha = np.exp(target.config.sharpness * c)
+            alpha = alpha / alpha.sum(axis=0)
+            seen = [sum(alpha[k, j] * regions[k] for k in range(len(regions))) for j in range(len(words))]
+            scores = []
+            for kind, matcher in target.matchers.items():
+                nodes = [
+                    unit(linear(matcher.of_wholes, (array(images["vectors"][i]) - array(texts["vectors"][t])) ** 2))
+                ]
+                nodes += [unit(linear(matcher.of_words, (a - w) ** 2)) for a, w in zip(seen, words, strict=True)]
+                if kind == "sgr":
+                    for step in range(target.config.steps):
+                        into = [linear(matcher.combine.incoming[step], s) for s in nodes]
+                        out = [linear(matcher.combine.outgoing[step], s) for s in nodes]
+                        renewed = []
+                        for p in range(len(nodes)):
+                            e = np.exp([into[p] @ out[q] for q in range(len(nodes))])
+                            mixed = sum(weight * s for weight, s in zip(e / e.sum(), nodes, strict=True))
+                            renewed.append(np.maximum(0, linear(matcher.combine.renew[step], mixed)))
+                        nodes = renewed
+                    final = nodes[0]
+                else:
+                    gates = np.array([sigmoid(linear(matcher.combine.score, s)[0]) for s in nodes])
+                    final = unit(sum(g * s for g, s in zip(gates / gates.sum(), nodes, strict=True)))
+                scores.append(sigmoid(linear(matcher.last, final)[0]))
+            result[i, t] = np.mean(scores)
+    return result
+
+
+@pytest.mark.parametrize("module", ["sgr", "saf", "sgraf"])
+def test_similarities_agree_with_loops_over_pairs_and_words(module: str) -> None:
+    target = small("sgraf", seed=2, module=module)
+    images = inputs("sgraf", 3)
+    images[1, 2:] = 0
+    sides = target(images, target.tokenize(CAPTIONS))
+    np.testing.assert_allclose(target.similarity(*sides).detach(), by_loops(target, *sides), rtol=1e-5, atol=1e-6)
+
+
+def test_sgraf_is_the_mean_of_its_two_matchers() -> None:
+    target = small("sgraf")
+    images, texts = target(inputs("sgraf"), target.tokenize(CAPTIONS))
+    seen = attend(images, texts, target.config.sharpness)
+    each = [matcher(images, texts, seen) for matcher in target.matchers.values()]
+    assert len(each) == 2
+    torch.testing.assert_close(target.similarity(images, texts), (each[0] + each[1]) / 2)
+
+
+@pytest.mark.parametrize("block", [1, 150, 10_000])
+def test_blocks_change_memory_and_nothing_else(block: int) -> None:
+    whole, cut = small("sgraf"), small("sgraf", block=block)
+    images, texts = whole(inputs("sgraf", 5), whole.tokenize(CAPTIONS))
+    torch.testing.assert_close(cut.similarity(images, texts), whole.similarity(images, texts), rtol=1e-5, atol=1e-6)
+
+
+def test_recomputed_blocks_have_the_same_gradient() -> None:
+    gradients = []
+    for recompute in (False, True):
+        target = small("sgraf", block=100, recompute=recompute)
+        images, texts = target(inputs("sgraf"), target.tokenize(CAPTIONS))
+        target.similarity(images, texts).square().sum().backward()
+        gradients.append([p.grad for p in target.parameters()])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("module", ["sgr", "saf"])
+def test_matching_has_the_gradient_of_finite_differences(module: str) -> None:
+    target = small("sgraf", seed=1, module=module, width=3, similarity_width=3)
+    texts = target.encode_texts(target.tokenize(["a dog"]))
+    texts = {name: t.detach() for name, t in texts.items()}
+    images = {name: t.detach() for name, t in target.encode_images(inputs("sgraf", 1)).items()}
+    parts = images["parts"].clone().requires_grad_()
+    target.similarity({**images, "parts": parts}, texts).sum().backward()
+    assert parts.grad is not None
+    for place in [(0, 0, 0), (0, 3, 2), (0, 4, 1)]:
+        moved = [images["parts"].clone() for _ in range(2)]
+        moved[0][place] += 1e-2
+        moved[1][place] -= 1e-2
+        above, below = (by_loops(target, {**images, "parts": m}, texts)[0, 0] for m in moved)
+        assert (above - below) / 2e-2 == pytest.approx(float(parts.grad[place]), rel=0.02, abs=1e-5)

@@ -1,0 +1,235 @@
+"""`noisegate bench`: methods side by side on the same data, noise and seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from noisegate.pipeline.cli.output import JsonOption, Output, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from noisegate.trainers.bench.cells import CellResult
+
+__all__ = ["register"]
+
+PAPERS = "Data sets of the papers"
+Number = TypeVar("Number", int, float)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench", no_args_is_help=True)(bench)
+
+
+def bench(
+    preset: Annotated[
+        list[str],
+        typer.Option(
+            "--preset",
+            "-p",
+            help="scenes-retrieval, scenes-classification, scenes-image-retrieval, scenes for all of them, or a data set of "
+            "the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, animal10n, cars98n, "
+            "msrvtt; or a YAML file of your own that changes a preset of scenes; repeatable.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for data, cells and tables.")] = Path("bench"),
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, two rates, little data: minutes.")] = False,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Such as baseline,osa,oracle (default: the preset's).")
+    ] = None,
+    rates: Annotated[str | None, typer.Option("--rates", help="Noise rates, such as 0,0.4.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Such as 0,1,2.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Cells at once (default: one per processor; 1 for the papers').")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Shards of the data set, as noisegate convert makes them.", rich_help_panel=PAPERS),
+    ] = None,
+    setup: Annotated[
+        str | None,
+        typer.Option("--setup", help="Such as clip or regions (default: the first).", rich_help_panel=PAPERS),
+    ] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            "--estimator", help="Model for the weight tables, in place of the preset's.", rich_help_panel=PAPERS
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of every run, such as loop.epochs=1.", rich_help_panel=PAPERS),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train every method at every noise rate with every seed, and put the results into one table.
+
+    [cyan]noisegate bench --preset scenes-retrieval --quick[/]
+
+    [cyan]noisegate bench --preset scenes --out bench[/]
+
+    [cyan]noisegate bench --preset flickr30k --data flickr-shards --setup clip --seeds 0,1,2[/]
+
+    A cell that is done is kept: stop it whenever you like, and run the same command again. `oracle` is training on the
+    samples that are right in truth, the best that any table could do. All methods make the same number of updates; with
+    @passes, as oracle@passes, as many passes over the samples they train on. On a data set of the papers, each method has
+    the settings of its paper, and the paper's figures stand beside ours.
+
+    A preset of your own says what it changes, such as [cyan]base: scenes-retrieval[/] and [cyan]settings: {lnc@mine: {method:
+    {warmup: 2}}}[/] in mine.yaml: [cyan]noisegate bench --preset mine.yaml --methods lnc,lnc@mine[/]
+    """
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.system.extras import require_extra
+
+    require_extra("trainers", "noisegate bench")
+    from noisegate.trainers.bench.paper_figures import paper_presets
+    from noisegate.trainers.bench.preset import preset_names
+
+    output = Output(as_json)
+    names = presets_of(preset, preset_names(), paper_presets())
+    wanted = Wanted(
+        None if methods is None else [word.strip() for word in methods.split(",")],
+        numbers(rates, float, "--rates"),
+        numbers(seeds, int, "--seeds"),
+        jobs,
+    )
+    papers = [name for name in names if name in paper_presets()]
+    for name, value in (("--data", data), ("--setup", setup), ("--estimator", estimator), ("--set", settings)):
+        if value and not papers:
+            raise ConfigError(f"{name} is for data sets of the papers, such as --preset flickr30k; leave it out")
+    if papers and data is None:
+        raise ConfigError(f"--preset {papers[0]} needs its shards; give their folder, for example --data {papers[0]}")
+    if papers and quick:
+        raise ConfigError(
+            "--quick is for drawn scenes; use for example --set loop.max_steps=100 --methods baseline,osa"
+        )
+    results = {}
+    for name in names:
+        if name in papers:
+            assert data is not None
+            results[name] = bench_paper(name, wanted, data, out, setup, estimator, settings or [], output)
+        else:
+            results[name] = bench_scenes(name, wanted, out, quick, output)
+    output.result(results)
+
+
+def presets_of(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
+    """The presets asked for, each once; raises ConfigError with the nearest of all there are.
+
+    >>> presets_of(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
+    ['scenes-a', 'scenes-b', 'coco']
+    """
+    from noisegate.pipeline.errors import ConfigError, did_you_mean
+    from noisegate.trainers.bench.preset import is_file_name
+
+    known = [*scenes, "scenes", *papers]
+    for name in given:
+        if name not in known and not is_file_name(name):
+            raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
+    return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for in place of the preset's; None leaves it."""
+
+    methods: list[str] | None
+    rates: list[float] | None
+    seeds: list[int] | None
+    jobs: int | None
+
+
+def bench_scenes(name: str, wanted: Wanted, out: Path, quick: bool, output: Output) -> dict[str, Any]:
+    """Run a preset of drawn scenes, write its tables and show them."""
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.trainers.bench.preset import check_methods, load_preset
+    from noisegate.trainers.bench.runner import run_bench
+    from noisegate.trainers.bench.tables import figure_of, to_json, to_markdown, write_tables
+    from noisegate.trainers.methods import METHODS
+
+    found = load_preset(name)
+    found = (found.quickly() if quick else found).changed(
+        methods=wanted.methods, rates=wanted.rates, seeds=wanted.seeds
+    )
+    check_methods(found, list(METHODS))
+    place = out / "quick" if quick else out
+    result = run_bench(
+        found,
+        place,
+        jobs=wanted.jobs or 0,
+        note=lambda text: output.tell(escape(text)),
+        progress=teller(output, found.figure.name, found.figure.divide),
+    )
+    files = write_tables(result, place)
+    output.say(escape(to_markdown(result)))
+    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
+    if all(figure_of(result, cell) is None for cell in result.cells):
+        raise ConfigError(f"preset {name}: every cell failed, the first with: {result.cells[0].error}")
+    return to_json(result)
+
+
+def bench_paper(
+    name: str,
+    wanted: Wanted,
+    data: Path,
+    out: Path,
+    setup: str | None,
+    estimator: str | None,
+    settings: list[str],
+    output: Output,
+) -> dict[str, Any]:
+    """Run a data set of the papers, write its tables and show them."""
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.trainers.bench.paper_bench import paper_json, paper_markdown, run_paper_bench, write_paper_tables
+    from noisegate.trainers.bench.paper_figures import load_paper_preset
+    from noisegate.trainers.config import read_config
+
+    found = load_paper_preset(name)
+    result = run_paper_bench(
+        found,
+        setup or next(iter(found.setups)),
+        data,
+        out,
+        methods=wanted.methods,
+        rates=wanted.rates,
+        seeds=wanted.seeds or (0,),
+        settings=read_config(settings=settings),
+        estimator=estimator,
+        jobs=wanted.jobs or 1,
+        note=lambda text: output.tell(escape(text)),
+        progress=teller(output, {"retrieval": "rsum", "classification": "accuracy"}.get(found.task, "map_at_r"), 1.0),
+    )
+    files = write_paper_tables(result, out)
+    output.say(escape(paper_markdown(result)))
+    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
+    every = [cell for cells in result.cells.values() for cell in cells]
+    if all(cell.error is not None for cell in every):
+        raise ConfigError(f"preset {name}: every cell failed, the first with: {every[0].error}")
+    return paper_json(result)
+
+
+def teller(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
+    """A line for every cell that is done."""
+
+    def tell(result: CellResult, done: int, total: int) -> None:
+        value = result.figures.get(figure)
+        shown = result.error if value is None else f"{value / divide:.1f}"
+        what = f"{result.method} at {100 * result.rate:g} % noise, seed {result.seed}"
+        output.tell(f"{done}/{total} {what}: {escape(str(shown))}")
+
+    return tell
+
+
+def numbers(text: str | None, kind: type[Number], setting: str) -> list[Number] | None:
+    """A list such as 0,0.4; raises ConfigError where it is none."""
+    from noisegate.pipeline.errors import ConfigError
+
+    try:
+        return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{setting} {text!r} is no list of numbers; use for example 0,1") from error

@@ -1,0 +1,194 @@
+"""`noisegate train` and `noisegate evaluate-model`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from noisegate.pipeline.cli.output import JsonOption, Output, escape, program
+
+if TYPE_CHECKING:
+    from noisegate.trainers.train import TrainResult
+
+__all__ = ["register"]
+
+DATA, TRAINING = "Data", "Training"
+TARGETS = ("clip", "dual", "sgraf", "video")
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", help="Any setting, such as optimizer.lr=1e-4; may be given several times.", show_default=False
+    ),
+]
+
+
+def _option(name: str, help: str, panel: str | None = None, *more: str) -> Any:
+    return typer.Option(name, *more, help=help, show_default=False, rich_help_panel=panel)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", no_args_is_help=True)(train)
+    app.command("evaluate-model", no_args_is_help=True)(evaluate_model)
+
+
+def train(
+    config: Annotated[Path | None, _option("--config", "YAML file with settings; flags change it.", None, "-c")] = None,
+    method: Annotated[
+        str | None, _option("--method", "baseline, select, osa, ncr, lnc, gsl, crcl, tango, ssr or dividemix.")
+    ] = None,
+    shards: Annotated[
+        list[str] | None, _option("--shards", "Training shards (default: those of the table).", DATA)
+    ] = None,
+    table: Annotated[Path | None, _option("--table", "Folder that noisegate annotate wrote.", DATA, "-t")] = None,
+    eval_shards: Annotated[list[str] | None, _option("--eval-shards", "Held-out shards to measure on.", DATA)] = None,
+    target: Annotated[
+        str | None,
+        _option("--target", "clip, dual, sgraf, video, or a CLIP of open_clip: embedded, ViT-B-32, local-dir:FOLDER."),
+    ] = None,
+    pretrained: Annotated[
+        str | None, _option("--pretrained", "Tag or checkpoint file of the CLIP.", None, "-p")
+    ] = None,
+    task: Annotated[str | None, _option("--task", "retrieval, classification or image_retrieval.")] = None,
+    classes: Annotated[
+        str | None, _option("--classes", "Class names for classification: a file or a built-in list.")
+    ] = None,
+    out: Annotated[Path | None, _option("--out", "Folder for numbered runs (default: runs).", None, "-o")] = None,
+    epochs: Annotated[int | None, _option("--epochs", "loop.epochs", TRAINING)] = None,
+    batch_size: Annotated[int | None, _option("--batch-size", "data.batch_size, of all devices.", TRAINING)] = None,
+    learning_rate: Annotated[float | None, _option("--lr", "optimizer.lr", TRAINING)] = None,
+    device: Annotated[str | None, _option("--device", "auto, cpu, cuda or mps.", TRAINING)] = None,
+    workers: Annotated[int | None, _option("--workers", "Decoding processes per device.", DATA, "-w")] = None,
+    seed: Annotated[int | None, _option("--seed", "Of everything random.", TRAINING)] = None,
+    settings: Settings = None,
+    resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Optimiser, batch size and epochs of the method's paper (crcl, tango).")
+    ] = False,
+    write_table: Annotated[
+        Path | None, _option("--write-table", "New folder for weight tables of what the method learnt of each sample.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a network against a weight table, so that wrong pairs count little or nothing.
+
+    [cyan]noisegate train --method osa --table tables --target ViT-B-32 --pretrained openai --eval-shards 'held-out/*.tar'[/]
+
+    [cyan]noisegate train --config train.yaml --set optimizer.lr=1e-4 --set loop.epochs=10[/]
+
+    [cyan]noisegate train --resume runs/001-osa[/]
+
+    Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
+    ncr, lnc, gsl (two networks that divide the data for one another) and crcl (soft labels by momentum, in pieces); for
+    classes tango (labels refined by text anchors and neighbours), ssr and dividemix.
+
+    Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
+    --resume needs. Stop it with Ctrl-C whenever you like.
+    """
+    from noisegate.pipeline.errors import StoppedError
+    from noisegate.pipeline.system.extras import require_extra
+
+    require_extra("trainers", "noisegate train")
+    from noisegate.trainers.train import train as run
+
+    flags = {
+        "method.name": method, "data.shards": shards, "data.table": table, "data.eval_shards": eval_shards,
+        "task.name": task, "target.classes": classes, "target.pretrained": pretrained, "out": out, "loop.epochs": epochs,
+        "data.batch_size": batch_size, "optimizer.lr": learning_rate, "loop.device": device, "data.workers": workers,
+        "seed": seed, **_target(target),
+    }  # fmt: skip
+    given = {
+        name: str(value) if isinstance(value, Path) else value for name, value in flags.items() if value is not None
+    }
+    source: Path | dict[str, Any] | None = config
+    if paper and resume is None:
+        from noisegate.trainers.config import read_config
+        from noisegate.trainers.paper_settings import with_paper_settings
+
+        source, settings, given = with_paper_settings(read_config(config, settings or (), given)), None, {}
+    if write_table is not None:
+        from noisegate.trainers.config import read_config
+        from noisegate.trainers.loop.run_folder import TrainFolder
+        from noisegate.trainers.write_table import check_write_table
+
+        values = TrainFolder(resume).read_config() if resume else read_config(source, settings or (), given)
+        check_write_table(write_table, str(values.get("method", {}).get("name", "baseline")))
+    result = run(source, settings=settings or (), flags=given, resume=resume, quiet=quiet)
+    if result.rank:
+        return
+    if result.stopped:
+        raise StoppedError(f"saved; go on with: {program('train', '--resume', str(result.folder))}")
+    if write_table is not None:
+        from noisegate.trainers.write_table import write_table as write
+
+        write(result, write_table)
+    _print_result(result, Output(as_json), write_table)
+
+
+def _target(name: str | None) -> dict[str, str]:
+    """A target by its own name, or a model of open_clip by its name there."""
+    if name is None or name in TARGETS:
+        return {} if name is None else {"target.name": name}
+    return {"target.name": "clip", "target.model": name}
+
+
+def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:
+    rows = [(name, _shown(name, value), _shown(name, result.last[name])) for name, value in result.best.items()]
+    from noisegate.trainers.loop.logs import counted
+
+    done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
+    title = f"{result.method}, {result.task}: {result.over}, {done}, {skipped} skipped"
+    output.say(title if rows else f"{title}; nothing was measured")
+    if rows:
+        output.table("", rows, ("", f"best (epoch {result.best_epoch})", "last"))
+    output.say(f"Run: [cyan]{escape(str(result.folder))}[/]")
+    if tables is not None:
+        output.say(f"Tables: [cyan]{escape(str(tables))}[/]")
+    command = program("evaluate-model", str(result.folder), "--shards", "SHARDS")
+    output.say(f"Next: [cyan]{escape(command)}[/]")
+    written = {} if tables is None else {"tables": str(tables)}
+    output.result({**result.to_dict(), **written, "next": command})
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:,.0f}" if name in ("images", "captions", "samples") else f"{value:.2f}"
+
+
+def evaluate_model(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or a weights file of one.", show_default=False)],
+    shards: Annotated[list[str] | None, _option("--shards", "Held-out shards (default: those of the run).")] = None,
+    which: Annotated[str, typer.Option("--which", help="best or last weights of the run.")] = "best",
+    task: Annotated[
+        str | None, _option("--task", "retrieval, classification or image_retrieval (default: the run's).")
+    ] = None,
+    folds: Annotated[
+        int, typer.Option("--folds", min=1, help="Retrieval: also the mean over so many parts (COCO 1K: 5).")
+    ] = 1,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a trained network on held-out shards.
+
+    [cyan]noisegate evaluate-model runs/001-osa --shards 'held-out/*.tar'[/]
+
+    [cyan]noisegate evaluate-model runs/001-osa/last.safetensors --shards 'coco-test/*.tar' --folds 5[/]
+
+    Retrieval: recall at 1, 5 and 10 both ways and their sum; rows with the same picture are one picture with several
+    captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.
+    """
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.system.extras import require_extra
+
+    require_extra("trainers", "noisegate evaluate-model")
+    from noisegate.trainers.evaluate import evaluate_model as run
+
+    if which not in ("best", "last"):
+        raise ConfigError(f"which {which!r} is unknown; use best or last")
+    settings = {"task": {"options": {"folds": folds}}} if folds > 1 else None
+    output = Output(as_json)
+    with output.working(f"measuring {source}"):
+        found = run(source, shards or None, which=which, task=task, device=device, settings=settings)
+    output.say(f"Weights: [cyan]{escape(', '.join(found.weights))}[/]")
+    output.table(found.task, [(name, _shown(name, value)) for name, value in found.figures.items()])
+    output.result(found.to_dict())

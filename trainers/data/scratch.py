@@ -1,0 +1,55 @@
+"""Temporary folders that do not pile up: what a killed process left behind goes when the next one makes its own."""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from pathlib import Path
+
+from noisegate.pipeline.errors import NoisegateError
+from noisegate.pipeline.runs.lock import folder_lock
+
+__all__ = ["ScratchFolder", "clear_abandoned"]
+
+PREFIX = "noisegate-"
+
+
+class ScratchFolder:
+    """A new folder below the system's temporary one; it goes with this object, at the latest with the interpreter.
+
+    It is locked meanwhile, which ends with the process however that ends: so others know that nobody uses it any more.
+    """
+
+    def __init__(self, purpose: str = "data", within: Path | None = None) -> None:
+        within = within or Path(tempfile.gettempdir())
+        clear_abandoned(within)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=within))
+        held = contextlib.ExitStack()
+        with contextlib.suppress(NoisegateError):  # a disk without locks: it is then never taken for abandoned
+            held.enter_context(folder_lock(self.path))
+        self._end = weakref.finalize(self, _remove, self.path, held)
+
+    def remove(self) -> None:
+        self._end()
+
+
+def clear_abandoned(within: Path) -> None:
+    """Delete this user's scratch folders whose process is gone."""
+    for folder in within.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError, NoisegateError):  # another was faster, or it is locked and so in use
+            if _is_own(folder) and (folder / "_lock").stat().st_size:  # empty: its process has only just made it
+                with folder_lock(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """No link and no folder of others: anybody may put things where temporary files are."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and (os.name == "nt" or found.st_uid == os.getuid())
+
+
+def _remove(folder: Path, held: contextlib.ExitStack) -> None:
+    held.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,234 @@
+"""A run as methods see it: networks that encode, batches of all ranks as one, passes over all data (`methods.Run`)."""
+
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.trainers.config import TrainConfig
+from noisegate.trainers.data import Batch, WeightedShards
+from noisegate.trainers.data.batch import map_tensors
+from noisegate.trainers.methods import Method, Seen
+from noisegate.trainers.targets import Encoded, Target, build_target, gather, gather_tensor
+
+from .logs import counted
+
+__all__ = ["PICTURE", "Running", "StepModule", "Work", "network_seed", "trimmed"]
+
+PICTURE = "image_sha256"
+"""the field by which pictures are told apart"""
+Array = NDArray[Any]
+
+
+def network_seed(seed: int, network: int, restarts: int = 0) -> int:
+    """Of a network's first weights: another for each network and each restart."""
+    return seed + 1_000 * network + 1_000_000 * restarts
+
+
+class Running:
+    """What the loop hands to a method. `restarts` and the course of the learning rate are part of the checkpoint."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        networks: Sequence[Target],
+        data: WeightedShards,
+        device: torch.device,
+        world: int,
+        note: Callable[[str], None],
+    ) -> None:
+        self.task: str = config.task.name
+        self.seed = config.seed
+        self.epoch = self.step = self.batch = 0
+        self.total_rows = data.total_rows
+        self.stems = [stem for stem, _ in data.row_keys()]
+        self.device = device
+        self.table: Path | None = config.data.table
+        self.networks, self.data = networks, data
+        self.restarts = 0
+        self.on_restart: Callable[[int], None] = lambda epochs: None
+        self._config, self._world = config, world
+        self._note = note
+        self._pass: WeightedShards | None = None
+
+    # --- a step -----------------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, network: int = 0) -> Seen:
+        return self._seen(self.on_device(batch), network, alone=False)
+
+    def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
+        return self.networks[network].encode_images(images.to(self.device, non_blocking=True))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return gather_tensor(rows.to(self.device)) if self._world > 1 else rows
+
+    def on_device(self, batch: Batch) -> Batch:
+        self._check_labels(batch)
+        return batch.to(self.device, non_blocking=True)
+
+    def network(self, network: int = 0) -> Target:
+        return self.networks[network]
+
+    def random(self, purpose: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.epoch, self.batch, zlib.crc32(purpose.encode())])
+
+    def note(self, text: str) -> None:
+        self._note(text)
+
+    # --- all data ---------------------------------------------------------------------------------------------------------
+
+    def column(self, name: str) -> Array:
+        return self.data.column(name)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """Another once the tables have changed."""
+        return self.data.digest()
+
+    def row_mean(self, values: Array) -> float:
+        return float(np.nan_to_num(values[self.data.ok_rows()].astype(np.float64), nan=0.0).mean())
+
+    @torch.no_grad()
+    def measure(
+        self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
+    ) -> dict[str, Array]:
+        return self._measured(lambda seen, _: function(seen), [network], texts)[0]
+
+    @torch.no_grad()
+    def measure_each(
+        self, function: Callable[[Seen, int], Mapping[str, Tensor]], *, texts: bool = True
+    ) -> list[dict[str, Array]]:
+        return self._measured(function, range(len(self.networks)), texts)
+
+    def _measured(
+        self, function: Callable[[Seen, int], Mapping[str, Tensor]], networks: Sequence[int], texts: bool
+    ) -> list[dict[str, Array]]:
+        """Each rank passes over everything by itself, so that no rank waits for a short last batch of another."""
+        targets = [self.networks[network] for network in networks]
+        if self._pass is None:
+            self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, drop_last=False)
+        self._pass.load_state_dict({"epoch": self.epoch, "batch": 0})
+        were_training = [target.training for target in targets]
+        for target in targets:
+            target.eval()
+        found: list[dict[str, Array]] = [{} for _ in networks]
+        for batch in self._pass:
+            there = self.on_device(batch if texts else replace(batch, texts=None))
+            for network, arrays in zip(networks, found, strict=True):
+                for name, values in function(self._seen(there, network, alone=True, classes=texts), network).items():
+                    array = values.detach().float().cpu().numpy()
+                    if name not in arrays:
+                        arrays[name] = np.full((self.total_rows, *array.shape[1:]), np.nan, np.float32)
+                    arrays[name][batch.rows.numpy()] = array
+        for target, was_training in zip(targets, were_training, strict=True):
+            target.train(was_training)
+        return found
+
+    def restart(self, epochs: int) -> None:
+        self.restarts += 1
+        for i, network in enumerate(self.networks):
+            fresh = build_target(network.config, seed=network_seed(self.seed, i, self.restarts))
+            network.load_state_dict(fresh.state_dict())
+        self.on_restart(epochs)
+
+    def close(self) -> None:
+        """End the workers of passes."""
+        if self._pass is not None:
+            self._pass.close()
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _check_labels(self, batch: Batch) -> None:
+        """Raises ConfigError for a label without a class, while the batch is still where looking costs nothing."""
+        classes = self.networks[0].classes if self.task == "classification" else None
+        if classes is None or batch.labels is None or batch.labels.is_cuda or not len(batch):
+            return
+        at = int(batch.labels.argmax())
+        if int(batch.labels[at]) >= len(classes):
+            raise ConfigError(
+                f"target.classes has {counted(len(classes), 'name')}, and sample {batch.keys[at]} has the label "
+                f"{int(batch.labels[at])};"
+                " give a name for every label, from 0 on"
+            )
+
+    def _seen(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
+        """`alone`: this rank's samples only, for passes that every rank makes by itself. Without `classes` no logits."""
+        target = self.networks[network]
+        together: Callable[[Encoded], Encoded] = (lambda encoded: encoded) if alone else gather
+        each: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if alone else gather_tensor
+        assert batch.images is not None
+        images = together(target.encode_images(batch.images))
+        rows = each(batch.rows)
+        labels = None if batch.labels is None else each(batch.labels)
+        columns = {name: _gathered(values, each) for name, values in batch.columns.items()}
+        texts = similarity = logits = same = None
+        if self.task == "retrieval":
+            if batch.texts is not None:
+                texts = together(target.encode_texts(batch.texts))
+                similarity = target.similarity(images, texts)
+                pictures = batch.fields.get(PICTURE, [None] * len(batch))
+                same = _same(*(each(_ids(ids, batch.rows).to(self.device)) for ids in (batch.captions, pictures)))
+        elif self.task == "classification":
+            logits = target.class_logits(images) if classes else None
+        else:
+            similarity = target.vector_similarity(images, images)
+        return Seen(rows, images, target.temperature, texts, similarity, logits, labels, columns, same)
+
+
+class Work:
+    """The batches of one step; no collection, so that Fabric and DDP hand it on as it is, without changing number types."""
+
+    def __init__(self, batches: Mapping[str, Batch]) -> None:
+        self.batches = batches
+
+
+class StepModule(nn.Module):
+    """All networks and the method's loss as one module, so that one call is what Fabric and DDP wrap."""
+
+    def __init__(self, networks: Sequence[Target], method: Method, run: Running) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self._method, self._run = method, run
+
+    def forward(self, work: Work) -> tuple[Tensor | None, dict[str, float | Tensor]]:
+        """Loss, None to skip, and what to log."""
+        step = self._method.loss(work.batches, self._run)
+        return step.loss, dict(step.logs)
+
+
+def trimmed(batch: Batch, count: int) -> Batch:
+    """The first `count` samples: ranks must agree on their number, and one of them may have dropped some."""
+    if len(batch) == count:
+        return batch
+    changes: dict[str, Any] = {"keys": batch.keys[:count], "captions": batch.captions[:count]}
+    changes["fields"] = {name: values[:count] for name, values in batch.fields.items()}
+    for field in fields(batch):
+        if field.name not in (*changes, "dropped"):
+            changes[field.name] = map_tensors(getattr(batch, field.name), lambda tensor: tensor[:count])
+    return replace(batch, **changes)
+
+
+def _gathered(values: Tensor, each: Callable[[Tensor], Tensor]) -> Tensor:
+    return each(values.to(torch.uint8)).bool() if values.dtype == torch.bool else each(values)
+
+
+def _ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
+    """(B,) int64, equal for equal texts; None is equal to nothing but its own row."""
+    own = [f"\0row {row}" for row in rows.tolist()] if None in values else []
+    texts = [own[i] if value is None else value for i, value in enumerate(values)]
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return torch.from_numpy(np.frombuffer(digests, np.int64).copy())
+
+
+def _same(captions: Tensor, pictures: Tensor) -> Tensor:
+    """(B, B) bool: the same caption or the same picture."""
+    return (captions[:, None] == captions[None, :]) | (pictures[:, None] == pictures[None, :])

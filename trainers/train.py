@@ -1,0 +1,327 @@
+"""`train`: from a configuration, or from a run that stopped, to a trained network."""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy
+from numpy.typing import NDArray
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.system.malloc import reuse_memory
+
+from .checks import Checked, check
+from .config import TrainConfig, parse_settings, read_config
+from .data import WeightedShards
+from .evaluate import evaluation_data, figures
+from .loop.checkpoint import State, load_state
+from .loop.logs import Display, Log, Silent, counted, display_for
+from .loop.loop import Loop, Place
+from .loop.run_folder import TrainFolder, new_run
+from .loop.running import PICTURE, Running, network_seed
+from .loop.signals import stop_on_signals
+from .loop.streams import Streams
+from .methods import Method
+from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
+from .tasks import TASKS
+
+__all__ = ["TrainResult", "train"]
+
+CHANGEABLE = (
+    "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "loop.epochs",
+    "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",
+    "loop.device", "loop.devices", "loop.nodes",
+)  # fmt: skip
+"""Settings that a run may go on with otherwise than it began, beside those of logging and of the evaluation itself."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out. `best` and `last` are figures in percent; `stopped` says why there was an end before the end."""
+
+    folder: Path
+    method: str
+    task: str
+    monitor: str
+    best: dict[str, float]
+    best_epoch: int
+    last: dict[str, float]
+    epochs: int
+    steps: int
+    skipped: int
+    seconds: float
+    """of training alone"""
+    over: str
+    stopped: bool
+    rank: int
+    sample_columns: dict[str, NDArray[Any]]
+    """what the method learnt about each sample, by global row number"""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        names = (
+            "method",
+            "task",
+            "monitor",
+            "best",
+            "best_epoch",
+            "last",
+            "epochs",
+            "steps",
+            "skipped",
+            "seconds",
+            "over",
+        )
+        return {"folder": str(self.folder), **{name: getattr(self, name) for name in names}}
+
+
+def train(
+    config: TrainConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    settings: Iterable[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    resume: str | Path | None = None,
+    quiet: bool = False,
+    display: Display | None = None,
+) -> TrainResult:
+    """Train by a configuration (an object, a tree of values, or a YAML file), or go on with the run in `resume`.
+
+    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same with their values. Everything that can be known to
+    fail is said before data or network is loaded. SIGINT and SIGTERM end it after a checkpoint; the result then says
+    `stopped`.
+    """
+    state: State | None = None
+    folder: TrainFolder | None = None
+    if resume is not None:
+        if config is not None:
+            raise ConfigError(f"resume={resume} brings its own configuration; leave config out, and change by settings")
+        folder = TrainFolder(resume)
+        parsed = _resumed_config(folder, {**(flags or {}), **parse_settings(settings)})
+        state = load_state(folder.state_file)
+    else:
+        source = config.model_dump() if isinstance(config, TrainConfig) else config
+        parsed = TrainConfig.parse(read_config(source, settings, flags))
+    checked = check(parsed)
+    fabric = _fabric(parsed, checked.method)
+    fabric.launch()
+    if not fabric.is_global_zero:
+        display = Silent()
+    display = display or display_for(quiet)
+    if fabric.device.type == "cpu":
+        reuse_memory()
+    torch.manual_seed(parsed.seed + fabric.global_rank)
+    if parsed.loop.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(display.stop)
+        data = _data(parsed, checked, fabric)
+        stack.callback(data.close)
+        for note in (*checked.notes, *data.notes):
+            display.note(note)
+        described = _resolved_target(checked, data)
+        networks = [
+            build_target(described, seed=network_seed(parsed.seed, i), weights=state is None)
+            for i in range(checked.method.networks)
+        ]
+        resolved = {"target": networks[0].config, "method": checked.method.config}
+        parsed = parsed.model_copy(update={name: part.model_dump(mode="json") for name, part in resolved.items()})
+        return _train(parsed, checked.method, networks, fabric, data, folder, state, display, stack)
+
+
+def _train(
+    config: TrainConfig,
+    method: Method,
+    networks: Sequence[Target],
+    fabric: Fabric,
+    data: WeightedShards,
+    resumed: TrainFolder | None,
+    state: State | None,
+    display: Display,
+    stack: contextlib.ExitStack,
+) -> TrainResult:
+    data = _with_transforms(config, data, networks[0], method.config.mask_same)
+    streams = Streams(data, config.seed)
+    stack.callback(streams.close)
+    running = Running(config, networks, data, fabric.device, fabric.world_size, display.note)
+    stack.callback(running.close)
+    evaluate = None
+    if config.loop.evaluate_every:
+        held_out = evaluation_data(config.data, config.task.name, networks[0])
+        stack.callback(held_out.close)
+        evaluate = functools.partial(figures, as_one(networks), held_out, config.task)
+    method.prepare(running)
+    folder = resumed or _new_folder(config, fabric)
+    if fabric.is_global_zero:
+        stack.enter_context(folder_lock(folder.path))
+        if resumed is None:
+            folder.write_config(config)
+    batches = counted(len(data), "batch", "batches")
+    display.note(f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {batches} an epoch")
+    log = None
+    if fabric.is_global_zero:
+        done = {} if state is None else state.facts["place"]
+        log = Log(
+            folder.log_file,
+            folder.tensorboard if config.logging.tensorboard else None,
+            done.get("batches", 0),
+            measured=not done.get("measuring", False),
+        )
+        stack.callback(log.close)
+    monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
+    loop = Loop(config, fabric, method, networks, running, streams, folder, log, display, evaluate, monitor)
+    if state is not None:
+        loop.load(state)
+        display.note(_where(loop))
+        if fabric.is_global_zero:
+            folder.write_config(config)  # so that going on once more goes on with the same
+    with folder.going_on(), stop_on_signals(quiet=isinstance(display, Silent)) as stop:
+        place = loop.run(stop)
+    result = _result(config, method, folder, place, monitor, fabric.global_rank)
+    if fabric.is_global_zero and not result.stopped:
+        folder.write_result(result.to_dict())
+        _export(folder)
+    return result
+
+
+def _where(loop: Loop) -> str:
+    """From where a run goes on, in words."""
+    place, wanted = loop.place, loop.config.loop
+    if place.over:
+        more = f"loop.epochs={2 * loop.epochs}"
+        if wanted.max_steps is not None and place.step >= wanted.max_steps:
+            more = f"loop.max_steps={2 * wanted.max_steps}"
+        elif place.epoch < loop.epochs and wanted.patience is not None:
+            more = f"loop.patience={2 * wanted.patience}"
+        still = ", once it is measured" if place.measuring else ""
+        return f"this run is over after {place.over}{still}; make it longer with, for example, --set {more}"
+    if place.measuring:
+        return f"going on with the evaluation after epoch {place.epoch}"
+    return f"going on in epoch {place.epoch + 1} after {place.batch} of its batches"
+
+
+def _resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
+    values = folder.read_config()
+    for name, value in changes.items():
+        if name not in CHANGEABLE and not name.startswith(("logging.", "task.options.")):
+            raise ConfigError(
+                f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
+                f"{', '.join(CHANGEABLE)}, task.options"
+            )
+    return TrainConfig.parse(read_config(values, flags=changes))
+
+
+def _fabric(config: TrainConfig, method: Method) -> Fabric:
+    loop = config.loop
+    world = loop.devices * loop.nodes
+    accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "gpu", "mps": "mps"}[loop.device]
+    strategy: Any = "auto"
+    if world > 1:
+        on_cpu = loop.device == "cpu" or not torch.cuda.is_available()
+        strategy = DDPStrategy(
+            process_group_backend="gloo" if on_cpu else "nccl",
+            find_unused_parameters=not (config.task.name == "retrieval" and method.uses_all_parameters()),
+        )
+    return Fabric(
+        accelerator=accelerator,
+        devices=loop.devices,
+        num_nodes=loop.nodes,
+        strategy=strategy,
+        precision=loop.precision,
+    )
+
+
+def _data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShards:
+    """The training data without its transforms, which the target knows."""
+    d = config.data
+    wants_text = config.task.name == "retrieval"
+    return WeightedShards(
+        d.shards or None,
+        d.table,
+        batch_size=d.batch_size,
+        seed=config.seed,
+        columns=checked.method.columns(),
+        where=checked.where,
+        label=not wants_text,
+        captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
+        image_part=d.image_part,
+        text_field=d.text_field,
+        label_field=d.label_field,
+        sampler=checked.sampler,
+        window_shards=d.window_shards,
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+        workers=d.workers,
+        max_mismatch=d.max_mismatch,
+        cache=d.cache,
+        keep_decoded=d.keep_decoded,
+        pin_memory=fabric.device.type == "cuda",
+    )
+
+
+def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, mask_same: bool) -> WeightedShards:
+    wants_text = config.task.name == "retrieval"
+    return data.view(
+        image=target.image_transform(True),
+        text=target.tokenizer if wants_text else None,
+        captions=config.data.captions if wants_text else "one",
+        fields=(PICTURE,) if wants_text and mask_same else (),
+    )
+
+
+def _resolved_target(checked: Checked, data: WeightedShards) -> TargetConfig:
+    """The target's settings with what the data decides, such as the words of its vocabulary."""
+
+    def captions() -> Iterator[str]:
+        view = data.view(sampler="sequential", rank=0, world=1)
+        for batch in view:
+            yield from batch.captions
+        view.close()
+
+    return resolve_target(checked.target, captions)
+
+
+def _new_folder(config: TrainConfig, fabric: Fabric) -> TrainFolder:
+    """Made by the first rank, known to all."""
+    path = ""
+    if fabric.is_global_zero:
+        path = str(new_run(config.out, str(config.method["name"])).path)
+    return TrainFolder(fabric.broadcast(path))
+
+
+def _result(
+    config: TrainConfig, method: Method, folder: TrainFolder, place: Place, monitor: str, rank: int
+) -> TrainResult:
+    return TrainResult(
+        folder=folder.path,
+        method=str(config.method["name"]),
+        task=config.task.name,
+        monitor=monitor,
+        best=place.best,
+        best_epoch=place.best_epoch,
+        last=place.last,
+        epochs=place.epoch,
+        steps=place.step,
+        skipped=place.skipped,
+        seconds=place.seconds,
+        over=place.over,
+        stopped=not place.over,
+        rank=rank,
+        sample_columns={name: np.asarray(values) for name, values in method.sample_columns().items()},
+    )
+
+
+def _export(folder: TrainFolder) -> None:
+    """The best weights as open_clip loads them, where the target is one of its models."""
+    files = folder.networks("best")
+    if len(files) == 1:
+        target = load_target(files[0])
+        export = getattr(target, "export", None)
+        if export is not None:
+            export(folder.open_clip)
