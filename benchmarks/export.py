@@ -21,7 +21,8 @@ from benchmarks.memory import peak_mb
 from benchmarks.synthetic_run import write_synthetic_run
 from noisegate.pipeline.export import KINDS, export
 from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, write_atomically
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.output_files import write_atomically
 
 RULE = "clean_probability > 0.5 and status = 'ok' and not flags like 'duplicate_of:%'"
 LIMIT_MB = 1_000

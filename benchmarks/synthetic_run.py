@@ -25,9 +25,10 @@ from noisegate.pipeline.estimators.base import normalise
 from noisegate.pipeline.estimators.custom import CustomEstimator
 from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.embeddings import write_embeddings
-from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, table_from, write_atomically
+from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, table_from
 from noisegate.pipeline.score_run import ScoreSettings, score_run
 from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.system.output_files import write_atomically
 
 MODEL = "python:benchmarks.synthetic_run:ByteModel"
 WIDTH = 24

@@ -23,9 +23,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.memory import peak_mb
-from noisegate.pipeline.runs.table import VERSION, RunFolder, table_from, write_atomically
+from noisegate.pipeline.runs.table import VERSION, RunFolder, table_from
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.trainers.data import WeightedShards
 from noisegate.trainers.targets.pictures import Augment, PictureTransform
 

@@ -22,13 +22,13 @@ from .pairs.beta_cache import cached_beta
 from .pairs.pair_fit import recorded_pair_scoring
 from .run_record import RunRecord
 from .runs.lock import SCORING, folder_lock
-from .runs.output_folder import writing_to
 from .runs.resume import Resume, check_settings, clear, sweep
 from .runs.table import RunFolder
 from .score_run import RunScores, ScoreSettings, anchors_file, score_run
 from .shards.locate import Shard, find_shards
 from .shards.workers import DecodeOptions
 from .summary import Summary, summarise
+from .system.output_files import writing_to
 from .system.progress import Progress, Silent
 
 __all__ = ["annotate"]

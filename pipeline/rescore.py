@@ -19,11 +19,11 @@ from .pairs.beta import Beta
 from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
 from .runs.embeddings import embeddings_match
 from .runs.lock import folder_lock
-from .runs.output_folder import writing_to
 from .runs.resume import clear, sweep
 from .runs.table import VERSION, RunFolder, read_metadata
 from .score_run import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
 from .summary import Summary, summarise
+from .system.output_files import writing_to
 
 __all__ = ["refuse_unused_beta", "rescore", "score_embeddings"]
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 from .labels.anchors import Anchors
-from .neighbours import NeighbourSearch, neighbour_graph, search_folder
+from .neighbours import NeighbourSearch, neighbour_graph
 from .neighbours.graph import Neighbours, near_duplicates
 from .pairs.beta import Beta, check_mode
 from .pairs.pair_fit import PairScoring, learn_pair_scoring, pair_columns, with_columns
 from .pairs.scorer import score_pairs
 from .runs.run_rows import RunRows
-from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata
+from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata, search_folder
 
 if TYPE_CHECKING:
     from .labels.scoring import LabelScores

@@ -13,8 +13,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .api.waiting import ClientGone
 from .errors import ApiError, Unavailable, error_response
+from .guards.waiting import ClientGone
 from .metrics import Metrics
 
 __all__ = ["RequestLog", "set_up_logging"]

@@ -12,10 +12,10 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.runs.where import parse_where
 from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.system.progress import counted
 
 from .config import TrainConfig, build_method
 from .data.loading import CaptionSource
-from .loop.logs import counted
 from .methods import Method
 from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config

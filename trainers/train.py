@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.system.malloc import reuse_memory
+from noisegate.pipeline.system.progress import counted
 
 from .checks import Checked, check
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
 from .evaluate import evaluation_data, figures
 from .loop.checkpoint import State, load_state
-from .loop.logs import Display, Log, Silent, counted, display_for
+from .loop.logs import Display, Log, Silent, display_for
 from .loop.loop import Loop, Place
 from .loop.run_folder import TrainFolder, new_run
 from .loop.running import PICTURE, Running, network_seed

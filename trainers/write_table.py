@@ -21,13 +21,13 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.runs.output_folder import writing_to
 from noisegate.pipeline.runs.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, table_from
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.system.output_files import writing_to
 
 from .checks import joined_rule
 from .config import TrainConfig, build_method

@@ -135,11 +135,11 @@ def annotate(
     from noisegate.pipeline.errors import ConfigError
     from noisegate.pipeline.estimators import ModelSpec
     from noisegate.pipeline.labels.classes import load_classes
-    from noisegate.pipeline.neighbours import read_size
     from noisegate.pipeline.rescore import refuse_unused_beta
     from noisegate.pipeline.score_run import ScoreSettings
     from noisegate.pipeline.shards.decode import Limits
     from noisegate.pipeline.shards.workers import DecodeOptions
+    from noisegate.pipeline.system.memory import read_size
     from noisegate.pipeline.system.progress import progress_for
 
     options = DecodeOptions(

@@ -35,7 +35,7 @@ def demo(
     from noisegate.pipeline.errors import MismatchError
     from noisegate.pipeline.inspect.evaluate import evaluate
     from noisegate.pipeline.inspect.report import write_report
-    from noisegate.pipeline.runs.output_folder import remove_half_written, writing_to
+    from noisegate.pipeline.system.output_files import remove_half_written, writing_to
     from noisegate.pipeline.system.progress import progress_for
 
     output = Output(as_json)

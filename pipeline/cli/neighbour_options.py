@@ -55,7 +55,8 @@ def neighbour_search(
 ) -> "Iterator[NeighbourSearch]":
     """The search these options ask for; what it starts ends with it."""
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.neighbours import NeighbourSearch, on_processes, on_ray, read_size
+    from noisegate.pipeline.neighbours import NeighbourSearch, on_processes, on_ray
+    from noisegate.pipeline.system.memory import read_size
 
     ray = asks_for_ray(engine, {"address": address})
     if workers != 1 and ray:

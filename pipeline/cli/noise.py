@@ -150,8 +150,8 @@ def noise(
     from noisegate.pipeline.datasets.noise.protocols import check_options, find_protocol
     from noisegate.pipeline.datasets.noise.shards import noise_captions
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.runs.output_folder import remove_half_written
     from noisegate.pipeline.shards.workers import default_workers
+    from noisegate.pipeline.system.output_files import remove_half_written
 
     options: dict[str, Any] = {"classes": classes, "inclusive": inclusive, "class_map": class_map, "features": features}
     options |= {"temperature": temperature, "posteriors": posteriors, "kind": kind, "factor": factor}

@@ -35,7 +35,7 @@ def scenes(
     from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
     from noisegate.pipeline.datasets.scenes import write_scenes
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.runs.output_folder import refuse_other_shards, remove_half_written, writing_to
+    from noisegate.pipeline.system.output_files import refuse_other_shards, remove_half_written, writing_to
 
     with writing_to(out):
         refuse_other_shards(out, {f"scenes-{part:06d}.tar" for part in range(shards)})

@@ -17,8 +17,8 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError, LockedError, ShardError
 from noisegate.pipeline.runs.lock import folder_lock, shared_lock
-from noisegate.pipeline.runs.table import write_atomically
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.system.output_files import write_atomically
 
 __all__ = ["NodeShare", "Nodes", "forget_plan", "parts"]
 

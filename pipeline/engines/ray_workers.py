@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,16 @@ from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.neighbours import on_ray as search_on_ray
 from noisegate.pipeline.neighbours.executors import first_line
 from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.system.ray_connection import connected, import_ray
 
 from .devices import portable
 from .fleet import Fleet, Link, Lost
 from .shard_task import Advanced
 from .worker_protocol import Message, Reply, serve
 
-__all__ = ["Crew", "Ray", "import_ray"]
+__all__ = ["Crew", "Ray"]
 
 HEAR = 0.5  # seconds for which an actor gathers news of samples; all else is told at once
-STORE_BYTES = 80_000_000  # of a Ray started here: nothing large is kept there
-STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
-MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,10 @@ class Ray:
         if cpus < 0:
             raise ConfigError(f"cpus-per-worker {cpus:g} cannot be given; use 1, or leave it out")
 
+    def local_cpus(self) -> int:
+        """How many CPUs a Ray started here must offer."""
+        return int((self.actors or 1) * (self.cpus_per_worker or 1))
+
     def crew(self, nodes: Sequence[Mapping[str, float]], on_cpu: bool) -> Crew:
         """By the resources of each node: an actor for each GPU (or part of one), else one for each node.
 
@@ -90,7 +92,7 @@ class Ray:
         ray = import_ray()
         on_cpu = isinstance(estimator, ModelSpec) and estimator.device == "cpu"
         make = portable(estimator, ray.cloudpickle.dumps)
-        with self.connected(ray):
+        with connected(ray, self.address, self.local_cpus()):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             crew = self.crew(nodes, on_cpu)
             if crew.gpus and not any(node.get("GPU", 0) >= min(crew.gpus, 1) for node in nodes):
@@ -108,50 +110,6 @@ class Ray:
 
             with Fleet(_Actors(ray, make, crew), places, workers, note, search) as fleet:
                 yield fleet
-
-    @contextmanager
-    def connected(self, ray: Any) -> Iterator[None]:
-        """While it lasts, `ray` is connected to the cluster, and what it prints of lost workers goes to standard error."""
-        with redirect_stdout(sys.stderr):
-            if ray.is_initialized():
-                yield
-                return
-            self._connect(ray)
-            try:
-                yield
-            finally:
-                ray.shutdown()
-
-    def _connect(self, ray: Any) -> None:
-        address = self.address or os.environ.get("RAY_ADDRESS")
-        how: dict[str, Any] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
-        if not address:
-            wanted = int((self.actors or 1) * (self.cpus_per_worker or 1))
-            how |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, wanted)}
-            how |= {"object_store_memory": STORE_BYTES, "include_dashboard": False}
-        for left in reversed(range(STARTS)):
-            try:
-                ray.init(**how)
-                return
-            except Exception as error:  # Ray raises plain ones too
-                if left and SLOW_START in str(error):
-                    ray.shutdown()
-                    continue
-                reason = " ".join(str(error).split())[:300]
-                raise ConfigError(
-                    f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head"
-                ) from error
-
-
-def import_ray() -> Any:
-    """The package, which says nothing to anybody; raises ConfigError where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.cloudpickle
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
-    return ray
 
 
 class _Actor:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .openclip import OpenClipEstimator
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.pipeline.runs.where import Where, parse_where
+from noisegate.pipeline.system.output_files import whole_file, whole_folder
 
-from .output import RECORD, check_place, whole_file, whole_folder
+from .output import RECORD, check_place
 from .source import Source
 
 __all__ = ["KINDS", "Exported", "export"]

@@ -11,8 +11,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.system.output_files import whole_file
 
-from .output import whole_file
 from .source import Part, Source
 
 __all__ = ["FRAME", "write_issues"]

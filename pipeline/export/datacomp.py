@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.system.output_files import whole_file
 
-from .output import whole_file
 from .source import Part, Source
 
 __all__ = ["UID", "uid_array", "write_uids"]

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
 from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.system.output_files import whole_file
 
-from .output import whole_file
 from .source import CAPTION, Source, plain_type
 
 __all__ = ["caption_of", "json_values", "write_flat", "write_keys"]

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample
+from noisegate.pipeline.system.output_files import whole_file
 
 from .flat import caption_of
-from .output import whole_file
 from .source import CAPTION, Part, Source, plain_type
 
 __all__ = ["write_dataset"]

@@ -9,9 +9,9 @@ from typing import BinaryIO
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.system.output_files import whole_file
 
 from .flat import json_values
-from .output import whole_file
 from .source import CAPTION, Part, Source
 
 __all__ = ["added_columns", "write_shards"]

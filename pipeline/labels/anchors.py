@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.estimators.base import Estimator, normalise
 from noisegate.pipeline.runs.arrays import open_array
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .classes import ClassSet
 

@@ -16,6 +16,7 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.system.parent_watch import leave_with
+from noisegate.pipeline.system.ray_connection import connected, import_ray
 
 from .part import threads
 from .plan import Task
@@ -106,10 +107,8 @@ def on_ray(address: str | None = None, cpus: int | None = None) -> Iterator[RunT
     """
     import faiss
 
-    from noisegate.pipeline.engines.ray_workers import Ray, import_ray  # brings torch
-
     ray = import_ray()
-    with Ray(address, cpus_per_worker=cpus).connected(ray):
+    with connected(ray, address, cpus or 1):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         each, gpus, room = task_resources(nodes, hasattr(faiss, "StandardGpuResources"))
         if cpus is not None:

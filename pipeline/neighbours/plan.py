@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 __all__ = ["Kind", "Plan", "Task", "cut"]
 

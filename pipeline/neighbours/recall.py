@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from noisegate.pipeline.runs.mapped_rows import MappedRows
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .distinct import open_bank
 from .index import GPU_LIMIT, RECALL, RECALL_SAMPLE, gpu_numbers, share_found

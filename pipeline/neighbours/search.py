@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.mapped_rows import MappedRows
+from noisegate.pipeline.runs.table import search_folder
 from noisegate.pipeline.runs.tensor_files import map_tensors
 from noisegate.pipeline.system.memory import default_memory
 
@@ -29,7 +30,7 @@ from .plan import QUERIES, Kind, Plan, Task, cut
 from .recall import train, tune
 from .task import forget, read_found, run_task
 
-__all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one", "search_folder"]
+__all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one"]
 
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
@@ -112,11 +113,6 @@ def neighbour_graph(
     shutil.rmtree(folder)
     forget()
     return Neighbours.load(target)
-
-
-def search_folder(target: Path) -> Path:
-    """Where the search for this graph keeps its work; gone when the graph is there."""
-    return target.with_name(f"_{target.stem}_search")
 
 
 def _memory(search: NeighbourSearch, device: str) -> int:

@@ -8,7 +8,7 @@ from platformdirs import user_cache_path
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .beta import NOISE_INPUTS, Beta
 

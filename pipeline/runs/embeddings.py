@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.system.output_files import write_atomically
 
-from .table import write_atomically
 from .tensor_files import map_tensors
 
 __all__ = ["embeddings_match", "map_embeddings", "read_embeddings", "write_embeddings"]

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import MismatchError, ShardError, TableError
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.neighbours import search_folder
 from noisegate.pipeline.shards.locate import Shard
 
 from .embeddings import embeddings_match
-from .table import RunFolder, read_metadata
+from .table import RunFolder, read_metadata, search_folder
 
 __all__ = ["Resume", "check_settings", "clear", "failed_rows", "sweep"]
 

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from noisegate.pipeline.neighbours import MappedRows
-
+from .mapped_rows import MappedRows
 from .table import RunFolder
 
 __all__ = ["RunRows"]

@@ -1,9 +1,6 @@
 """The weight table, version 1: one Parquet file per shard, one row per sample, failures included."""
 
 import json
-import os
-import socket
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .method_columns import METHOD_COLUMNS
 
@@ -22,9 +20,8 @@ __all__ = [
     "RunFolder",
     "read_metadata",
     "read_table",
+    "search_folder",
     "table_from",
-    "temporary_name",
-    "write_atomically",
 ]
 
 VERSION = 1
@@ -208,28 +205,6 @@ class RunFolder:
         write_atomically(self.table(stem), sink.getvalue())
 
 
-def temporary_name(path: Path) -> Path:
-    """Where this process writes `path` first: another may write the same file, as one that was taken for dead does."""
-    writer = zlib.crc32(f"{os.getpid()} {socket.gethostname()}".encode())
-    return path.with_name(f".{path.name}.{writer:08x}.tmp")
-
-
-def write_atomically(path: Path, data: Any) -> None:
-    """Write beside the target, sync, rename: the file is there whole or not at all, whatever happens."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:  # Ctrl-C too
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def search_folder(target: Path) -> Path:
+    """Where the search for this graph keeps its work; gone when the graph is there."""
+    return target.with_name(f"_{target.stem}_search")

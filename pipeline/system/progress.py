@@ -4,7 +4,7 @@ import sys
 import time
 from typing import Protocol
 
-__all__ = ["Bar", "Lines", "Progress", "Silent", "progress_for"]
+__all__ = ["Bar", "Lines", "Progress", "Silent", "counted", "progress_for"]
 
 
 class Progress(Protocol):
@@ -108,3 +108,12 @@ def progress_for(quiet: bool = False) -> Progress:
     if quiet:
         return Silent()
     return Bar() if sys.stderr.isatty() else Lines()
+
+
+def counted(number: int, noun: str, several: str = "") -> str:
+    """As people say it.
+
+    >>> counted(1, "batch", "batches"), counted(2_000, "epoch")
+    ('1 batch', '2,000 epochs')
+    """
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"

@@ -26,10 +26,9 @@ from noisegate.pipeline.methods.mixtures import Split, gmm_split
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, estimate_beta
 from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.pairs.scorer import Encoded
-from noisegate.pipeline.runs.output_folder import writing_to
-from noisegate.pipeline.runs.table import write_atomically
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.workers import Decoded
+from noisegate.pipeline.system.output_files import write_atomically, writing_to
 
 from .tuning import Tuning, tune
 

@@ -5,10 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from noisegate.service.guards.waiting import while_connected
+
 from .bodies import encoded_row, read_embed
 from .schemas import EmbedAnswer, problems
 from .state import service_of
-from .waiting import while_connected
 
 __all__ = ["router"]
 

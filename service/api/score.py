@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from noisegate.service.engine.items import Embedded
 from noisegate.service.guards.fetcher import with_pictures
+from noisegate.service.guards.waiting import while_connected
 from noisegate.service.runs.against import FinishedRun
 from noisegate.service.runs.class_sets import RegisteredClasses
 from noisegate.service.runs.judging import Judged
@@ -18,7 +19,6 @@ from noisegate.service.runs.judging import Judged
 from .bodies import Asked, read_score
 from .schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
 from .state import Service, service_of
-from .waiting import while_connected
 
 __all__ = ["router"]
 

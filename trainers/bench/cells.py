@@ -10,8 +10,9 @@ from typing import Any
 
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
-from noisegate.pipeline.runs.table import RunFolder, write_atomically
+from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.score_run import anchors_file
+from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.trainers.data.scratch import ScratchFolder
 
 from .learnt import judge_learnt

@@ -8,8 +8,8 @@ import statistics
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from noisegate.pipeline.runs.table import write_atomically
-from noisegate.trainers.loop.logs import counted
+from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system.progress import counted
 
 from .curves import alone, draw_curves
 from .tables import Spread, found_of_noise, html_page, markdown_row, notes_on, plain, spread, whole

@@ -19,12 +19,13 @@ from noisegate.pipeline.inspect.evaluate import evaluate, evaluate_labels
 from noisegate.pipeline.inspect.truth import read_truth
 from noisegate.pipeline.labels.classes import load_classes
 from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, write_atomically
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
 from noisegate.pipeline.runs.where import parse_where
 from noisegate.pipeline.shards.decode import Limits, decode_text
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .preset import SceneData, rate_name
 

@@ -11,8 +11,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from noisegate.pipeline.inspect.report.svg import element
-from noisegate.pipeline.runs.table import write_atomically
-from noisegate.trainers.loop.logs import counted
+from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system.progress import counted
 from noisegate.trainers.methods import METHODS
 
 from .cells import CellResult

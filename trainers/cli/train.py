@@ -135,7 +135,7 @@ def _target(name: str | None) -> dict[str, str]:
 
 def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:
     rows = [(name, _shown(name, value), _shown(name, result.last[name])) for name, value in result.best.items()]
-    from noisegate.trainers.loop.logs import counted
+    from noisegate.pipeline.system.progress import counted
 
     done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
     title = f"{result.method}, {result.task}: {result.over}, {done}, {skipped} skipped"

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["Bar", "Display", "Lines", "Log", "Silent", "counted", "display_for", "read_log"]
+__all__ = ["Bar", "Display", "Lines", "Log", "Silent", "display_for", "read_log"]
 
 Values = Mapping[str, float | int | str]
 
@@ -97,15 +97,6 @@ class Bar:
 
     def stop(self) -> None:
         self._bar.stop()
-
-
-def counted(number: int, noun: str, several: str = "") -> str:
-    """As people say it.
-
-    >>> counted(1, "batch", "batches"), counted(2_000, "epoch")
-    ('1 batch', '2,000 epochs')
-    """
-    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def display_for(quiet: bool) -> Display:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, StoppedError
-from noisegate.pipeline.runs.output_folder import writing_to
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically, writing_to
 from noisegate.trainers.config import TrainConfig, read_config
 
 __all__ = ["TrainFolder", "new_run"]

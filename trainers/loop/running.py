@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.progress import counted
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.data.batch import map_tensors
 from noisegate.trainers.methods import Method, Seen
 from noisegate.trainers.targets import Encoded, Target, build_target, gather, gather_tensor
-
-from .logs import counted
 
 __all__ = ["PICTURE", "Running", "StepModule", "Work", "network_seed", "trimmed"]
 

@@ -45,8 +45,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from noisegate.trainers import losses
 from noisegate.pipeline.errors import ConfigError
+from noisegate.trainers import losses
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch

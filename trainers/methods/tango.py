@@ -30,7 +30,7 @@ from noisegate.pipeline.labels.tango import refine
 from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.score_run import anchors_file
-from noisegate.trainers.loop.logs import counted
+from noisegate.pipeline.system.progress import counted
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss

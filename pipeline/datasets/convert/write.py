@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from noisegate.pipeline.errors import ConfigError, MismatchError
-from noisegate.pipeline.export.output import whole_file
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.runs.output_folder import refuse_other_shards, writing_to
-from noisegate.pipeline.runs.table import write_atomically
 from noisegate.pipeline.shards.decode import BadSample
+from noisegate.pipeline.system.output_files import refuse_other_shards, whole_file, write_atomically, writing_to
 
 from .source import Sample, Source
 

@@ -15,11 +15,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.output_folder import refuse_other_shards, writing_to
-from noisegate.pipeline.runs.table import write_atomically
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
+from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images
 from .protocols import PROTOCOLS, protocol_id

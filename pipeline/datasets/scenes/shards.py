@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.table import write_atomically
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .caption import caption
 from .draw import draw

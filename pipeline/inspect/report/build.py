@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.pairs.beta import PAIRS
 from noisegate.pipeline.pairs.pair_fit import sample_run
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, write_atomically
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.system.output_files import write_atomically
 
 from .collect import Collected, Sizes, collect
 from .facts import run_facts

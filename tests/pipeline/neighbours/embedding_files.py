@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.neighbours import MappedRows
 from noisegate.pipeline.neighbours.plan import Plan
 from noisegate.pipeline.runs.embeddings import write_embeddings
+from noisegate.pipeline.runs.mapped_rows import MappedRows
 
 
 def stored(folder: Path, rows: NDArray[np.floating], ends: Sequence[int] = ()) -> MappedRows:

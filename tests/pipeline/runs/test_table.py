@@ -13,16 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.runs.table import (
-    COLUMNS,
-    VERSION,
-    RunFolder,
-    read_metadata,
-    read_table,
-    table_from,
-    temporary_name,
-    write_atomically,
-)
+from noisegate.pipeline.runs.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from
+from noisegate.pipeline.system.output_files import temporary_name, write_atomically
 from tests.commands import ROOT
 
 METADATA = {"table_version": VERSION, "shard": {"rows": 2}}

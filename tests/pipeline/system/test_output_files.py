@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from noisegate.pipeline.runs.output_folder import remove_half_written
-from noisegate.pipeline.runs.table import temporary_name, write_atomically
+from noisegate.pipeline.system.output_files import remove_half_written, temporary_name, write_atomically
 from tests.commands import called
 
 

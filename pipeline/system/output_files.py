@@ -1,0 +1,136 @@
+"""Write files and folders whole or not at all, and turn what the disk refuses into a message that says what to do."""
+
+import errno
+import os
+import re
+import shutil
+import socket
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from noisegate.pipeline.errors import ConfigError, NoisegateError
+
+__all__ = [
+    "old_folder",
+    "refuse_other_shards",
+    "remove_half_written",
+    "temporary_name",
+    "whole_file",
+    "whole_folder",
+    "write_atomically",
+    "writing_to",
+]
+
+_HALF_WRITTEN = re.compile(r"\..+\.(tar|parquet|txt)\.[0-9a-f]{8}\.tmp")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
+
+
+@contextmanager
+def writing_to(out: str | Path) -> Iterator[Path]:
+    """Make the folder and yield it; raises ConfigError for a URL, a file, or a place that may not be written."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
+        raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results")
+    folder = Path(out)
+    whole = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as error:
+        if error.errno in _FULL:
+            raise NoisegateError(
+                f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)"
+            ) from error
+        place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
+        if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):
+            raise
+        raise ConfigError(
+            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
+        ) from error
+
+
+def refuse_other_shards(out: Path, names: Collection[str]) -> None:
+    """Raises ConfigError where `out` holds tars that are not about to be written: `out/*.tar` would mix the two."""
+    other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
+    if other:
+        raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder")
+
+
+def remove_half_written(out: Path) -> None:
+    """Remove what a writer of shards that was killed left hidden in `out`; for commands that have the folder to themselves."""
+    for path in out.glob(".*.tmp"):
+        if _HALF_WRITTEN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """Where this process writes `path` first; another process, taken for dead, may still be writing the same file."""
+    writer = zlib.crc32(f"{os.getpid()} {socket.gethostname()}".encode())
+    return path.with_name(f".{path.name}.{writer:08x}.tmp")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets its name once all is written; after an error, Ctrl-C included, nothing is left."""
+    with writing_to(path.parent), _renamed_when_done(path) as file:
+        yield file
+
+
+@contextmanager
+def _renamed_when_done(path: Path) -> Iterator[BinaryIO]:
+    """Write to a temporary name, sync, rename, sync the folder."""
+    temporary = temporary_name(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+def write_atomically(path: Path, data: Any) -> None:
+    """Write all of `data` to `path`, or leave `path` as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _renamed_when_done(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Make a folder that takes the place of `path` once all is in it; after an error, nothing is left."""
+    new, old = path.with_name(f".{path.name}.tmp"), old_folder(path)
+    with writing_to(path.parent):
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)
+        new.mkdir()
+        try:
+            yield new
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        _sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def old_folder(path: Path) -> Path:
+    """Where `whole_folder` keeps what was at `path` between its two renames."""
+    return path.with_name(f".{path.name}.old")
+
+
+def _sync(folder: Path) -> None:
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

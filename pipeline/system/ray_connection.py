@@ -1,0 +1,62 @@
+"""Connect to a Ray cluster, or start a small one on this host. `ray` is imported on first use, not before."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+from noisegate.pipeline.errors import ConfigError
+
+__all__ = ["connected", "import_ray"]
+
+STORE_BYTES = 80_000_000  # object store of a Ray started here: nothing large is kept in it
+STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
+MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"
+
+
+def import_ray() -> Any:
+    """Import ray with its usage statistics off; raises ConfigError where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.cloudpickle
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    return ray
+
+
+@contextmanager
+def connected(ray: Any, address: str | None = None, cpus: int = 1) -> Iterator[None]:
+    """Connect `ray` to the cluster at `address` (None: RAY_ADDRESS, else a Ray of this host with at least `cpus` CPUs).
+
+    A Ray that this process has started already is used as it is. What Ray prints goes to standard error.
+    """
+    with redirect_stdout(sys.stderr):
+        if ray.is_initialized():
+            yield
+            return
+        _connect(ray, address or os.environ.get("RAY_ADDRESS"), cpus)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, cpus: int) -> None:
+    how: dict[str, Any] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+    if not address:
+        how |= {"address": "local", "num_cpus": max(os.cpu_count() or 1, cpus)}
+        how |= {"object_store_memory": STORE_BYTES, "include_dashboard": False}
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(**how)
+            return
+        except Exception as error:  # Ray raises plain ones too
+            if left and SLOW_START in str(error):
+                ray.shutdown()
+                continue
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head"
+            ) from error
