@@ -8,11 +8,13 @@ NoisegateError
 ├── LockedError        another job writes the same folder
 └── StoppedError       somebody asked to stop, and all was saved: says how to go on
 
-A bad sample is never an exception: it is a row with a status.
+A bad sample is never an exception: it is a row with a status. Every error carries the `setting` it is about and the `value`
+that was given (None where there is none), so that callers and tests need not read its words.
 """
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -27,7 +29,17 @@ __all__ = [
 
 
 class NoisegateError(Exception):
-    """Base of all errors that noisegate raises on purpose; its text is meant for the user."""
+    """Base of all errors that noisegate raises on purpose; its text is meant for the user.
+
+    >>> error = ConfigError("k 0 is too small; use 10", "k", 0)
+    >>> str(error), error.setting, error.value
+    ('k 0 is too small; use 10', 'k', 0)
+    """
+
+    def __init__(self, message: str, setting: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.setting = setting
+        self.value = value
 
 
 class ConfigError(NoisegateError):
