@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 
-from pipeline.cli import app, main
-from service.app import create_app
-from service.settings import load_settings
+from noisegate.pipeline.cli import app, main
+from noisegate.service.app import create_app
+from noisegate.service.settings import load_settings
 
 __all__ = ["Done", "commands", "noisegate", "serve"]
 
