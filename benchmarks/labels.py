@@ -28,22 +28,20 @@ from noisegate.pipeline.labels.fusion import fuse
 from noisegate.pipeline.labels.probe import FIRST, STRENGTHS, probe_probabilities
 from noisegate.pipeline.labels.tango import refine, visual_consistency
 from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 FEATURES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "cifar10n-features.npz"
-
-Floats = NDArray[np.float32]
-Labels = NDArray[np.int64]
 
 
 class Judged(NamedTuple):
     """One opinion: a score (N,), which labels it keeps (N,), and what it would make of them (N,)."""
 
     score: NDArray[Any]
-    clean: NDArray[np.bool_]
-    repaired: Labels
+    clean: Mask
+    repaired: Index
 
 
-def levels(path: Path) -> Iterator[tuple[str, Floats, Labels, Labels]]:
+def levels(path: Path) -> Iterator[tuple[str, Float32, Index, Index]]:
     """(name, features, given labels, true labels) for each kind of noise."""
     if path.exists():
         with np.load(path) as data:
@@ -59,7 +57,7 @@ def levels(path: Path) -> Iterator[tuple[str, Floats, Labels, Labels]]:
     yield "symmetric 10 %", features, symmetric(truth, 10, 0.1, rng).labels, truth
 
 
-def drawn(rows: int, width: int, classes: int, rng: np.random.Generator) -> tuple[Floats, Labels]:
+def drawn(rows: int, width: int, classes: int, rng: np.random.Generator) -> tuple[Float32, Index]:
     """Overlapping classes in features whose spectrum falls as that of real ones does."""
     truth = rng.integers(0, classes, rows)
     spread = 1 / np.sqrt(1 + np.arange(width))
@@ -67,20 +65,20 @@ def drawn(rows: int, width: int, classes: int, rng: np.random.Generator) -> tupl
     return (centres[truth] + rng.standard_normal((rows, width)) * spread).astype(np.float32), truth
 
 
-def by_prediction(posterior: Floats, labels: Labels) -> Judged:
+def by_prediction(posterior: Float32, labels: Index) -> Judged:
     """The posterior at the label; kept where it is the largest; repaired by the largest."""
     predicted = posterior.argmax(axis=1)
     return Judged(posterior[np.arange(len(labels)), labels], predicted == labels, predicted)
 
 
-def prepared(features: Floats) -> Floats:
+def prepared(features: Float32) -> Float32:
     """As the probe sees them: unit length, centred, mean square 1."""
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     unit -= unit.mean(axis=0)
     return np.asarray(unit / np.sqrt(np.mean(unit**2)), dtype=np.float32)
 
 
-def sklearn_probabilities(features: Floats, labels: Labels, classes: int) -> Floats:
+def sklearn_probabilities(features: Float32, labels: Index, classes: int) -> Float32:
     """What the probe does, with scikit-learn: out of fold, and the strengths in the same order up to the same end."""
     rows, folds = prepared(features), StratifiedKFold(5, shuffle=True, random_state=0)
 
@@ -104,7 +102,7 @@ def sklearn_probabilities(features: Floats, labels: Labels, classes: int) -> Flo
     return np.asarray(best, dtype=np.float32)
 
 
-def judge(features: Floats, labels: Labels, classes: int) -> dict[str, Judged]:
+def judge(features: Float32, labels: Index, classes: int) -> dict[str, Judged]:
     """Every opinion on one set of labels."""
     neighbours = find_neighbours(features, 200)
     wide, near = (visual_consistency(neighbours.indices[:, :k], labels, classes) for k in (200, 50))
@@ -127,7 +125,7 @@ def judge(features: Floats, labels: Labels, classes: int) -> dict[str, Judged]:
     }
 
 
-def figures(opinion: Judged, labels: Labels, truth: Labels) -> dict[str, float]:
+def figures(opinion: Judged, labels: Index, truth: Index) -> dict[str, float]:
     metrics = selection_metrics(opinion.score, opinion.clean, labels != truth)
     return {
         "clean_auroc": round(metrics.clean_auroc, 4),

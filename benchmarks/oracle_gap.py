@@ -16,15 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.array_types import Mask
 from noisegate.trainers.bench.cells import plan_cell, run_cell
 from noisegate.trainers.bench.preset import load_preset
 from noisegate.trainers.bench.scene_data import Prepared, prepare
 
-Mask = NDArray[np.bool_]
 SETS: dict[str, Callable[[Mask, Mask], Mask]] = {
     "what the table keeps (select)": lambda kept, right: kept,
     "of these what is right": lambda kept, right: kept & right,

@@ -35,9 +35,7 @@ from noisegate.pipeline.datasets.noise.labels import instance_dependent
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.scoring import score_labels
 from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
-
-Floats = NDArray[np.float32]
-Labels = NDArray[np.int64]
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 FIRST_SEED = {
     "usual": {"chosen": 1_000_000, "unseen": 10_000_000},
@@ -133,10 +131,10 @@ def draw_flipped(seed: int) -> Case:
 class Drawn(NamedTuple):
     """The data of a case."""
 
-    features: Floats  # (N, d)
-    truth: Labels
-    cluster: Labels  # of its class
-    labels: Labels
+    features: Float32  # (N, d)
+    truth: Index
+    cluster: Index  # of its class
+    labels: Index
     anchors: Anchors | None
 
 
@@ -153,7 +151,7 @@ def draw(case: Case) -> Drawn:
     return Drawn(features, truth, mode, labels, _anchors(case, centres, rng))
 
 
-def mislabelled(case: Case, truth: Labels, features: Floats, centres: NDArray[Any], rng: np.random.Generator) -> Labels:
+def mislabelled(case: Case, truth: Index, features: Float32, centres: NDArray[Any], rng: np.random.Generator) -> Index:
     """The given labels (N,)."""
     classes, rate = case.classes, case.rate
     if case.kind == "none":
@@ -182,7 +180,7 @@ def mislabelled(case: Case, truth: Labels, features: Floats, centres: NDArray[An
     return np.where(rng.random(case.rows) < rate, wrong, truth)
 
 
-def flipped(case: Case, truth: Labels, mode: Labels, rng: np.random.Generator) -> Labels:
+def flipped(case: Case, truth: Index, mode: Index, rng: np.random.Generator) -> Index:
     """The given labels (N,), most of some classes called one other name, and a tenth of all labels wrong besides."""
     classes, target = case.classes, np.arange(case.classes)
     if case.kind in ("ring", "mode"):  # each class, or one cluster of each, to the next
@@ -227,7 +225,7 @@ def exchanged(case: Case, data: Drawn) -> bool:
     return bool(connected_components(wrong, directed=True, connection="strong")[0] < case.classes)
 
 
-def _called(case: Case, data: Drawn, rows: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _called(case: Case, data: Drawn, rows: Mask) -> tuple[NDArray[Any], NDArray[Any]]:
     """Of these rows, how many of each class have the right label (C,), and each of the others (C, C)."""
     counts = np.zeros((case.classes, case.classes))
     np.add.at(counts, (data.truth[rows], data.labels[rows]), 1)

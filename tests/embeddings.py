@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 
 from noisegate import Summary
 from noisegate.pipeline.rescore import score_embeddings
+from noisegate.pipeline.system.array_types import Float32, Index
 from tests.jobs import files_of
 
-Rows = NDArray[np.float32]
-Labels = NDArray[np.int64]
+Rows = Float32
 
 
 def clusters(
     seed: int = 0, count: int = 120, classes: int = 4, width: int = 12, spread: float = 0.25
-) -> tuple[Rows, Labels]:
+) -> tuple[Rows, Index]:
     """Unit rows (N, d) around one direction for each class, in turn, and the classes (N,)."""
     rng = np.random.default_rng(seed)
     label = np.arange(count) % classes

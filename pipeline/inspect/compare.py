@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 from .agreement import average_ranks, cohen_kappa, kendall_tau_b, spearman
 from .captions import one_line, read_captions
@@ -24,9 +24,6 @@ SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "nei
 MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many
 KENDALL = 3_000  # Kendall's τ compares every row with every other, so it gets fewer
 _READ = ["key", "image_sha256", "text_sha256", "clean", "refined_label", *SCORES]
-
-Floats = NDArray[np.float32]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class Comparison:
 @dataclass
 class _Counts:
     matched: int = 0
-    clean: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, 2), np.int64))
+    clean: Index = field(default_factory=lambda: np.zeros((2, 2), np.int64))
     refined_rows: int = 0
     refined_same: int = 0
 
@@ -116,8 +113,8 @@ class _Sample:
 
     places: Index
     rows: Index
-    first: Floats
-    second: Floats
+    first: Float32
+    second: Float32
 
 
 def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int = MOST, seed: int = 0) -> Comparison:
@@ -167,7 +164,7 @@ def _read(
     """Count over all matching rows, and keep a seeded `share` of them; one shard of each run is in memory at a time."""
     partner = _partners(runs, stems)
     empty = np.zeros((0, len(SCORES)), np.float32)
-    parts: list[tuple[Index, Index, Floats, Floats]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), empty, empty)]
+    parts: list[tuple[Index, Index, Float32, Float32]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), empty, empty)]
     for place, stem in enumerate(stems[0]):
         if stem not in partner:
             continue
@@ -281,10 +278,10 @@ def _keys(run: RunFolder, stems: list[str], sample: _Sample, chosen: Index) -> d
     return found
 
 
-def _scores(table: pa.Table, chosen: NDArray[np.bool_]) -> Floats:
+def _scores(table: pa.Table, chosen: Mask) -> Float32:
     """(N, scores) of the chosen rows, NaN for null."""
     return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float32)[chosen] for name in SCORES], axis=1)
 
 
-def _named(scores: Floats) -> dict[str, float]:
+def _named(scores: Float32) -> dict[str, float]:
     return {name: float(value) for name, value in zip(SCORES, scores, strict=True) if np.isfinite(value)}

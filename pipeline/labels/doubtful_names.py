@@ -16,10 +16,9 @@ changes; they may be wrong themselves, so that few agreements do not count.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
-from .pool import Array, Index
+from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 __all__ = ["disputed_changes", "open_names", "vouched_changes", "withheld_changes"]
 
@@ -32,10 +31,8 @@ FOR = 2.0  # times as many rows with texts for the given label as for the other 
 STOPPED = 1 / 3  # of all changes, from which the texts stop every one
 NAMES = 20  # names that have all moved by the same number of places agree with a chance of one in so many
 
-Mask = NDArray[np.bool_]
 
-
-def withheld_changes(votes: Array, y: Index, repaired: Index) -> Mask:
+def withheld_changes(votes: Float64, y: Index, repaired: Index) -> Mask:
     """(C, C) changes [from, to] that are not made, of labels y (n,) to `repaired` (n,).
 
     votes: (F, n, C) logarithms of what sources say that learned from no label, such as texts; there may be none.
@@ -66,7 +63,7 @@ def open_names(y: Index, repaired: Index, classes: int) -> Mask:
     return np.asarray(made & (rival | (within & moved) | (changes > stay[:, None])))
 
 
-def vouched_changes(votes: Array, y: Index, repaired: Index) -> Mask:
+def vouched_changes(votes: Float64, y: Index, repaired: Index) -> Mask:
     """(C, C) changes [from, to] that the texts favour, if they call most classes what the repair does, and many of them."""
     classes, opinion = votes.shape[2], votes.sum(axis=0)
     says = np.ptp(opinion, axis=1) > 0
@@ -78,7 +75,7 @@ def vouched_changes(votes: Array, y: Index, repaired: Index) -> Mask:
     return np.asarray(other > given)
 
 
-def disputed_changes(votes: Array, y: Index, repaired: Index) -> Mask:
+def disputed_changes(votes: Float64, y: Index, repaired: Index) -> Mask:
     """(C, C) changes [from, to] against which the texts speak: a clear majority beyond chance.
 
     Texts may be wrong; then a label stays that could have been mended, which costs a gain and never a right label.
@@ -87,7 +84,7 @@ def disputed_changes(votes: Array, y: Index, repaired: Index) -> Mask:
     return np.asarray((given > FOR * other) & (given - other > CHANCE * np.sqrt(given + other)))
 
 
-def _favoured(opinion: Array, y: Index, repaired: Index) -> tuple[Array, Array]:
+def _favoured(opinion: Float64, y: Index, repaired: Index) -> tuple[Float64, Float64]:
     """(C, C) how many rows of each change have texts for the given label, and for the other."""
     rows, classes = np.arange(len(y)), opinion.shape[1]
     lead = opinion[rows, y] - opinion[rows, repaired]
@@ -95,7 +92,7 @@ def _favoured(opinion: Array, y: Index, repaired: Index) -> tuple[Array, Array]:
     return given, other
 
 
-def _pairs(first: Index, second: Index, classes: int) -> Array:
+def _pairs(first: Index, second: Index, classes: int) -> Float64:
     """(C, C) how often the two come together."""
     found = np.bincount(first * classes + second, minlength=classes**2)
     return np.asarray(found.reshape(classes, classes), dtype=np.float64)

@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.pairs.calibration import Expected
+from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
 from .doubtful_names import withheld_changes
 from .noise_evidence import gather_evidence
@@ -37,8 +38,6 @@ from .pool import Pool, confident_joint, fit_pool, given_true, log_votes, readin
 
 __all__ = ["Fused", "Posterior", "confident_joint", "fuse"]
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
 """(R, C) of the rows with these numbers, which ascend: made when it is asked for, so that (N, C) need not fit the memory."""
 
@@ -54,13 +53,13 @@ log = logging.getLogger(__name__)
 class Fused:
     """Per sample (N,): nan, False and -1 where there is nothing to say; and what was learned on the way."""
 
-    label_quality: NDArray[np.float32]  # ranks labels, P(true = given) if all disagreement were noise
-    clean_probability: NDArray[np.float32]  # P(true = given), with noise believed as far as the labels bear it out
-    clean: NDArray[np.bool_]  # clean_probability >= 1/2
+    label_quality: Float32  # ranks labels, P(true = given) if all disagreement were noise
+    clean_probability: Float32  # P(true = given), with noise believed as far as the labels bear it out
+    clean: Mask  # clean_probability >= 1/2
     refined_label: NDArray[
         np.int32
     ]  # likeliest true class, the given one unless `repairs`; without a label the prediction
-    refined_confidence: NDArray[np.float32]
+    refined_confidence: Float32
     noise_rate: float  # mean of 1 - clean_probability
     noise_interval: tuple[float, float]  # from what the assured rows show to what confident joint claims, 95 % each
     weights: dict[str, float]  # of the sources
@@ -138,24 +137,24 @@ class _Learned(NamedTuple):
     noisy: Pool  # all disagreement is noise
     believed: Pool  # as much of it as the labels bear out
     taught: list[int]  # places of the sources that learned from given labels
-    transition: Array  # T
+    transition: Float64  # T
     repairs: bool
-    withheld: NDArray[np.bool_]  # (C, C) changes [from, to] that are not made
+    withheld: Mask  # (C, C) changes [from, to] that are not made
     lowest: float
     highest: float
 
-    def votes(self, plain: Array) -> Array:
+    def votes(self, plain: Float64) -> Float64:
         """What the pools take, from log votes (S, n, C)."""
         return readings(plain, self.taught, self.transition)
 
-    def counts(self) -> Array:
+    def counts(self) -> Float64:
         """(S,) weight of each source, its second vote included."""
         total = self.noisy.weights[: len(self.noisy.weights) - len(self.taught)].copy()
         total[self.taught] += self.noisy.weights[len(total) :]
         return total
 
 
-def _learn(plain: Array, y: Index, taught: list[int]) -> _Learned:
+def _learn(plain: Float64, y: Index, taught: list[int]) -> _Learned:
     """Steps 1 to 3 on log votes (S, n, C) and labels (n,)."""
     rows, same = len(y), np.eye(plain.shape[2])
     joint = confident_joint(fit_pool(plain, y, same).predict(plain), y)
@@ -247,14 +246,14 @@ def _score(
     )
 
 
-def _reliability(prediction: Array, label: Index) -> Array:
+def _reliability(prediction: Float64, label: Index) -> Float64:
     """Per decile of the likeliest label's probability: the probabilities and the hits, summed; (2, 10)."""
     assurance, hit = prediction.max(axis=1, initial=0), prediction.argmax(axis=1) == label
     decile = np.minimum((assurance * 10).astype(int), 9)
     return np.stack([np.bincount(decile, assurance, 10), np.bincount(decile, hit.astype(np.float64), 10)])
 
 
-def _expected(clean: Array) -> Expected:
+def _expected(clean: Float64) -> Expected:
     """What P(clean) (n,) promises for the rows at 1/2 and above."""
     kept = clean >= 0.5
     share = kept.mean() if len(clean) else 1.0

@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .pool import Array, Index, Pool
+from noisegate.pipeline.system.array_types import Float64, Index
+
+from .pool import Pool
 
 __all__ = ["NoiseEvidence", "gather_evidence"]
 
@@ -88,7 +90,9 @@ class NoiseEvidence(NamedTuple):
         return self.likeliest if hint else 0.0
 
 
-def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], votes: Array, y: Index) -> NoiseEvidence:
+def gather_evidence(
+    claimed: float, blind: Pool, pools: Mapping[float, Pool], votes: Float64, y: Index
+) -> NoiseEvidence:
     """`pools` by belief, among them 1; `blind` was fitted without any noise, on the same votes (V, n, C)."""
     prediction = pools[1.0].predict(votes)
     least, rival, assured = _assured_disagreement(prediction, y)
@@ -111,7 +115,7 @@ def gather_evidence(claimed: float, blind: Pool, pools: Mapping[float, Pool], vo
     )
 
 
-def _assured_disagreement(prediction: Array, y: Index) -> tuple[float, float, int]:
+def _assured_disagreement(prediction: Float64, y: Index) -> tuple[float, float, int]:
     """Of the rows most surely of a class: share of labels that differ, share of the commonest of these, and how many rows.
 
     Rows about as sure as the last one share its place: among copies the wrongly labelled are ahead by a hair, because

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from noisegate.pipeline.system.array_types import Float64, Index
+
 __all__ = ["Pool", "confident_joint", "fit_pool", "given_true", "log_votes", "readings", "transition_matrix"]
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 is no certainty
 
@@ -20,29 +20,29 @@ FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote 
 class Pool(NamedTuple):
     """π through (weights, bias), and the transition under which it was fitted."""
 
-    weights: Array  # (V,)
-    bias: Array  # (C,)
-    transition: Array  # (C, C)
+    weights: Float64  # (V,)
+    bias: Float64  # (C,)
+    transition: Float64  # (C, C)
     loss: float  # mean negative log-likelihood of the given labels, with the faint pull
 
-    def predict(self, votes: Array) -> Array:
+    def predict(self, votes: Float64) -> Float64:
         """π (n, C) of votes (V, n, C)."""
         logits = np.tensordot(self.weights, votes, axes=1) + self.bias
         prediction = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         return np.asarray(prediction / prediction.sum(axis=1, keepdims=True))
 
-    def log_likelihood(self, votes: Array, y: Index) -> Array:
+    def log_likelihood(self, votes: Float64, y: Index) -> Float64:
         """(n,) logarithm of P(given y | x)."""
         joint = self.predict(votes) * self.transition[:, y].T
         return np.asarray(np.log(np.maximum(joint.sum(axis=1), 1e-300)))
 
 
-def fit_pool(votes: Array, y: Index, transition: Array, near: Pool | None = None) -> Pool:
+def fit_pool(votes: Float64, y: Index, transition: Float64, near: Pool | None = None) -> Pool:
     """Weights and biases that make the given labels likeliest, with a faint pull to no opinion at all."""
     count, rows, classes = votes.shape
     reach = transition[:, y].T
 
-    def loss(theta: Array) -> tuple[float, Array]:
+    def loss(theta: Float64) -> tuple[float, Float64]:
         prediction = Pool(theta[:count], theta[count:], transition, 0.0).predict(votes)
         joint = prediction * reach
         likelihood = np.maximum(joint.sum(axis=1), 1e-300)
@@ -58,7 +58,7 @@ def fit_pool(votes: Array, y: Index, transition: Array, near: Pool | None = None
     return Pool(np.asarray(found.x[:count]), np.asarray(found.x[count:]), transition, float(found.fun))
 
 
-def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Array:
+def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Float64:
     """Logarithms of a source's votes for the present classes, (n, C); 0 everywhere for a row that abstains."""
     votes = np.maximum(np.asarray(posterior[:, present], dtype=np.float64), 0)
     total = votes.sum(axis=1, keepdims=True)
@@ -68,7 +68,7 @@ def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Array:
     return np.asarray(np.where(says, logs, 0.0))
 
 
-def readings(votes: Array, learned: Sequence[int], transition: Array) -> Array:
+def readings(votes: Float64, learned: Sequence[int], transition: Float64) -> Float64:
     """The votes (S, n, C), then those of the sources in `learned` once more as true classes explain them.
 
     A source that learned from given labels speaks of given labels: around a picture of class c its shares are T[c].
@@ -82,7 +82,7 @@ def readings(votes: Array, learned: Sequence[int], transition: Array) -> Array:
     return np.concatenate([votes, np.where(says, explained, 0.0)])
 
 
-def confident_joint(probability: Array, labels: Index) -> Array:
+def confident_joint(probability: Float64, labels: Index) -> Float64:
     """(C, C) counts of (given y, true c), rows scaled to the number of labels y (Northcutt et al. 2021, Eq. 1-2).
 
     A row counts for the likeliest class whose probability reaches the mean that class has among its own labels; rows
@@ -107,7 +107,7 @@ def confident_joint(probability: Array, labels: Index) -> Array:
     return np.asarray(joint / joint.sum(axis=1, keepdims=True) * sizes[:, None])
 
 
-def transition_matrix(joint: Array) -> Array:
+def transition_matrix(joint: Float64) -> Float64:
     """T[c, y] > 0, drawn towards the overall rate and an even spread by as much as five rows would."""
     classes, claimed = len(joint), float(1 - np.trace(joint) / joint.sum())
     even = np.full((classes, classes), claimed / (classes - 1))
@@ -116,7 +116,7 @@ def transition_matrix(joint: Array) -> Array:
     return np.asarray(counts / counts.sum(axis=1, keepdims=True))
 
 
-def given_true(prediction: Array, label: Index, transition: Array) -> Array:
+def given_true(prediction: Float64, label: Index, transition: Float64) -> Float64:
     """P(true c | x, given y) ∝ π(c | x) T[c, y], (n, C)."""
     joint = prediction * transition[:, label].T
     return np.asarray(joint / joint.sum(axis=1, keepdims=True))

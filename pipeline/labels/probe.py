@@ -21,6 +21,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 __all__ = ["STRENGTHS", "Probe", "fit_probe", "probe_probabilities"]
 
@@ -32,8 +33,6 @@ STEPS = 40
 TRAINED = 2**29  # numbers of the rows trained on: a million rows of 512; they are in memory twice for a moment
 READ = 2**24  # numbers read at a time
 
-Index = NDArray[np.int64]
-
 
 def probe_probabilities(
     embeddings: Embeddings,
@@ -43,7 +42,7 @@ def probe_probabilities(
     seed: int = 0,
     device: str = "cpu",
     strengths: tuple[float, ...] = STRENGTHS,
-) -> NDArray[np.float32]:
+) -> Float32:
     """P(given label | embedding) from probes that were not trained on the row: (N, d), (N,) -> (N, classes) float32.
 
     What `fit_probe` says of every row.
@@ -126,7 +125,7 @@ class Probe:
     mean: Tensor
     scale: Tensor
 
-    def __call__(self, rows: Index) -> NDArray[np.float32]:
+    def __call__(self, rows: Index) -> Float32:
         """(R, classes) by the fold that held the row out; the mean over the folds for rows that none was trained on.
 
         The numbers of the rows must ascend. nan for a row with nan, inf or no length. With a single class that class has
@@ -147,7 +146,7 @@ class Probe:
         return found
 
 
-def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, NDArray[np.bool_]]:
+def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, Mask]:
     """The valid ones of the named rows at unit length, float32 on the device; and which are valid."""
     x, valid = torch.empty(len(numbers), rows.width, device=device), np.zeros(len(numbers), np.bool_)
     filled, step = 0, max(1, READ // max(1, rows.width))
@@ -166,7 +165,7 @@ def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, NDA
     return x[:filled], valid
 
 
-def _stratified_folds(y: NDArray[np.int64], folds: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _stratified_folds(y: Index, folds: int, rng: np.random.Generator) -> Index:
     """A fold for every labelled row, each class spread evenly; -1 for rows without a label."""
     fold = np.full(len(y), -1, dtype=np.int64)
     first = 0

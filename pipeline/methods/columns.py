@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.rows import RowBlocks, Rows
 from noisegate.pipeline.runs.run_rows import RunRows
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.array_types import Float32
 
 from .crcl import crcl_columns
 from .galc import RECONSTRUCTION
@@ -21,7 +21,6 @@ from .lnc import lnc_columns
 
 __all__ = ["METHODS", "Found", "OneStep", "learn_columns", "usual_temperature", "write_columns"]
 
-Float32 = NDArray[np.float32]
 METHODS: Mapping[str, Callable[..., dict[str, Float32]]] = {
     "lnc": lnc_columns,
     "crcl": crcl_columns,

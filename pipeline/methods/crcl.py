@@ -5,8 +5,9 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings
+from noisegate.pipeline.system.array_types import Float32, Floats
 
-from .pairs import Float32, Floats, Pairs, mean_and_spread
+from .pairs import Pairs, mean_and_spread
 
 __all__ = ["crcl_columns", "matching_probability"]
 

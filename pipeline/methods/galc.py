@@ -11,10 +11,10 @@ Reconstructed: only the paper's supplement and reading notes are public. The not
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import top_by_value, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 
 __all__ = ["RECONSTRUCTION", "anchor_labels", "centred", "polar_spectrum", "ratio_agreement"]
 
@@ -22,9 +22,6 @@ RECONSTRUCTION = (
     "GSL is a reconstruction from the paper's supplement and from reading notes; its main text was not at hand, and its "
     "figures are not those of the authors' code"
 )
-Floats = NDArray[np.floating]
-Float32 = NDArray[np.float32]
-Mask = NDArray[np.bool_]
 NEARLY_NOTHING = 1e-8
 LEAST_COSINE = 1e-6
 
@@ -114,7 +111,7 @@ def anchor_labels(
     return labels
 
 
-def _cosines(rows: Floats, noisy: NDArray[np.int64], domain: str, centring: str) -> Floats:
+def _cosines(rows: Floats, noisy: Index, domain: str, centring: str) -> Floats:
     """(n, B) of the noisy rows with all, in the domain asked for."""
     z = unit_rows(centred(polar_spectrum(rows) if domain == "fourier" else rows, centring))[0]
     result: Floats = z[noisy].astype(np.float64) @ z.T.astype(np.float64)

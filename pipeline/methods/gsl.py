@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.rows import Embeddings
+from noisegate.pipeline.system.array_types import Float32
 
 from .galc import anchor_labels
 from .mixtures import bmm_split
-from .pairs import Float32, PairBatch, Pairs, hinge_peaks, mean_and_spread
+from .pairs import PairBatch, Pairs, hinge_peaks, mean_and_spread
 
 __all__ = ["gsl_columns", "sct_loss"]
 

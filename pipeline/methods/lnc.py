@@ -4,9 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.rows import Embeddings
+from noisegate.pipeline.system.array_types import Float32
 
 from .mixtures import gmm_split
-from .pairs import Float32, PairBatch, Pairs, hinge_means, mean_and_spread
+from .pairs import PairBatch, Pairs, hinge_means, mean_and_spread
 
 __all__ = ["lnc_columns", "prediction"]
 

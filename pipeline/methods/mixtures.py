@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import betaln
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float64, Mask
 
 __all__ = ["Split", "all_clean_rule", "beta_moments", "bmm_split", "gmm_split"]
 
-Float64 = NDArray[np.float64]
 Pair = tuple[float, float]
 Side = Literal["low", "high"]
 NOWHERE: Pair = (math.nan, math.nan)
@@ -216,12 +216,12 @@ def _gmm(scaled: _Scaled, monotone: bool, max_iter: int, tol: float, floor: floa
     return scaled.split("gmm", probability, clean, mean, variance, weight, monotone, fallbacks)
 
 
-def _lloyd(x: Float64) -> NDArray[np.bool_]:
+def _lloyd(x: Float64) -> Mask:
     """(N,) whether a value is on the lower side of 2-means from the quartiles (from the ends where those are equal)."""
     low, high = np.quantile(x, [0.25, 0.75])
     if low == high:
         low, high = x.min(), x.max()
-    below: NDArray[np.bool_] = x <= (low + high) / 2
+    below: Mask = x <= (low + high) / 2
     for _ in range(100):
         moved = x <= (x[below].mean() + x[~below].mean()) / 2
         if (moved == below).all():

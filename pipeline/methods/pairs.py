@@ -4,17 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, identical_rows, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 
 from .batches import permuted_batches
 
 __all__ = ["PairBatch", "Pairs", "hinge_means", "hinge_peaks", "mean_and_spread"]
 
-Floats = NDArray[np.floating]
-Float32 = NDArray[np.float32]
 READ = 16_384  # rows looked at in one go
 
 
@@ -22,11 +20,11 @@ READ = 16_384  # rows looked at in one go
 class PairBatch:
     """rows: (B,) of the valid pairs, see `Pairs.valid`. similarity, same: (B, B); images, texts: (B, d) unit rows."""
 
-    rows: NDArray[np.int64]
+    rows: Index
     images: Float32
     texts: Float32
-    similarity: NDArray[np.float64]
-    same: NDArray[np.bool_]
+    similarity: Float64
+    same: Mask
     """pairs beside the diagonal with an identical image or text, which are no negatives for one another"""
 
 
@@ -75,21 +73,21 @@ def mean_and_spread(name: str, values: Floats, pairs: Pairs) -> dict[str, Float3
     return {name: pairs.spread(mean), f"{name}_sd": pairs.spread(spread)}
 
 
-def hinge_means(batch: PairBatch, margin: float) -> NDArray[np.float64]:
+def hinge_means(batch: PairBatch, margin: float) -> Float64:
     """(B,) triplet loss of METHODS 1.7: mean hinges of the row and of the column, divided by B."""
     rows, columns = _hinges(batch, margin)
-    result: NDArray[np.float64] = rows.mean(axis=1) + columns.mean(axis=0)
+    result: Float64 = rows.mean(axis=1) + columns.mean(axis=0)
     return result
 
 
-def hinge_peaks(batch: PairBatch, margin: float) -> NDArray[np.float64]:
+def hinge_peaks(batch: PairBatch, margin: float) -> Float64:
     """(B,) the same with the hardest negative of each direction."""
     rows, columns = _hinges(batch, margin)
-    result: NDArray[np.float64] = rows.max(axis=1) + columns.max(axis=0)
+    result: Float64 = rows.max(axis=1) + columns.max(axis=0)
     return result
 
 
-def _hinges(batch: PairBatch, margin: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _hinges(batch: PairBatch, margin: float) -> tuple[Float64, Float64]:
     own = batch.similarity.diagonal()
     none = batch.same | np.eye(len(own), dtype=bool)
     rows = np.where(none, 0.0, np.maximum(0.0, margin + batch.similarity - own[:, None]))
@@ -97,7 +95,7 @@ def _hinges(batch: PairBatch, margin: float) -> tuple[NDArray[np.float64], NDArr
     return rows, columns
 
 
-def _kinds(rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _kinds(rows: Rows) -> tuple[Index, Mask]:
     """(N,) numbers, equal for rows of one direction, and whether a row has one."""
     digests, valid = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.bool_)
     for start, block in rows.chunks(READ):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.runs.rows import RowBlocks, identical_rows, unit_rows
 from noisegate.pipeline.runs.tensor_files import create_tensors, map_tensors
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Integers
 
 from .index import NearestIndex
 from .lists import Bank, Found, expand, expand_in_order, order_ties, without_self
@@ -22,8 +23,6 @@ from .near_ties import exact_top
 
 __all__ = ["Neighbours", "create_graph", "default_k", "find_neighbours", "near_duplicates"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 QUERIES = 4096  # rows searched at a time; faiss works in the same blocks, so smaller would cost and larger not help
 LINKED = 65_536  # rows whose lists are looked through at a time for near duplicates
 LINKS = 1 << 24  # links between near duplicates that are held at a time
@@ -38,7 +37,7 @@ class Neighbours:
     cosines, NaN there; recall: None for an exact search, else measured on a sample; kind: how it was searched.
     """
 
-    indices: NDArray[np.integer[Any]]
+    indices: Integers
     similarities: Float32
     recall: float | None
     kind: Literal["flat", "ivf", "ivf-pq"]
@@ -91,7 +90,7 @@ def default_k(n: int, classes: int) -> int:
 
 
 def find_neighbours(
-    embeddings: NDArray[np.floating] | Sequence[NDArray[np.floating]],
+    embeddings: Floats | Sequence[Floats],
     k: int,
     *,
     include_self: bool = False,

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import RowBlocks, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Index
 
 from .lists import Found
 
 __all__ = ["NearestIndex", "gpu_numbers", "share_found", "to_gpus"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 RECALL = 0.95
 RECALL_SAMPLE = 1000
 GPU_LIMIT = 2048  # the longest list, and the most probes, that faiss can handle on a GPU

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+
+from noisegate.pipeline.system.array_types import Float32, Index
 
 __all__ = ["Bank", "Found", "expand", "expand_in_order", "order_ties", "without_self"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 Found: TypeAlias = tuple[Index, Float32]
 """(Q, k) row numbers (-1: none) and cosines, nearest first."""
 

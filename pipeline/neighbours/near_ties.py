@@ -11,17 +11,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.rows import top_by_value
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 from .lists import Found
 
 __all__ = ["Measure", "exact_top", "pair_cosines", "settle"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Search = Callable[[Float32, int], Found]
 Measure: TypeAlias = Callable[[Index, Index], Float32]
 """(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
+from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.pipeline.system.processors import processors
 
 from .index import GPU_LIMIT, to_gpus
@@ -34,8 +34,6 @@ __all__ = [
     "write_index",
 ]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 STREAMED = 65_536  # rows of a part that is read a few at a time
 REFINED = 4  # candidates of a compressed search for each entry of a list
 GATHERED = 1 << 24  # numbers of candidates held at a time

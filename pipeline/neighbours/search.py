@@ -18,6 +18,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import search_folder
 from noisegate.pipeline.runs.tensor_files import map_tensors
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 from noisegate.pipeline.system.memory import default_memory
 
 from .distinct import find_distinct, open_bank
@@ -32,9 +33,7 @@ from .task import forget, read_found, run_task
 
 __all__ = ["NeighbourSearch", "RunTasks", "neighbour_graph", "one_by_one"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
-Usable = Callable[[int], NDArray[np.bool_]]
+Usable = Callable[[int], Mask]
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
 """Carries out tasks by `run_task`, anywhere and in any order, and yields each when it is done."""
 MERGED = 1 << 24  # entries merged at a time

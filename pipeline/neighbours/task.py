@@ -12,11 +12,11 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.tensor_files import create_tensors, map_tensors
+from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.pipeline.system.malloc import give_back
 
 from .distinct import open_bank
@@ -26,9 +26,6 @@ from .part import GATHERED, ExactPart, InvertedPart, StreamedPart, one_thread_ea
 from .plan import QUERIES, Plan, Task
 
 __all__ = ["forget", "read_found", "run_task"]
-
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 
 
 class _Held:

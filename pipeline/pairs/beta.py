@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator, normalise, paired_cosines
+from noisegate.pipeline.system.array_types import Floats, Index
 
 from .calibration import LEAST, PairCalibration, calibrate_pairs, intersection
 
@@ -30,8 +30,6 @@ MODES = {
 NOISE_INPUTS = 256  # pictures and texts; all 65,536 combinations count, as in OSA's code
 PAIRS = 10_000
 RESAMPLES = 100
-
-Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -212,9 +210,7 @@ def sample_pairs(images: Floats, texts: Floats, rng: np.random.Generator, count:
     return PairSample(given, paired_cosines(images, texts, rows, partners))
 
 
-def mismatched_pairs(
-    images: Floats, texts: Floats, rng: np.random.Generator, rounds: int = 4
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def mismatched_pairs(images: Floats, texts: Floats, rng: np.random.Generator, rounds: int = 4) -> tuple[Index, Index]:
     """Row numbers (M,), (M,) of pictures and captions that do not belong together: `rounds` derangements of all rows.
 
     Combinations whose pictures or captions are the same vector as those of the given pair are left out.

@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
 from .density_ratio import MODELS, Normals, RatioFit, choose_normals
 
 __all__ = ["Expected", "Intersection", "PairCalibration", "calibrate_labels", "calibrate_pairs", "intersection"]
 
-Array = NDArray[np.float64]
 
 BINS = 500
 FOLDS = 5
@@ -64,7 +64,7 @@ class PairCalibration:
     kept: tuple[float, ...]  # share of the given pairs above each knot
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
 
-    def clean_probability(self, similarity: ArrayLike) -> NDArray[np.float32]:
+    def clean_probability(self, similarity: ArrayLike) -> Float32:
         """P(clean | similarity), (N,) float32; nan stays nan.
 
         >>> rng = np.random.default_rng(0)
@@ -200,7 +200,7 @@ def calibrate_labels(posterior: ArrayLike, labels: ArrayLike, seed: int = 0) -> 
     label = given[rows].astype(np.int64)
     flipped = (label + np.random.default_rng(seed).integers(1, classes, len(rows))) % classes
 
-    def log_odds(of: NDArray[np.int64]) -> Array:
+    def log_odds(of: Index) -> Float64:
         share = np.clip(shares[rows, of], 1e-6, 1 - 1e-6)
         return np.asarray(np.log(share / (1 - share)))
 
@@ -301,9 +301,9 @@ def _described(weights: Mapping[str, float]) -> str:
 
 
 def _bootstrap(
-    centres: Array,
-    g: Array,
-    m: Array,
+    centres: Float64,
+    g: Float64,
+    m: Float64,
     shape: Normals,
     fits: Mapping[str, RatioFit],
     weights: Mapping[str, float],
@@ -314,7 +314,7 @@ def _bootstrap(
     Each draw is fitted with one model, taken by weight, so that the spread holds how far they disagree.
     """
 
-    def redrawn(counts: Array) -> Array:
+    def redrawn(counts: Float64) -> Float64:
         return rng.multinomial(int(counts.sum()), counts / counts.sum()).astype(np.float64)
 
     names = rng.choice(list(weights), DRAWS, p=list(weights.values()))
@@ -329,7 +329,7 @@ def _bootstrap(
     return interval, float(found.std()) if len(found) else float("nan")
 
 
-def _held_out_error(fits: list[RatioFit], g: Array, m: Array, rate: float) -> float:
+def _held_out_error(fits: list[RatioFit], g: Float64, m: Float64, rate: float) -> float:
     """ECE over ten bins of P(clean): the share of clean pairs in a bin is 1 - ρ · mismatched share / given share."""
     predicted, seen, wrong = np.zeros(10), np.zeros(10), np.zeros(10)
     for fold, fit in enumerate(fits):
@@ -341,7 +341,7 @@ def _held_out_error(fits: list[RatioFit], g: Array, m: Array, rate: float) -> fl
     return float(np.abs(seen - rate * wrong * seen.sum() / wrong.sum() - predicted).sum() / seen.sum())
 
 
-def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Array, m: Array) -> dict[str, tuple[float, float]]:
+def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Float64, m: Float64) -> dict[str, tuple[float, float]]:
     """Held-out log-loss of each model above the best one's: mean over all pairs, and its standard error."""
     offset, total = np.log(g.sum() / m.sum()), (g + m).sum()
     logits = {name: np.stack([np.log(np.maximum(fit.ratio, 1e-9)) for fit in fits]) for name, fits in held_out.items()}
@@ -358,7 +358,7 @@ def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Array, m: Array) -
     return excess
 
 
-def _histograms(given: Array, mismatched: Array, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+def _histograms(given: Float64, mismatched: Float64, rng: np.random.Generator) -> tuple[Float64, Float64, Float64]:
     """Bin centres (B,) and counts (FOLDS, B) of both sides; values far outside the quartiles go to the end bins."""
     pooled = np.concatenate([given, mismatched])
     low, high = np.quantile(pooled, [0.25, 0.75])
@@ -367,7 +367,7 @@ def _histograms(given: Array, mismatched: Array, rng: np.random.Generator) -> tu
     pad = 0.0 if end - start > 1e-6 else 1e-3  # constant values still need a bin
     edges = np.linspace(start - pad, end + pad, BINS + 1)
 
-    def counts(values: Array) -> Array:
+    def counts(values: Float64) -> Float64:
         place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, BINS - 1)
         fold = rng.permutation(len(values)) % FOLDS
         return np.bincount(fold * BINS + place, minlength=FOLDS * BINS).reshape(FOLDS, BINS).astype(np.float64)
@@ -375,7 +375,7 @@ def _histograms(given: Array, mismatched: Array, rng: np.random.Generator) -> tu
     return (edges[1:] + edges[:-1]) / 2, counts(given), counts(mismatched)
 
 
-def _crossing(centres: Array, ratio: Array) -> float:
+def _crossing(centres: Float64, ratio: Float64) -> float:
     """The similarity at which the rising ratio passes 1; nan where it never does."""
     if ratio[0] >= 1 or ratio[-1] <= 1:
         return float("nan")
@@ -384,7 +384,7 @@ def _crossing(centres: Array, ratio: Array) -> float:
     return float(centres[above - 1] + (centres[above] - centres[above - 1]) * (-low / max(high - low, 1e-12)))
 
 
-def _knots(centres: Array, clean: Array, g: Array, m: Array) -> Array:
+def _knots(centres: Float64, clean: Float64, g: Float64, m: Float64) -> Float64:
     """At most about 120 places: quantiles of both sides, and every two points of P(clean)."""
     quantiles = np.linspace(0, 1, 33)
     places = [np.interp(quantiles, np.cumsum(counts) / counts.sum(), centres) for counts in (g, m)]
@@ -392,12 +392,12 @@ def _knots(centres: Array, clean: Array, g: Array, m: Array) -> Array:
     return np.unique(np.round(np.concatenate([centres[:1], *places, levels, centres[-1:]]), 6))
 
 
-def _finite(values: ArrayLike) -> Array:
+def _finite(values: ArrayLike) -> Float64:
     flat = np.asarray(values, dtype=np.float64).ravel()
     return flat[np.isfinite(flat)]
 
 
-def _rounded(values: Array) -> tuple[float, ...]:
+def _rounded(values: Float64) -> tuple[float, ...]:
     return tuple(float(value) for value in np.round(values, 6))
 
 

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import digamma, gammaln
 
+from noisegate.pipeline.system.array_types import Float64
+
 __all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
 
-Array = NDArray[np.float64]
 
 MOST = 1e30  # of f1 / f0, where mismatched pairs are all but impossible
 LEAN = 3.0  # most |q|; the normal has 0, an exponential tail on the left 1
@@ -31,13 +31,13 @@ LEAN = 3.0  # most |q|; the normal has 0, an exponential tail on the left 1
 
 class RatioFit(NamedTuple):
     rate: float
-    ratio: Array  # f / f0 at the bins, rising
+    ratio: Float64  # f / f0 at the bins, rising
 
-    def clean(self) -> Array:
+    def clean(self) -> Float64:
         return np.clip(1 - self.rate / np.maximum(self.ratio, max(self.rate, 1e-12)), 0, 1)
 
 
-def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+def _fit_gaussian(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
     """EM for ρ and the normal f1, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate = _tail_ratio(g, m)
@@ -58,7 +58,7 @@ def _fit_gaussian(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     return _mixture(min(max(rate, 0.0), 1.0), _normal(centres, mean, sd), f0, g + m)
 
 
-def _fit_log_gamma(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
     """Likeliest ρ, place, spread and lean q of f1, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate, step = min(max(_tail_ratio(g, m), 1e-3), 1 - 1e-3), centres[1] - centres[0]
@@ -68,7 +68,7 @@ def _fit_log_gamma(centres: Array, g: Array, m: Array, shape: Normals) -> RatioF
     seen = g > 0
     x, share, known = centres[seen], g[seen] / g.sum(), f0[seen]
 
-    def loss_of(theta: Array) -> tuple[float, Array]:
+    def loss_of(theta: Float64) -> tuple[float, Float64]:
         rate, scale = 1 / (1 + np.exp(-theta[0])), sd * np.exp(theta[2])
         w = (x - mean - sd * theta[1]) / scale
         log_density, by_w, by_q = _log_gamma(w, theta[3])
@@ -87,7 +87,7 @@ def _fit_log_gamma(centres: Array, g: Array, m: Array, shape: Normals) -> RatioF
     return _mixture(float(1 / (1 + np.exp(-found.x[0]))), f1, f0, g + m)
 
 
-def _log_gamma(w: Array, q: float) -> tuple[Array, Array, Array]:
+def _log_gamma(w: Float64, q: float) -> tuple[Float64, Float64, Float64]:
     """log f(w) with its derivatives by w and q; q w has the law of log(q² Gamma(q⁻²)), and q -> 0 is the normal."""
     if abs(q) < 0.02:  # to second order, because the exact terms cancel
         log_density = -(w**2) / 2 - q * w**3 / 6 - q**2 * (w**4 / 24 + 1 / 12) - np.log(2 * np.pi) / 2
@@ -98,7 +98,7 @@ def _log_gamma(w: Array, q: float) -> tuple[Array, Array, Array]:
     return log_density, (1 - e) / q, by_q
 
 
-def _fit_logistic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+def _fit_logistic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
     """Damped Fisher scoring for r = ρ + (1 - ρ) exp(a + b s) under the log-loss of given against mismatched."""
     offset, both = np.log(g.sum() / m.sum()), g + m
     pivot = float(m @ centres / m.sum())
@@ -107,12 +107,12 @@ def _fit_logistic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     rate = min(max(_tail_ratio(g, m), 1e-3), 0.95)
     theta = np.array([np.log(rate / (1 - rate)), -2.0, 1.5])
 
-    def ratio_of(theta: Array) -> tuple[float, Array, Array]:
+    def ratio_of(theta: Float64) -> tuple[float, Float64, Float64]:
         rate = 1 / (1 + np.exp(-theta[0]))
         tilt = np.exp(np.clip(theta[1] + theta[2] * s, -50, 50))
         return float(rate), tilt, np.maximum(rate + (1 - rate) * tilt, 1e-12)
 
-    def loss_of(theta: Array) -> float:
+    def loss_of(theta: Float64) -> float:
         logit = np.log(ratio_of(theta)[2]) + offset
         return float(both @ np.logaddexp(0, logit) - g @ logit)
 
@@ -140,7 +140,7 @@ def _fit_logistic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     return RatioFit(rate, ratio)
 
 
-def _fit_isotonic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFit:
+def _fit_isotonic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
     """Rising r by pooling adjacent bins, read between the centres of the pooled blocks."""
     both = g + m
     filled = both > 0
@@ -153,7 +153,7 @@ def _fit_isotonic(centres: Array, g: Array, m: Array, shape: Normals) -> RatioFi
     return RatioFit(_tail_ratio(g, m), np.exp(np.interp(centres, middle, np.log(np.maximum.accumulate(odds)))))
 
 
-MODELS: dict[str, Callable[[Array, Array, Array, Normals], RatioFit]] = {
+MODELS: dict[str, Callable[[Float64, Float64, Float64, Normals], RatioFit]] = {
     "gaussian": _fit_gaussian,
     "log-gamma": _fit_log_gamma,
     "logistic": _fit_logistic,
@@ -161,7 +161,7 @@ MODELS: dict[str, Callable[[Array, Array, Array, Normals], RatioFit]] = {
 }
 
 
-def _tail_ratio(g: Array, m: Array) -> float:
+def _tail_ratio(g: Float64, m: Float64) -> float:
     """ρ as the ratio of distribution functions at the point whose upper confidence limit is lowest (best bin)."""
     below_g, below_m = np.cumsum(g), np.cumsum(m)
     total_g, total_m = below_g[-1], below_m[-1]
@@ -175,15 +175,15 @@ def _tail_ratio(g: Array, m: Array) -> float:
 
 
 class Normals(NamedTuple):
-    weight: Array
-    mean: Array
-    sd: Array
+    weight: Float64
+    mean: Float64
+    sd: Float64
 
-    def density(self, x: Array) -> Array:
+    def density(self, x: Float64) -> Float64:
         return np.asarray(self.weight @ _normal(x, self.mean[:, None], self.sd[:, None]))
 
 
-def _fit_normals(centres: Array, counts: Array, start: Normals, rounds: int) -> tuple[Normals, float]:
+def _fit_normals(centres: Float64, counts: Float64, start: Normals, rounds: int) -> tuple[Normals, float]:
     """EM from `start`; the log-likelihood comes with it."""
     total, step, normals, before = counts.sum(), centres[1] - centres[0], start, -np.inf
     likelihood = before
@@ -202,7 +202,7 @@ def _fit_normals(centres: Array, counts: Array, start: Normals, rounds: int) -> 
     return normals, likelihood
 
 
-def choose_normals(centres: Array, counts: Array, most: int = 5) -> Normals:
+def choose_normals(centres: Float64, counts: Float64, most: int = 5) -> Normals:
     """A mixture of 1 to `most` normals, as many as BIC asks for."""
     total = counts.sum()
     cumulative, mean = np.cumsum(counts) / total, counts @ centres / total
@@ -216,13 +216,13 @@ def choose_normals(centres: Array, counts: Array, most: int = 5) -> Normals:
     return min(fits, key=lambda fit: fit[0])[1]
 
 
-def _mixture(rate: float, f1: Array, f0: Array, weight: Array) -> RatioFit:
+def _mixture(rate: float, f1: Float64, f0: Float64, weight: Float64) -> RatioFit:
     return RatioFit(rate, _rising(np.minimum(rate + (1 - rate) * f1 / f0, MOST), weight))
 
 
-def _rising(values: Array, weight: Array) -> Array:
+def _rising(values: Float64, weight: Float64) -> Float64:
     return np.asarray(isotonic_regression(values, weights=weight + 1e-6).x, dtype=np.float64)
 
 
-def _normal(x: Array, mean: Any, sd: Any) -> Array:
+def _normal(x: Float64, mean: Any, sd: Any) -> Float64:
     return np.asarray(np.exp(-0.5 * ((x - mean) / sd) ** 2) / (sd * np.sqrt(2 * np.pi)) + 1e-300)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Integers, Mask
 
 __all__ = ["Side", "either_side", "neighbourhood_agreement"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
-Lists = NDArray[np.integer[Any]]
 GATHERED = 1 << 24  # floats of neighbours held at a time
 
 
 def neighbourhood_agreement(
-    image_neighbours: Lists,
-    text_neighbours: Lists,
+    image_neighbours: Integers,
+    text_neighbours: Integers,
     image_embeddings: Embeddings,
     text_embeddings: Embeddings,
 ) -> Float32:
@@ -89,7 +85,7 @@ class Side:
         spread = squares / max(1, count) - np.outer(mean, mean)
         return replace(side, mean=mean.astype(np.float32), spread=spread.astype(np.float32))
 
-    def directions(self, block: NDArray[np.floating[Any]]) -> tuple[Float32, NDArray[np.bool_]]:
+    def directions(self, block: Floats) -> tuple[Float32, Mask]:
         """e of some rows, 0 for invalid ones, and which are valid: a row at the centre itself is not."""
         unit, valid = unit_rows(block)
         centred, apart = unit_rows(unit - self.centre)
@@ -97,7 +93,7 @@ class Side:
         centred[~valid] = 0
         return centred, valid
 
-    def agreement(self, own: Index, neighbours: Lists) -> Float32:
+    def agreement(self, own: Index, neighbours: Integers) -> Float32:
         """(R,) z_s of the rows `own` with their lists (R, k); nan for rows and for lists in which none is valid."""
         result = np.full(len(own), np.nan, dtype=np.float32)
         step = max(1, GATHERED // max(1, neighbours.shape[1] * self.rows.width))

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import paired_cosines
 from noisegate.pipeline.neighbours.graph import Neighbours
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Integers, Mask
 
 from .beta import mismatched_pairs
 from .calibration import LEAST, Intersection, PairCalibration, calibrate_pairs, intersection
@@ -24,8 +24,6 @@ FOLDS = 5
 MOST = 100.0  # weight of the agreement where the cosine has none
 READ = 16_384  # rows looked at in one go
 
-Floats = NDArray[np.floating[Any]]
-
 
 @dataclass(frozen=True)
 class NeighbourhoodScores:
@@ -36,8 +34,8 @@ class NeighbourhoodScores:
     where there is no cosine. `alone` says that it decides which pairs are clean.
     """
 
-    agreement: NDArray[np.float32]
-    score: NDArray[np.float32]
+    agreement: Float32
+    score: Float32
     k: int
     weight: float
     calibration: PairCalibration | None
@@ -54,7 +52,7 @@ class NeighbourhoodScores:
             facts["expected"] = {name: round(v, 6) if np.isfinite(v) else None for name, v in promised.items()}
         return facts
 
-    def table_columns(self, rows: slice, ok: NDArray[np.bool_], probability: NDArray[np.float32]) -> dict[str, Any]:
+    def table_columns(self, rows: slice, ok: Mask, probability: Float32) -> dict[str, Any]:
         """`neighbourhood`; without a cosine also `clean` and `clean_probability`, with one only the latter, if it gains.
 
         `probability` is what the cosine alone says; it stays where a pair has no neighbours.
@@ -76,7 +74,7 @@ def score_neighbourhood(
     text_graph: Neighbours | None,
     k: int,
     seed: int,
-    similarity: NDArray[np.float32] | None,
+    similarity: Float32 | None,
     *,
     decides: bool = True,
 ) -> NeighbourhoodScores:
@@ -117,18 +115,18 @@ def score_neighbourhood(
     return _finish(given, *both, k, weight, alone=False, seed=seed)
 
 
-def _embedded(rows: Rows) -> NDArray[np.bool_]:
+def _embedded(rows: Rows) -> Mask:
     """(N,) which rows are not zeros."""
     return np.concatenate([np.zeros(0, np.bool_), *(block.any(axis=1) for _, block in rows.chunks(READ))])
 
 
-def _without(lists: NDArray[np.integer[Any]], rows: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+def _without(lists: Integers, rows: Index) -> Integers:
     """Neighbour lists (M, k) in which row i does not name rows[i]."""
     return np.where(lists == rows[:, None], -1, lists)
 
 
 def _finish(
-    agreement: NDArray[np.float32], score: Floats, wrong: Floats, k: int, weight: float, *, alone: bool, seed: int
+    agreement: Float32, score: Floats, wrong: Floats, k: int, weight: float, *, alone: bool, seed: int
 ) -> NeighbourhoodScores:
     enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= LEAST
     calibration = calibrate_pairs(score, wrong, seed) if enough else None

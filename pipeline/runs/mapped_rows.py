@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from noisegate.pipeline.system.array_types import Float32, Index
+
 from .embeddings import map_embeddings
 from .rows import unit_rows
 
 __all__ = ["MappedRows"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 AT_ONCE = 16_384  # rows made unit length at a time
 OPEN = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # files at a time, of which each map is one
 

@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 
 __all__ = ["Embeddings", "RowBlocks", "Rows", "as_rows", "gather", "identical_rows", "top_by_value", "unit_rows"]
-
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 
 
 @runtime_checkable
@@ -24,7 +21,7 @@ class Rows(Protocol):
     width: int
 
     def __len__(self) -> int: ...
-    def chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+    def chunks(self, size: int) -> Iterator[tuple[int, Floats]]:
         """(number of the first row, at most `size` rows) in order."""
         ...
 
@@ -33,7 +30,7 @@ class Rows(Protocol):
         ...
 
 
-Embeddings: TypeAlias = Rows | NDArray[np.floating] | Sequence[NDArray[np.floating]]
+Embeddings: TypeAlias = Rows | Floats | Sequence[Floats]
 """(N, d), whole, in blocks of rows, or on disk."""
 
 
@@ -51,7 +48,7 @@ def gather(rows: Rows, numbers: Index) -> tuple[Float32, Index]:
 class RowBlocks:
     """One (N, d) matrix, or a sequence of (n, d) blocks (memory maps will do) read as if it were one."""
 
-    def __init__(self, embeddings: NDArray[np.floating] | Sequence[NDArray[np.floating]], name: str = "embeddings"):
+    def __init__(self, embeddings: Floats | Sequence[Floats], name: str = "embeddings"):
         self.blocks = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
         widths = {block.shape[1:] for block in self.blocks}
         if len(widths) != 1 or len(next(iter(widths))) != 1:
@@ -63,7 +60,7 @@ class RowBlocks:
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
-    def chunks(self, size: int) -> Iterator[tuple[int, NDArray[np.floating]]]:
+    def chunks(self, size: int) -> Iterator[tuple[int, Floats]]:
         for offset, block in zip(self.offsets, self.blocks, strict=False):
             for start in range(0, len(block), size):
                 yield int(offset) + start, block[start : start + size]
@@ -80,7 +77,7 @@ class RowBlocks:
         return np.concatenate(parts) if parts else np.empty((0, self.width), dtype=np.float32)
 
 
-def unit_rows(rows: NDArray[np.floating]) -> tuple[Float32, NDArray[np.bool_]]:
+def unit_rows(rows: Floats) -> tuple[Float32, Mask]:
     """(N, d) rows of length 1 in float32, and (N,) whether the row has a direction.
 
     A row with a norm below 1e-12, or with NaN or Inf, has none and becomes zeros.

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import load_estimator
@@ -28,6 +27,7 @@ from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.pairs.scorer import Encoded
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.workers import Decoded
+from noisegate.pipeline.system.array_types import Float32, Float64, Index
 from noisegate.pipeline.system.output_files import write_atomically, writing_to
 
 from .tuning import Tuning, tune
@@ -38,7 +38,6 @@ ADAPT_FILE = "adapt.json"
 FEWEST = 32  # kept pairs, below which there is nothing to learn from or to measure on
 HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000
 RISE = 0.01  # of the loss on held-out pairs, as a share of it: less is chance
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -160,14 +159,14 @@ class _Pairs:
     """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption."""
 
     samples: list[Decoded]
-    pictures: Ids
-    captions: Ids
+    pictures: Index
+    captions: Index
 
     @classmethod
     def of(cls, samples: list[Decoded]) -> "_Pairs":
         return cls(samples, numbered([s.image_sha256 for s in samples]), numbered([s.text for s in samples]))
 
-    def at(self, rows: Ids) -> "_Pairs":
+    def at(self, rows: Index) -> "_Pairs":
         return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
 
 
@@ -231,15 +230,15 @@ def _described(split: Split) -> dict[str, Any]:
 def _losses(
     estimator: OpenClipEstimator,
     data: _Pairs,
-    images: NDArray[np.float32],
-    texts: NDArray[np.float32],
+    images: Float32,
+    texts: Float32,
     rng: np.random.Generator,
-) -> NDArray[np.float64]:
+) -> Float64:
     scale = float(estimator.module.logit_scale.detach().exp())
     return pair_losses(images, texts, scale, rng, data.pictures, data.captions)
 
 
-def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Ids, seed: int) -> float:
+def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Index, seed: int) -> float:
     """Mean loss of some rows, in the same batches whatever the estimator."""
     images, texts = encoded.images[rows], encoded.texts[rows]
     return float(_losses(estimator, data.at(rows), images, texts, np.random.default_rng([seed, 0])).mean())
@@ -249,7 +248,7 @@ def _auto(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
     return estimate_beta(images=encoded.images, texts=encoded.texts, random_inputs=lambda: random_inputs, seed=seed)
 
 
-def hold_out(kept: Ids, pictures: Ids, seed: int) -> tuple[Ids, Ids]:
+def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
     """Rows to train on and rows to measure on; a picture with several captions is on one side only."""
     shown, counts = np.unique(pictures[kept], return_counts=True)
     order = np.random.default_rng([seed, 1]).permutation(len(shown))

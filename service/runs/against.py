@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.estimators.base import Identity
@@ -16,6 +15,7 @@ from noisegate.pipeline.labels.tango.visual import VisualVotes
 from noisegate.pipeline.pairs.neighbourhood_scoring import NEIGHBOURS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.score_run import DUPLICATE_COSINE, anchors_file
+from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
@@ -25,9 +25,6 @@ from .search import MEMORY, RunSearch
 
 __all__ = ["LISTED", "FinishedRun", "flag_duplicates", "own_rows"]
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 LISTED = 10  # neighbours that an answer names; more of them vote
 

@@ -4,19 +4,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.classes import ClassSet, load_classes
 from noisegate.pipeline.labels.tango.semantic import text_anchor_logits
+from noisegate.pipeline.system.array_types import Float32
 from noisegate.service.errors import ApiError, Unavailable
 
 from .judging import Judged, Predicted, anchor_shares, class_numbers, judge_labels
 
 __all__ = ["ClassSets", "EncodeTexts", "RegisteredClasses", "predictions"]
 
-Float32 = NDArray[np.float32]
 EncodeTexts = Callable[[Sequence[str]], Awaitable[Float32]]
 
 PREDICTED = 5

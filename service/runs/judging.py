@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.tango.refinement import SAME, mix_sources, verdict
 from noisegate.pipeline.labels.tango.semantic import AnchorVotes
+from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
 __all__ = ["Judged", "Neighbour", "Predicted", "anchor_shares", "class_numbers", "judge_labels"]
-
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def class_numbers(
     return found
 
 
-def anchor_shares(images: NDArray[np.float32], anchors: Anchors, classes: int) -> Float64:
+def anchor_shares(images: Float32, anchors: Anchors, classes: int) -> Float64:
     """p_sem (N, C) of images (N, d), NaN for rows of zeros; not rounded to float32: what ties in the table ties here."""
     votes = AnchorVotes.of(anchors.embeddings, anchors.labels, classes)
     parts = [votes.consistency(images[i : i + votes.chunk]) for i in range(0, len(images), votes.chunk)]

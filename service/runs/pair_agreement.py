@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.rows import unit_rows
+from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
 from .search import RunSearch
 
 __all__ = ["Side", "pair_agreement"]
-
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Side:
         deviation = np.sqrt(np.maximum(np.sum((mine @ self.spread) * mine, axis=1), 1e-12))
         return np.where(usable & known.any(axis=1), (average - mine @ self.mean) / deviation, np.nan)
 
-    def _around(self, rows: Float32) -> tuple[Float32, NDArray[np.bool_]]:
+    def _around(self, rows: Float32) -> tuple[Float32, Mask]:
         unit, valid = unit_rows(rows)
         centred, apart = unit_rows(unit - self.centre.astype(np.float32))
         centred[~valid] = 0

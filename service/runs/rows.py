@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 __all__ = ["RunRows"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 DUPLICATE = "duplicate_of:"
 
 
@@ -28,7 +27,7 @@ class RunRows:
         self.sizes = [len(part) for part in parts]
         self._ends = np.cumsum(self.sizes)
         table = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-        self.ok: NDArray[np.bool_] = pc.equal(table["status"], "ok").to_numpy()
+        self.ok: Mask = pc.equal(table["status"], "ok").to_numpy()
         given = pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy()
         self.labels: Index = np.where(self.ok, given, -1)
         self._keys, self._flags, self._digests = table["key"], table["flags"], table["image_sha256"]

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.rows import unit_rows
+from noisegate.pipeline.system.array_types import Float32, Index
 
 __all__ = ["RunSearch"]
 
-Float32 = NDArray[np.float32]
-Index = NDArray[np.int64]
 
 MEMORY = 1 << 30  # bytes of float32 rows that one search holds; larger runs are read again for each search
 SPARE = 8  # candidates beyond those wanted, so that a short tie at the cut is seen at once

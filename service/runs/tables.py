@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.inspect.report.label_page import class_names
@@ -22,6 +21,7 @@ from noisegate.pipeline.inspect.show import bin_width, glance
 from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.runs.where import Where, parse_where
+from noisegate.pipeline.system.array_types import Float64, Index
 
 __all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "plain", "usual"]
 
@@ -31,7 +31,6 @@ BINS = 20  # what `bin_width` makes at most
 NUMBERS = tuple(name for name, (kind, _) in COLUMNS.items() if pa.types.is_floating(kind))
 
 View = Literal["worst", "best", "borderline", "all"]
-Floats = NDArray[np.float64]
 Known = TypeVar("Known")
 
 
@@ -97,8 +96,8 @@ class Chosen:
 
     total: int
     stems: tuple[str, ...]
-    places: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    places: Index
+    rows: Index
 
 
 def usual(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
@@ -310,7 +309,7 @@ class RunTables:
         kept, dropped, unknown = (tuple(part) for part in counts.tolist())
         return Bins(column, edges, kept, dropped, unknown)
 
-    def _choose(self, column: str | None, rank: Callable[[Floats], Floats], rules: list[Where]) -> Chosen:
+    def _choose(self, column: str | None, rank: Callable[[Float64], Float64], rules: list[Where]) -> Chosen:
         total, score = 0, np.zeros(0)
         places, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for place, table in self._tables([column] if column else [], rules):
@@ -334,8 +333,8 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _floats(table: pa.Table, name: str) -> Floats:
-    values: Floats = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+def _floats(table: pa.Table, name: str) -> Float64:
+    values: Float64 = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 

@@ -18,22 +18,23 @@ from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.system.array_types import Index
 from tests.commands import called, run_noisegate
-from tests.embeddings import Labels, Rows, saved
+from tests.embeddings import Rows, saved
 from tests.fakes import write_tar
 
 PHOTOS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "cifar10n-000000.tar"
 LABEL_COLUMNS = ("knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality")
 
 
-def pictures(labelled_run: Path) -> tuple[Rows, Labels]:
+def pictures(labelled_run: Path) -> tuple[Rows, Index]:
     """The scenes' embeddings (N, d) and their true classes (N,)."""
     run = RunFolder(labelled_run / "tables")
     rows = np.concatenate([read_embeddings(run.embeddings(stem), "image") for stem in run.stems()])
     return rows, pq.read_table(labelled_run / "noisy" / "noise.parquet")["clean_label"].to_numpy()
 
 
-def judged(labelled_run: Path, out: Path, true: Labels, noise: LabelNoise) -> tuple[LabelEvaluation, list[float]]:
+def judged(labelled_run: Path, out: Path, true: Index, noise: LabelNoise) -> tuple[LabelEvaluation, list[float]]:
     """The figures of these labels on the scenes' pictures, and the interval of the noise rate."""
     rows, _ = pictures(labelled_run)
     anchors = Anchors.load(labelled_run / "tables" / "anchors.safetensors")
@@ -61,7 +62,7 @@ def test_the_commands_find_and_mend_wrong_labels(labelled_run: Path) -> None:
     assert abs(learned["expected"]["clean_precision"] - found["fused"]["clean_precision"]) < 0.03
 
 
-def next_shape(labelled_run: Path) -> Labels:
+def next_shape(labelled_run: Path) -> Index:
     """(36,) for each class the one of the same colour and the next shape, which the embedded model confuses most."""
     names = (labelled_run / "clean" / "classes.txt").read_text().splitlines()
     shapes = list(dict.fromkeys(name.split()[1] for name in names))

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float32, Index
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
 
@@ -40,7 +40,6 @@ __all__ = [
 
 FROM_SCRATCH = 0.05
 """τ of a network that was not pretrained (METHODS 10.5)"""
-Labels = NDArray[np.float32]
 
 
 def _numbers(value: Any) -> Any:
@@ -86,8 +85,8 @@ class Crcl(Method):
         self.loss_name = "active_complementary"
         self.lengths: tuple[int, ...] = ()
         self.pretrained = False
-        self.labels: Labels = np.ones(0, np.float32)  # y
-        self.probabilities: Labels = np.ones(0, np.float32)  # p̂ of this epoch, NaN where not seen yet
+        self.labels: Float32 = np.ones(0, np.float32)  # y
+        self.probabilities: Float32 = np.ones(0, np.float32)  # p̂ of this epoch, NaN where not seen yet
 
     def epochs(self, wanted: int) -> int:
         given, freeze = self.config.pieces, self.config.freeze
@@ -146,7 +145,7 @@ class Crcl(Method):
             each.mean(), {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())}
         )
 
-    def _labels_of(self, rows: NDArray[np.int64], matched: Labels, epoch: int) -> Labels:
+    def _labels_of(self, rows: Index, matched: Float32, epoch: int) -> Float32:
         """ŷ of a batch, and what is remembered of it."""
         if self.config.preset == "paper":
             self.probabilities[rows] = matched
@@ -225,7 +224,7 @@ def active_complementary(images: Tensor, texts: Tensor, labels: Tensor, weight: 
     return direct + weight * (complementary(images.exp(), q) + complementary(texts.exp(), q))
 
 
-def corrected(labels: Labels, probabilities: Labels, momentum: float) -> Labels:
+def corrected(labels: Float32, probabilities: Float32, momentum: float) -> Float32:
     """β y + (1 - β) p̂ (Eq. 10); a pair without a prediction (NaN) keeps its label.
 
     >>> corrected(np.float32([1, 1]), np.float32([0, np.nan]), 0.75).tolist()
@@ -235,6 +234,6 @@ def corrected(labels: Labels, probabilities: Labels, momentum: float) -> Labels:
     return np.where(np.isnan(probabilities), labels, moved).astype(np.float32)
 
 
-def truncated(labels: Labels, threshold: float) -> Labels:
+def truncated(labels: Float32, threshold: float) -> Float32:
     """ŷ: 0 below ε (Eq. 12)."""
     return np.where(labels < threshold, 0, labels).astype(np.float32)

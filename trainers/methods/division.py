@@ -1,14 +1,12 @@
 """Clean and noisy halves by per-sample losses, and what is done with them before and after the mixture."""
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.methods.mixtures import all_clean_rule
+from noisegate.pipeline.system.array_types import Float32, Mask
 
 __all__ = ["abandoned", "clean_rows", "levelled"]
-
-Floats = NDArray[np.float32]
 
 
 def levelled(losses: Tensor) -> Tensor:
@@ -27,8 +25,8 @@ def levelled(losses: Tensor) -> Tensor:
 
 
 def clean_rows(
-    confidence: Floats, threshold: float = 0.5, *, inclusive: bool = True, one_percent: bool = False
-) -> NDArray[np.bool_]:
+    confidence: Float32, threshold: float = 0.5, *, inclusive: bool = True, one_percent: bool = False
+) -> Mask:
     """(N,) whether w_i >= threshold (LNC), or > threshold (NCR, GSL); rows without a confidence keep their given label.
 
     one_percent: where all are clean, the least sure hundredth is not (NCR's published code).
@@ -37,12 +35,12 @@ def clean_rows(
     if one_percent:
         raised = all_clean_rule(confidence, threshold)
         if raised > threshold:
-            clean: NDArray[np.bool_] = known > raised
+            clean: Mask = known > raised
             return clean
     return known >= threshold if inclusive else known > threshold
 
 
-def abandoned(confidence: Floats, threshold: float, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+def abandoned(confidence: Float32, threshold: float, share: float, rng: np.random.Generator) -> Mask:
     """(N,) a random `share` of the samples that both networks' confidences (2, N) call noisy (LNC Eq. 7): floor(share n).
 
     Two of all known samples stay whatever the share: enough for a batch.

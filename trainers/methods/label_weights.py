@@ -7,12 +7,10 @@ cosine that Eq. 5 wants; β is where right and shuffled labels are equally dense
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors
@@ -21,18 +19,16 @@ from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.score_run import anchors_file
+from noisegate.pipeline.system.array_types import Float32, Floats, Index
 
 __all__ = ["LabelWeights", "image_weights", "missing_for", "prompt_weights"]
-
-Floats = NDArray[np.floating[Any]]
-Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class LabelWeights:
     """(total_rows,) float32 in the order of the tables asked for, 0 for failed and unlabelled samples; the β behind them."""
 
-    weights: NDArray[np.float32]
+    weights: Float32
     beta: Beta
 
 
@@ -123,7 +119,7 @@ def _beta(sample: PairSample, mode: str, seed: int) -> Beta:
     return estimate_beta(pairs=sample, mode=mode, seed=seed)
 
 
-def _blocks(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[NDArray[np.float32], Labels]]:
+def _blocks(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[Float32, Index]]:
     """Unit image rows and given labels of each table; -1 for none and for samples that failed."""
     for stem in stems:
         table = run.read(stem, ["status", "label"])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.tango import visual_consistency
 from noisegate.pipeline.labels.tango.refinement import verdict
 from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Ssr", "SsrConfig", "class_weights", "relabelled", "selected"]
 
-Index = NDArray[np.int64]
 STATE = ("labels", "confidence", "clean", "weights")
 
 
@@ -131,7 +130,7 @@ class Ssr(Method):
         return {"clean": self.clean, "refined_label": self.labels, "refined_confidence": self.confidence}
 
 
-def relabelled(given: Index, predicted: Index, confidence: NDArray[np.floating], threshold: float) -> Index:
+def relabelled(given: Index, predicted: Index, confidence: Floats, threshold: float) -> Index:
     """y': the prediction where the classifier is surer of it than `threshold`, else the given label; (N,) each.
 
     >>> relabelled(np.array([0, 0]), np.array([1, 1]), np.array([0.95, 0.8]), 0.9).tolist()
@@ -140,7 +139,7 @@ def relabelled(given: Index, predicted: Index, confidence: NDArray[np.floating],
     return np.where((given >= 0) & (confidence > threshold), predicted, given)
 
 
-def selected(vectors: NDArray[np.floating], labels: Index, classes: int, k: int, threshold: float) -> NDArray[np.bool_]:
+def selected(vectors: Floats, labels: Index, classes: int, k: int, threshold: float) -> Mask:
     """(N,) whether the balanced vote of the k nearest, the sample itself among them, gives its label >= θ_s of the most."""
     neighbours = find_neighbours(vectors, k, include_self=True, device="auto")
     votes = visual_consistency(neighbours, labels, classes).astype(np.float64)
@@ -150,7 +149,7 @@ def selected(vectors: NDArray[np.floating], labels: Index, classes: int, k: int,
     return clean
 
 
-def class_weights(labels: Index, clean: NDArray[np.bool_]) -> NDArray[np.float32]:
+def class_weights(labels: Index, clean: Mask) -> Float32:
     """(N,) of the selected samples n / (classes there x size of the own class), so that their mean is 1; 0 for the others.
 
     >>> class_weights(np.array([0, 0, 0, 1, 1]), np.array([True, True, True, True, False])).round(2).tolist()

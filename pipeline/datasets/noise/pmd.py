@@ -4,18 +4,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float64, Index
 
 from .labels import LabelNoise, check_labels
 from .rates import check_rate
 
 __all__ = ["PMD_KINDS", "pmd", "pmd_factor", "pmd_flip_probability"]
 
-Margin = NDArray[np.float64]
 # Probability of the runner-up as a function of the margin D between the two most likely classes.
-PMD_KINDS: Mapping[str, Callable[[Margin], Margin]] = MappingProxyType(
+PMD_KINDS: Mapping[str, Callable[[Float64], Float64]] = MappingProxyType(
     {
         "I": lambda margin: 0.5 - margin**2 / 2,
         "II": lambda margin: 1 - margin**3,
@@ -44,7 +44,7 @@ def pmd(
     return LabelNoise.between(true, np.where(flip, second, first), eta.shape[1])
 
 
-def pmd_flip_probability(posteriors: ArrayLike, kind: str, factor: float = 1.0) -> NDArray[np.float64]:
+def pmd_flip_probability(posteriors: ArrayLike, kind: str, factor: float = 1.0) -> Float64:
     """(N,) float64: P(s) = 1 - min(1, (1 - f) / factor), with D = eta_u - eta_s and, by kind,
 
     I: f = 1/2 - D^2 / 2;  II: f = 1 - D^3;  III: f = 1 - (D + D^2 + D^3) / 3   (PLC, PMD noise types I-III).
@@ -84,20 +84,20 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
     return float(sums[last] / (wanted - larger[last]))
 
 
-def _law(kind: str) -> Callable[[Margin], Margin]:
+def _law(kind: str) -> Callable[[Float64], Float64]:
     if kind not in PMD_KINDS:
         raise ConfigError(f"kind={kind!r}: PMD noise comes in kinds I, II and III; give for example kind='I'")
     return PMD_KINDS[kind]
 
 
-def _flip_probability(margin: Margin, kind: str, factor: float) -> NDArray[np.float64]:
+def _flip_probability(margin: Float64, kind: str, factor: float) -> Float64:
     if not (np.isfinite(factor) and factor > 0):
         raise ConfigError(f"factor={factor!r}: give a number above 0, for example factor=1.2")
-    flip: NDArray[np.float64] = 1 - np.minimum(1.0, (1 - _law(kind)(margin)) / factor)
+    flip: Float64 = 1 - np.minimum(1.0, (1 - _law(kind)(margin)) / factor)
     return flip
 
 
-def _top_two(eta: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Margin]:
+def _top_two(eta: Float64) -> tuple[Index, Index, Float64]:
     """The most likely class, the second, and the margin between them; of equals the lower id comes first."""
     rows = np.arange(len(eta))
     first = eta.argmax(axis=1)
@@ -107,7 +107,7 @@ def _top_two(eta: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return first, second, eta[rows, first] - eta[rows, second]
 
 
-def _check_posteriors(posteriors: ArrayLike) -> NDArray[np.float64]:
+def _check_posteriors(posteriors: ArrayLike) -> Float64:
     """(N, C) float64, each row divided by its sum, which may be off by what float16 leaves."""
     eta = np.asarray(posteriors, dtype=np.float64)
     if eta.ndim != 2 or eta.shape[1] < 2:
@@ -119,5 +119,5 @@ def _check_posteriors(posteriors: ArrayLike) -> NDArray[np.float64]:
             f"posteriors: row {wrong[0]} is no distribution (sum {totals[wrong[0]]:g}, least {eta[wrong[0]].min():g}); "
             "give probabilities that sum to 1, for example a softmax"
         )
-    normalised: NDArray[np.float64] = eta / totals[:, None]
+    normalised: Float64 = eta / totals[:, None]
     return normalised

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float64, Floats, Index, Mask
 
 __all__ = ["RecallAtK", "coco_folds", "map_at_r", "percent_within", "precision_at_1", "recall_at_k", "rsum"]
 
-Floats = NDArray[np.float64]
 CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
 TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
 
@@ -30,7 +30,7 @@ class RecallAtK:
 
 
 def recall_at_k(
-    similarity: NDArray[np.floating], image_of_caption: ArrayLike | None = None, ks: Sequence[int] = (1, 5, 10)
+    similarity: Floats, image_of_caption: ArrayLike | None = None, ks: Sequence[int] = (1, 5, 10)
 ) -> RecallAtK:
     """Percent of queries whose first right answer ranks within K, both directions.
 
@@ -63,7 +63,7 @@ def recall_at_k(
     return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
 
 
-def _owners(similarity: NDArray[np.floating], image_of_caption: ArrayLike | None) -> NDArray[np.int64]:
+def _owners(similarity: Floats, image_of_caption: ArrayLike | None) -> Index:
     """(T,) row of each caption's image, which must exist."""
     images, captions = similarity.shape
     owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
@@ -76,7 +76,7 @@ def _owners(similarity: NDArray[np.floating], image_of_caption: ArrayLike | None
     return owner.astype(np.int64)
 
 
-def percent_within(ranks: NDArray[np.int64], ks: Sequence[int]) -> dict[int, float]:
+def percent_within(ranks: Index, ks: Sequence[int]) -> dict[int, float]:
     """Percent of ranks, counted from 1, that are at most K, by K; NaN of none."""
     return {k: 100.0 * float((ranks <= k).mean()) if len(ranks) else math.nan for k in ks}
 
@@ -91,7 +91,7 @@ def rsum(recall: RecallAtK) -> float:
 
 
 def coco_folds(
-    similarity: NDArray[np.floating],
+    similarity: Floats,
     image_of_caption: ArrayLike | None = None,
     folds: int = 5,
     ks: Sequence[int] = (1, 5, 10),
@@ -148,7 +148,7 @@ def map_at_r(embeddings: ArrayLike, labels: ArrayLike) -> float:
     return 100.0 * float(np.mean(scores)) if scores else math.nan
 
 
-def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Floats, Floats]]:
+def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Float64, Float64]]:
     """For blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1)
     to all other classes, ascending, after a -inf that keeps it from being empty.
 
@@ -177,7 +177,7 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
             yield right, wrong
 
 
-def _unit(rows: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+def _unit(rows: Float64) -> tuple[Float64, Mask]:
     """`unit_rows` in float64, for rows of any size that float64 holds."""
     largest = np.abs(rows).max(axis=1, initial=0)
     scaled = rows / np.where(np.isfinite(largest) & (largest > 0), largest, 1)[:, None]

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float32, Index
 
 from .ranking import RecallAtK, percent_within
 
 __all__ = ["BlockRecall"]
-
-Floats = NDArray[np.float32]
 
 
 class BlockRecall:
@@ -64,7 +63,7 @@ class BlockRecall:
                 part = rows[low - start : high - start]
                 self._add(low, part[:, mine] if self.folds > 1 else part, mine)
 
-    def _add(self, start: int, rows: Floats, captions: NDArray[np.int64]) -> None:
+    def _add(self, start: int, rows: Float32, captions: Index) -> None:
         inside = np.flatnonzero((self.owner[captions] >= start) & (self.owner[captions] < start + len(rows)))
         own = self.owner[captions[inside]] - start, inside  # where the right answers are
         right = np.nan_to_num(rows[own], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
@@ -95,6 +94,6 @@ class BlockRecall:
         )
 
 
-def _mean_within(parts: Sequence[NDArray[np.int64]], ks: Sequence[int]) -> dict[int, float]:
+def _mean_within(parts: Sequence[Index], ks: Sequence[int]) -> dict[int, float]:
     each = [percent_within(ranks, ks) for ranks in parts]
     return {k: float(np.mean([found[k] for found in each])) for k in ks}

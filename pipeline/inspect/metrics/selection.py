@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Float64, Mask
 
 __all__ = [
     "BestCut",
@@ -23,9 +24,6 @@ __all__ = [
     "relabel_accuracy",
     "selection_metrics",
 ]
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
     return _auroc(score, noise)[0]
 
 
-def _auroc(score: Floats, noise: Mask) -> tuple[float, str]:
+def _auroc(score: Float64, noise: Mask) -> tuple[float, str]:
     """(AUROC, reason for NaN or ''), from average ranks (Mann-Whitney)."""
     known = ~np.isnan(score)
     score, noise = score[known], noise[known]
@@ -227,7 +225,7 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
     return float((label[known] == true[known]).mean()) if known.any() else math.nan
 
 
-def _vector(values: ArrayLike, name: str) -> Floats:
+def _vector(values: ArrayLike, name: str) -> Float64:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 from .lens import Lens
 from .picks import Lowest, LowestPerClass, Pick
@@ -22,8 +22,6 @@ COLUMNS = [
 ]  # fmt: skip
 COARSE = 10  # fine bins in one of a shard's own histogram
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class Sizes:
 class Confusion:
     """How often class `given` became `refined`, as sorted codes `given * 2**32 + refined` with counts."""
 
-    codes: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
-    counts: Counts = field(default_factory=lambda: np.zeros(0, np.int64))
+    codes: Index = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Index = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def add(self, given: Counts, refined: Counts) -> None:
+    def add(self, given: Index, refined: Index) -> None:
         codes, counts = np.unique((given << 32) + refined, return_counts=True)
         self.codes, place = np.unique(np.concatenate([self.codes, codes]), return_inverse=True)
         self.counts = np.bincount(place, np.concatenate([self.counts, counts])).astype(np.int64)
@@ -64,7 +62,7 @@ class ShardFacts:
     stem: str
     rows: int
     failed: int
-    histogram: Counts
+    histogram: Index
     quantiles: tuple[float, ...]
     damage: str | None
 
@@ -80,7 +78,7 @@ class Collected:
     weighted: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     flags: Counter[str] = field(default_factory=Counter)
-    histogram: Counts = field(default_factory=lambda: np.zeros(4000, np.int64))
+    histogram: Index = field(default_factory=lambda: np.zeros(4000, np.int64))
     shards: list[ShardFacts] = field(default_factory=list)
     worst: list[Pick] = field(default_factory=list)
     best: list[Pick] = field(default_factory=list)
@@ -135,9 +133,7 @@ def _values(column: pa.ChunkedArray) -> dict[str, int]:
     return {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
 
 
-def _add_shard(
-    found: Collected, run: RunFolder, stem: str, ok: NDArray[np.bool_], score: NDArray[np.float64], lens: Lens
-) -> None:
+def _add_shard(found: Collected, run: RunFolder, stem: str, ok: Mask, score: Float64, lens: Lens) -> None:
     known = score[~np.isnan(score)]
     fine = np.histogram(np.clip(known, -lens.span, lens.span), lens.edges)[0]
     found.scored += len(known)
@@ -157,7 +153,7 @@ def _add_failures(found: Collected, stem: str, table: pa.Table, most: int) -> No
         examples += [Pick(stem, values) for values in table.take(pa.array(rows)).to_pylist()] if len(rows) else []
 
 
-def _add_labels(found: Collected, per_class: LowestPerClass, stem: str, table: pa.Table, ok: NDArray[np.bool_]) -> None:
+def _add_labels(found: Collected, per_class: LowestPerClass, stem: str, table: pa.Table, ok: Mask) -> None:
     quality = _floats(table, "label_quality")
     given, refined = (_integers(table, name) for name in ("label", "refined_label"))
     known = ok & ~np.isnan(quality) & (given >= 0) & (refined >= 0)
@@ -169,12 +165,12 @@ def _add_labels(found: Collected, per_class: LowestPerClass, stem: str, table: p
     per_class.add(stem, table, np.where(known, given, -1), np.where(known, quality, np.nan))
 
 
-def _tally(labels: Counts) -> dict[int, int]:
+def _tally(labels: Index) -> dict[int, int]:
     values, counts = np.unique(labels, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-def _doubt_of_duplicates(table: pa.Table) -> NDArray[np.float64]:
+def _doubt_of_duplicates(table: pa.Table) -> Float64:
     """P(clean) of rows that are flagged as a duplicate, 2 where it is not known, NaN for all others."""
     flags = pc.list_flatten(table["flags"]).cast("string")
     rows = pc.list_parent_indices(table["flags"]).to_numpy()[pc.starts_with(flags, "duplicate_of:").to_numpy()]
@@ -219,11 +215,11 @@ def original_key(pick: Pick) -> str | None:
     return next((flag.removeprefix(prefix) for flag in pick.values["flags"] or [] if flag.startswith(prefix)), None)
 
 
-def _floats(table: pa.Table, name: str) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+def _floats(table: pa.Table, name: str) -> Float64:
+    values: Float64 = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
     return values
 
 
-def _integers(table: pa.Table, name: str) -> Counts:
-    values: Counts = table[name].cast(pa.int64()).fill_null(-1).to_numpy()
+def _integers(table: pa.Table, name: str) -> Index:
+    values: Index = table[name].cast(pa.int64()).fill_null(-1).to_numpy()
     return values

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+
+from noisegate.pipeline.system.array_types import Float64, Index
 
 __all__ = ["Lowest", "LowestPerClass", "Pick"]
-
-Scores = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Lowest:
         self._count = count
         self._kept: list[tuple[float, Pick]] = []
 
-    def add(self, stem: str, table: pa.Table, score: Scores) -> None:
+    def add(self, stem: str, table: pa.Table, score: Float64) -> None:
         """Look at all rows of a table; `score` (N,), NaN for rows that do not take part."""
         eligible = np.flatnonzero(~np.isnan(score))
         if len(self._kept) == self._count and self._kept:
@@ -68,7 +67,7 @@ class LowestPerClass:
         self._count = count
         self.classes: dict[int, Lowest] = {}
 
-    def add(self, stem: str, table: pa.Table, labels: NDArray[np.int64], score: Scores) -> None:
+    def add(self, stem: str, table: pa.Table, labels: Index, score: Float64) -> None:
         """`labels` (N,), negative for none; `score` (N,), NaN for rows that do not take part."""
         rows = np.flatnonzero((labels >= 0) & ~np.isnan(score))
         rows = rows[np.lexsort((score[rows], labels[rows]))]
@@ -85,5 +84,5 @@ class LowestPerClass:
             chosen[mine] = np.nan
 
 
-def _picks(stem: str, table: pa.Table, rows: NDArray[np.int64]) -> list[Pick]:
+def _picks(stem: str, table: pa.Table, rows: Index) -> list[Pick]:
     return [Pick(stem, values) for values in table.take(pa.array(rows)).to_pylist()] if len(rows) else []

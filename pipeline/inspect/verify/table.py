@@ -19,6 +19,7 @@ from noisegate.pipeline.pairs.pair_fit import pair_columns
 from noisegate.pipeline.pairs.scorer import score_pairs
 from noisegate.pipeline.runs.embeddings import embeddings_match
 from noisegate.pipeline.runs.table import SCHEMA, RunFolder
+from noisegate.pipeline.system.array_types import Float32
 
 from .problems import Problems
 
@@ -36,8 +37,6 @@ ALIKE = (
 FOLLOWS = 1e-6  # how far a score may be from what the cosine and β give
 HALF = 1e-3  # how far cosines of rows kept as float16 may be from those before: 2 · 2⁻¹¹ of unit vectors
 BLOCK = 8192
-
-Floats = NDArray[np.float32]
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -160,7 +159,7 @@ def _neighbourhood_problems(table: pa.Table, near: Mapping[str, Any]) -> Iterato
 
 
 def _differences(
-    table: pa.Table, name: str, want: NDArray[Any], source: str, values: Floats, edge: float | None = None
+    table: pa.Table, name: str, want: NDArray[Any], source: str, values: Float32, edge: float | None = None
 ) -> Iterator[tuple[int, str]]:
     """Rows whose `name` is not `want`, which followed from `values` (NaN: must be null); none within a hair of `edge`."""
     have, known = floats(table, name), ~np.isnan(values)
@@ -239,7 +238,7 @@ def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[s
         return  # check_embeddings has said so
 
 
-def floats(table: pa.Table, name: str) -> Floats:
+def floats(table: pa.Table, name: str) -> Float32:
     """A column as float32 with NaN for null."""
-    values: Floats = table[name].cast(pa.float32()).to_numpy(zero_copy_only=False).astype(np.float32)
+    values: Float32 = table[name].cast(pa.float32()).to_numpy(zero_copy_only=False).astype(np.float32)
     return values

@@ -11,16 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.neighbours.graph import Neighbours
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 
 from .semantic import AnchorVotes
 from .visual import NeighbourLists, VisualVotes, checked_labels, chunk_rows, mean_or, row_sums
 
 __all__ = ["Refinement", "mix_sources", "refine", "verdict"]
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 log = logging.getLogger(__name__)
 SAME = 1e-9  # two shares that differ by less, relative to the larger, are tied: they differ by rounding only
@@ -63,7 +60,7 @@ def refine(
     *,
     neighbours: NeighbourLists | None = None,
     images: Embeddings | None = None,
-    anchors: NDArray[np.floating] | None = None,
+    anchors: Floats | None = None,
     anchor_labels: ArrayLike | None = None,
     b: float = 0.5,
     quota: int | ArrayLike | None = None,

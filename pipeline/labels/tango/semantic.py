@@ -6,28 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, identical_rows, top_by_value, unit_rows
+from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index
 
 from .row_votes import RowVotes
 from .visual import checked_labels, chunk_rows, mean_or
 
 __all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_logits"]
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
 HELD = 2**29  # numbers of images in memory: a million rows of 512
 READ = 16_384  # images looked at in one go
 TIE = 2e-6  # cosines from a product in float32 that differ by less may be equal
 AT_ONCE = 1 << 24  # cosines of anchors with images that are not all in memory
 
 
-def anchor_consistency(
-    images: Embeddings, anchors: NDArray[np.floating], anchor_labels: ArrayLike, classes: int
-) -> Float32:
+def anchor_consistency(images: Embeddings, anchors: Floats, anchor_labels: ArrayLike, classes: int) -> Float32:
     """p_sem (N, C): the classes of the K = |A| / C anchors nearest to each image (TANGO Sec. 3).
 
     images: (N, d) or blocks of rows; anchors: (A, d) text embeddings; anchor_labels: (A,) their classes, none empty.
@@ -47,7 +43,7 @@ def anchor_consistency(
 
 def inject_truth(
     images: Embeddings,
-    anchors: NDArray[np.floating],
+    anchors: Floats,
     anchor_labels: ArrayLike,
     classes: int,
     quota: int | ArrayLike | None = None,
@@ -74,7 +70,7 @@ def inject_truth(
 
 def text_anchor_logits(
     images: Embeddings,
-    anchors: NDArray[np.floating],
+    anchors: Floats,
     anchor_labels: ArrayLike,
     classes: int,
     scale: float | None = 40.0,
@@ -119,7 +115,7 @@ class AnchorVotes:
     nearest: int  # K
 
     @classmethod
-    def of(cls, anchors: NDArray[np.floating], anchor_labels: ArrayLike, classes: int) -> AnchorVotes:
+    def of(cls, anchors: Floats, anchor_labels: ArrayLike, classes: int) -> AnchorVotes:
         label = checked_labels(anchor_labels, classes)
         unit, valid = unit_rows(np.asarray(anchors))
         if label.shape != valid.shape:
@@ -155,7 +151,7 @@ class AnchorVotes:
         product: Float32 = np.clip(unit @ self.distinct.T, -1, 1)
         return product if len(self.distinct) == len(self.which) else product[:, self.which]
 
-    def consistency(self, images: NDArray[np.floating]) -> Float64:
+    def consistency(self, images: Floats) -> Float64:
         """(R, C) p_sem of some images, NaN for invalid ones."""
         unit, valid = unit_rows(images)
         cosine = self.cosines(unit)

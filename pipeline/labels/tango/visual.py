@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse import csr_matrix
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.neighbours.graph import Neighbours
+from noisegate.pipeline.system.array_types import Float32, Float64, Index, Integers, Mask
 
 from .row_votes import RowVotes
 
 __all__ = ["NeighbourLists", "VisualVotes", "chunk_rows", "propagate_labels", "visual_consistency"]
 
-Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
-Index = NDArray[np.int64]
-NeighbourLists: TypeAlias = Neighbours | NDArray[np.integer[Any]]
+NeighbourLists: TypeAlias = Neighbours | Integers
 """A graph, or its (N, k) row numbers with -1 for none."""
 
 
@@ -74,7 +72,7 @@ def propagate_labels(neighbours: NeighbourLists, labels: ArrayLike, classes: int
 class VisualVotes:
     """Checked lists and labels, and what a slice of rows gets from them."""
 
-    lists: NDArray[np.integer[Any]]  # (N, k)
+    lists: Integers  # (N, k)
     label: Index  # (N,) -1 does not vote
     classes: int
     ballot: Float64  # (C,) 1 / pi, 0 for an absent class
@@ -107,13 +105,13 @@ class VisualVotes:
         ballot = np.divide(1.0, size, out=np.zeros(classes), where=size > 0)
         return cls(lists, label, classes, ballot, group)
 
-    def consistency(self, part: slice) -> tuple[Float64, NDArray[np.bool_]]:
+    def consistency(self, part: slice) -> tuple[Float64, Mask]:
         """(R, C) p_vis of the rows, and (R,) which of them no labelled neighbour speaks for."""
         share, alone = self.shares(self.lists[part])
         share[alone] = self.given(part)[alone]
         return share, alone
 
-    def shares(self, lists: NDArray[np.integer[Any]]) -> tuple[Float64, NDArray[np.bool_]]:
+    def shares(self, lists: Integers) -> tuple[Float64, Mask]:
         """The same for lists (R, k) of anybody, with zeros where no labelled neighbour speaks."""
         rows = len(lists)
         row, place = np.nonzero(lists >= 0)

@@ -13,13 +13,14 @@ from noisegate.pipeline.labels.probe import probe_probabilities
 from noisegate.pipeline.labels.scoring import MAX_CLASSES, NEAR, count_classes, neighbours_wanted, score_labels
 from noisegate.pipeline.labels.tango import anchor_consistency, refine, visual_consistency
 from noisegate.pipeline.neighbours.graph import find_neighbours, near_duplicates
-from tests.embeddings import Labels, clusters
+from noisegate.pipeline.system.array_types import Index
+from tests.embeddings import clusters
 
 NAMES = ("a", "b", "c", "d")
 ANCHORS = Anchors(NAMES, np.eye(4, 12, dtype=np.float32), np.arange(4))
 
 
-def spoilt(labels: Labels, every: int = 5) -> Labels:
+def spoilt(labels: Index, every: int = 5) -> Index:
     """Each `every`-th label moved to the next class."""
     return np.where(np.arange(len(labels)) % every == 0, (labels + 1) % 4, labels)
 

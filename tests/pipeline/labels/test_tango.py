@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.tango import (
@@ -23,14 +22,13 @@ from noisegate.pipeline.labels.tango import semantic as anchors_module
 from noisegate.pipeline.labels.tango.semantic import AnchorVotes
 from noisegate.pipeline.neighbours.graph import find_neighbours, near_duplicates
 from noisegate.pipeline.runs.rows import RowBlocks
+from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 small = settings(max_examples=80, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
-def random_graph(rng: np.random.Generator) -> tuple[Ints, Ints, int]:
+def random_graph(rng: np.random.Generator) -> tuple[Index, Index, int]:
     """(lists, labels, classes): lists of unequal length, unlabelled rows, absent classes."""
     n, classes = int(rng.integers(1, 15)), int(rng.integers(1, 5))
     k = int(rng.integers(0, n)) if n > 1 else 0
@@ -41,11 +39,11 @@ def random_graph(rng: np.random.Generator) -> tuple[Ints, Ints, int]:
     return lists, labels, classes
 
 
-def onehot(label: int, classes: int) -> Floats:
+def onehot(label: int, classes: int) -> Float64:
     return np.eye(classes)[label] if label >= 0 else np.full(classes, np.nan)
 
 
-def loop_p_vis(lists: Ints, labels: Ints, classes: int) -> Floats:
+def loop_p_vis(lists: Index, labels: Index, classes: int) -> Float64:
     size = [sum(labels == c) for c in range(classes)]
     result = []
     for i in range(len(labels)):
@@ -57,7 +55,7 @@ def loop_p_vis(lists: Ints, labels: Ints, classes: int) -> Floats:
     return np.array(result)
 
 
-def loop_y_vis(lists: Ints, labels: Ints, classes: int) -> tuple[Floats, list[int]]:
+def loop_y_vis(lists: Index, labels: Index, classes: int) -> tuple[Float64, list[int]]:
     fallback = loop_p_vis(lists, labels, classes)
     soft, indegree = [], []
     for i in range(len(labels)):
@@ -187,7 +185,7 @@ def test_neighbour_arguments_that_do_not_fit_are_named() -> None:
 # Anchors
 
 
-def random_anchors(rng: np.random.Generator) -> tuple[Floats, Floats, Ints, int]:
+def random_anchors(rng: np.random.Generator) -> tuple[Float64, Float64, Index, int]:
     """(images, anchors, anchor labels, classes) of ±1 in 4 columns: exact cosines, ties, copies; some images invalid."""
     n, classes = int(rng.integers(1, 14)), int(rng.integers(1, 4))
     labels = np.concatenate([np.arange(classes), rng.integers(0, classes, int(rng.integers(0, 9)))])
@@ -197,12 +195,12 @@ def random_anchors(rng: np.random.Generator) -> tuple[Floats, Floats, Ints, int]
     return images, rng.choice([-1.0, 1.0], (len(labels), 4)), labels, classes
 
 
-def is_valid(images: Floats) -> NDArray[np.bool_]:
-    valid: NDArray[np.bool_] = np.isfinite(images).all(axis=1) & (images != 0).any(axis=1)
+def is_valid(images: Float64) -> Mask:
+    valid: Mask = np.isfinite(images).all(axis=1) & (images != 0).any(axis=1)
     return valid
 
 
-def loop_p_sem(images: Floats, anchors: Floats, labels: Ints, classes: int) -> Floats:
+def loop_p_sem(images: Float64, anchors: Float64, labels: Index, classes: int) -> Float64:
     nearest = max(1, len(anchors) // classes)
     texts = [sum(labels == c) for c in range(classes)]
     result = []
@@ -216,7 +214,7 @@ def loop_p_sem(images: Floats, anchors: Floats, labels: Ints, classes: int) -> F
     return np.array(result)
 
 
-def loop_y_sem(images: Floats, anchors: Floats, labels: Ints, classes: int) -> tuple[Floats, list[int]]:
+def loop_y_sem(images: Float64, anchors: Float64, labels: Index, classes: int) -> tuple[Float64, list[int]]:
     rows = np.flatnonzero(is_valid(images))
     quota = min(max(1, len(rows) // classes), len(rows))
     texts = [sum(labels == c) for c in range(classes)]
@@ -321,7 +319,7 @@ def test_one_class_has_all_shares() -> None:
     assert inject_truth(images, anchors, [0] * 4, 1)[1].tolist() == [4] * 3
 
 
-def anchors_at(cosines: list[float], each: int) -> Floats:
+def anchors_at(cosines: list[float], each: int) -> Float64:
     """`each` unit texts at every cosine to the image (1, 0)."""
     return np.repeat([[c, math.sqrt(1 - c * c)] for c in cosines], each, axis=0)
 
@@ -359,7 +357,7 @@ def test_anchors_that_cannot_vote_are_named() -> None:
 # Refinement
 
 
-def loop_best(share: Floats, given_label: int) -> int:
+def loop_best(share: Float64, given_label: int) -> int:
     """argmax; the given label wins ties, then the lower class."""
     if given_label >= 0 and share[given_label] >= share.max() - 1e-9:
         return given_label

@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from noisegate.pipeline.neighbours import NeighbourSearch, near_ties, neighbour_graph
 from noisegate.pipeline.neighbours.graph import find_neighbours
 from noisegate.pipeline.neighbours.near_ties import exact_top, pair_cosines
 from noisegate.pipeline.runs.rows import unit_rows
+from noisegate.pipeline.system.array_types import Float32, Index
 from tests.pipeline.neighbours.embedding_files import all_of, cut_at, stored
 
-Floats = NDArray[np.float32]
 
-
-def by_pairs(queries: Floats, rows: Floats, k: int) -> tuple[list[list[int]], list[list[float]]]:
+def by_pairs(queries: Float32, rows: Float32, k: int) -> tuple[list[list[int]], list[list[float]]]:
     """One pair at a time, by (cosine, lower number)."""
     numbers, cosines = [], []
     for query in queries:
@@ -28,7 +26,7 @@ def by_pairs(queries: Floats, rows: Floats, k: int) -> tuple[list[list[int]], li
     return numbers, cosines
 
 
-def whole_numbers(rng: np.random.Generator) -> Floats:
+def whole_numbers(rng: np.random.Generator) -> Float32:
     """Rows in few dimensions: many cosines are equal, of which float32 makes different ones."""
     return rng.integers(-2, 3, (int(rng.integers(5, 25)), int(rng.integers(1, 5)))).astype(np.float32)
 
@@ -72,7 +70,7 @@ def test_a_search_that_rounds_as_it_likes_gives_the_order_of_the_pairs(
     rng = np.random.default_rng(1)
     rows = unit_rows(np.eye(12)[0] + spread * rng.standard_normal((300, 12)))[0]
 
-    def search(queries: Floats, width: int) -> tuple[NDArray[np.int64], Floats]:
+    def search(queries: Float32, width: int) -> tuple[Index, Float32]:
         cosine = (queries @ rows.T + rng.uniform(-3e-7, 3e-7, (len(queries), len(rows)))).astype(np.float32)
         order = np.argsort(-cosine, axis=1)[:, :width]
         return order, np.take_along_axis(cosine, order, axis=1)

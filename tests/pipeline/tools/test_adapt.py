@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from noisegate.pipeline.annotate import annotate
@@ -26,6 +25,7 @@ from noisegate.pipeline.methods.info_nce import batches, info_nce, pair_losses, 
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.system.array_types import Float64, Mask
 from noisegate.pipeline.tools.adapt import Adaptation, adapt, hold_out
 from noisegate.pipeline.tools.tuning import Tuning
 
@@ -40,7 +40,6 @@ FAST = Tuning(steps=4, batch_size=32, learning_rate=1e-3)
 EMBEDDED_THERE = pytest.mark.skipif(
     not (EMBEDDED / "open_clip_model.safetensors").is_file(), reason="the embedded model's weights are not there"
 )
-Floats = NDArray[np.float64]
 
 
 def make_model(folder: Path, vision: dict[str, Any], text: dict[str, Any] = TEXT) -> str:
@@ -75,7 +74,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 # --- losses ----------------------------------------------------------------------------------------------------------
 
 
-def plain_losses(images: Floats, texts: Floats, scale: float, same: NDArray[np.bool_]) -> list[float]:
+def plain_losses(images: Float64, texts: Float64, scale: float, same: Mask) -> list[float]:
     """Both directions, one sum at a time."""
     found = []
     for i in range(len(images)):
@@ -87,7 +86,7 @@ def plain_losses(images: Floats, texts: Floats, scale: float, same: NDArray[np.b
     return found
 
 
-def unit(rng: np.random.Generator, count: int) -> Floats:
+def unit(rng: np.random.Generator, count: int) -> Float64:
     return normalise(rng.normal(size=(count, 5))).astype(np.float64)
 
 
