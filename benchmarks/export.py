@@ -20,8 +20,7 @@ from pathlib import Path
 from benchmarks.memory import peak_mb
 from benchmarks.synthetic_run import write_synthetic_run
 from noisegate.pipeline.export import KINDS, export
-from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.output_files import write_atomically
 
 RULE = "clean_probability > 0.5 and status = 'ok' and not flags like 'duplicate_of:%'"
@@ -46,7 +45,7 @@ def name_by_uid(folder: Path) -> None:
         table, metadata = run.read(stem), read_metadata(run.table(stem))
         metadata["shard"] |= {"sha256": hashlib.sha256(packed.getbuffer()).hexdigest(), "size": packed.tell()}
         keys = [f"{int(key):032x}" for key in table["key"].to_pylist()]
-        run.write_table(stem, with_columns(table, {"key": keys}, metadata))
+        run.write_table(stem, replace_columns(table, {"key": keys}, metadata))
 
 
 def one(folder: Path, kind: str) -> None:

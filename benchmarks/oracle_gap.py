@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Mask
 from noisegate.trainers.bench.cells import plan_cell, run_cell
 from noisegate.trainers.bench.preset import load_preset
@@ -42,7 +41,7 @@ def chosen(prepared: Prepared, choose: Callable[[Mask, Mask], Mask], folder: Pat
         mask = choose(kept.astype(bool), right.astype(bool))
         count += int(mask.sum())
         one = truth.read(stem)
-        other.write_table(stem, with_columns(one, {"clean": pa.array(mask)}, read_metadata(truth.table(stem))))
+        other.write_table(stem, replace_columns(one, {"clean": pa.array(mask)}, read_metadata(truth.table(stem))))
     return replace(prepared, truth=folder, clean=count), count
 
 

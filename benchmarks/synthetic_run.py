@@ -23,9 +23,8 @@ from PIL import Image
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import normalise
 from noisegate.pipeline.estimators.custom import CustomEstimator
-from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.embeddings import write_embeddings
-from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, table_from
+from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
 from noisegate.pipeline.score_run import ScoreSettings, score_run
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.system.output_files import write_atomically
@@ -202,7 +201,7 @@ def _add_labels(run: RunFolder, stem: str, rng: np.random.Generator) -> None:
         "source_weights": {"neighbours": 0.6, "probe": 0.4},
         "expected": expected | {"noise_precision": 0.95, "noise_recall": 0.95},
     }
-    run.write_table(stem, with_columns(table, columns, metadata | {"labels": facts}))
+    run.write_table(stem, replace_columns(table, columns, metadata | {"labels": facts}))
 
 
 def main() -> None:

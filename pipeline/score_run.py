@@ -22,10 +22,10 @@ from .labels.anchors import Anchors
 from .neighbours import NeighbourSearch, neighbour_graph
 from .neighbours.graph import Neighbours, near_duplicates
 from .pairs.beta import Beta, check_mode
-from .pairs.pair_fit import PairScoring, learn_pair_scoring, pair_columns, with_columns
+from .pairs.pair_fit import PairScoring, learn_pair_scoring, pair_columns
 from .pairs.scorer import score_pairs
 from .runs.run_rows import RunRows
-from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata, search_folder
+from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata, replace_columns, search_folder
 
 if TYPE_CHECKING:
     from .labels.scoring import LabelScores
@@ -304,7 +304,7 @@ def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> Non
         if json.dumps(recorded, sort_keys=True) == json.dumps(wanted, sort_keys=True):
             continue
         table = run.read(stem)
-        run.write_table(stem, with_columns(table, _columns(table, scores, rows, keys), metadata | wanted))
+        run.write_table(stem, replace_columns(table, _columns(table, scores, rows, keys), metadata | wanted))
 
 
 def _columns(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> dict[str, Any]:

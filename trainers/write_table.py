@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.runs.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, table_from
+from noisegate.pipeline.runs.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, replace_columns, table_from
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
@@ -80,7 +79,7 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
             }
             if source is not None:
                 metadata = {**read_metadata(source.table(stem)), "method": facts}
-                run.write_table(stem, with_columns(source.read(stem), columns, metadata))
+                run.write_table(stem, replace_columns(source.read(stem), columns, metadata))
             else:
                 metadata = _write_from_shard(run, shards[stem], config, columns, seen, facts)
             entry = known.get(stem, {"table": stem, "rows": len(rows), "sha256": metadata["shard"]["sha256"]})

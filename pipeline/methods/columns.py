@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.runs.rows import RowBlocks, Rows
 from noisegate.pipeline.runs.run_rows import RunRows
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Float32
 
 from .crcl import crcl_columns
@@ -107,7 +106,7 @@ def write_columns(run: RunFolder, stems: Sequence[str], found: Found | None) -> 
         if records == metadata.get(RECORD):
             continue
         columns = {name: values[rows] for name, values in found.columns.items()}
-        run.write_table(stem, with_columns(run.read(stem), columns, {**metadata, RECORD: records}))
+        run.write_table(stem, replace_columns(run.read(stem), columns, {**metadata, RECORD: records}))
 
 
 def _rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "text"]) -> Rows:

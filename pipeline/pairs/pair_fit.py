@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import MismatchError
 from noisegate.pipeline.estimators.base import paired_cosines
 from noisegate.pipeline.runs.embeddings import read_embeddings
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, table_from
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
 from .calibration import PairCalibration
@@ -120,12 +120,6 @@ def pair_columns(table: pa.Table, scores: PairScores) -> dict[str, Any]:
         "clean": pa.array(scores.clean, mask=np.isnan(weight)),
         "clean_probability": np.where(ok, probability, np.nan),
     }
-
-
-def with_columns(table: pa.Table, columns: dict[str, Any], metadata: dict[str, Any]) -> pa.Table:
-    """The table with some columns replaced and new metadata."""
-    kept = {name: table[name] for name in table.column_names}
-    return table_from(kept | columns, metadata)
 
 
 def recorded_scoring(run: RunFolder, stem: str) -> tuple[Beta, PairCalibration | None]:

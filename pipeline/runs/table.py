@@ -20,6 +20,7 @@ __all__ = [
     "RunFolder",
     "read_metadata",
     "read_table",
+    "replace_columns",
     "search_folder",
     "table_from",
 ]
@@ -79,6 +80,11 @@ def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Ta
             arrays.append(pa.array(values, type=kind, from_pandas=True))
     extra = {f"noisegate.{name}": _json(value) for name, value in metadata.items()}
     return pa.table(arrays, schema=pa.schema(list(kinds.items()), metadata=extra))
+
+
+def replace_columns(table: pa.Table, columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
+    """Replace some columns of a table, and all of its metadata."""
+    return table_from({name: table[name] for name in table.column_names} | dict(columns), metadata)
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:

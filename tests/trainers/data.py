@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.trainers.data import Batch
 from tests.fakes import Member, picture, tar_bytes
 from tests.jobs import score
@@ -61,7 +60,7 @@ def write_scored(folder: Path, shards: int = 4, count: int = 8) -> Path:
     for stem in run.stems():
         table = run.read(stem)
         refined = [None if i % 7 == 6 else (i + 1) % 5 for i in range(len(table))]
-        run.write_table(stem, with_columns(table, {"refined_label": refined}, read_metadata(run.table(stem))))
+        run.write_table(stem, replace_columns(table, {"refined_label": refined}, read_metadata(run.table(stem))))
     return folder
 
 

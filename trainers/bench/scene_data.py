@@ -18,8 +18,7 @@ from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.inspect.evaluate import evaluate, evaluate_labels
 from noisegate.pipeline.inspect.truth import read_truth
 from noisegate.pipeline.labels.classes import load_classes
-from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.pipeline.runs.where import parse_where
 from noisegate.pipeline.shards.decode import Limits, decode_text
 from noisegate.pipeline.shards.locate import Shard
@@ -117,7 +116,7 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
     for stem in run.stems():
         one = run.read(stem)
         part = pa.array(right[start : start + len(one)])
-        copy.write_table(stem, with_columns(one, {"clean": part}, read_metadata(run.table(stem))))
+        copy.write_table(stem, replace_columns(one, {"clean": part}, read_metadata(run.table(stem))))
         start += len(one)
     kept = np.asarray(whole["clean"].fill_null(False)).astype(bool)
     return len(right), int(kept.sum()), int(right.sum())

@@ -22,9 +22,8 @@ from noisegate.pipeline.inspect.report.collect import ShardFacts
 from noisegate.pipeline.inspect.report.drift import find_drift, ks_distance
 from noisegate.pipeline.inspect.report.picks import Lowest, LowestPerClass
 from noisegate.pipeline.inspect.report.pictures import printable
-from noisegate.pipeline.pairs.pair_fit import with_columns
 from noisegate.pipeline.rescore import score_embeddings
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from tests.commands import called
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
@@ -328,7 +327,7 @@ def labelled(own_run: Path) -> Path:
             "expected": dict.fromkeys(("kept", "clean_precision", "clean_recall", "noise_precision"), 0.9)
             | {"noise_recall": None},
         }
-        folder.write_table(stem, with_columns(table, columns, metadata | {"labels": facts}))
+        folder.write_table(stem, replace_columns(table, columns, metadata | {"labels": facts}))
     return own_run
 
 

@@ -13,8 +13,7 @@ import yaml
 
 from noisegate import METHODS, Batch, WeightedShards, evaluate_model, load_estimator, load_target, train
 from noisegate.pipeline.errors import ConfigError, NoisegateError
-from noisegate.pipeline.pairs.pair_fit import with_columns
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.loop.logs import Silent, read_log
 from noisegate.trainers.losses import info_nce, triplet
@@ -81,7 +80,7 @@ def few_weights(scored: Path, tmp_path: Path) -> Path:
         table = run.read(stem)
         rows = np.arange(start, start + len(table))
         weight = np.where(np.isin(rows, (3, 90)), 0.1, 0).astype(np.float32)
-        run.write_table(stem, with_columns(table, {"osa_weight": weight}, read_metadata(run.table(stem))))
+        run.write_table(stem, replace_columns(table, {"osa_weight": weight}, read_metadata(run.table(stem))))
         start += len(table)
     return tmp_path / "few"
 
