@@ -1,154 +1,174 @@
-"""All settings of the service: flags, then `NOISEGATE_*` in the environment, then a YAML file, then the defaults here."""
+"""All settings of the service, defined once: `noisegate serve` makes its flags from these fields.
+
+A value comes from its flag, else from `NOISEGATE_NAME` in the environment, else from the YAML file, else from the default.
+"""
 
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
-from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.pairs.beta import check_mode
 from noisegate.pipeline.shards.decode import Limits
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["LISTEN", "MiB", "Settings", "load_settings"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-HASHED = re.compile(r"sha256:[0-9a-f]{64}")
+HASHED_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 MiB = 1 << 20
+
+LISTEN, SCORER, WORK, LIMIT, URLS = "Listening and access", "Scorer", "Work", "Limits", "Pictures by URL"
+
+
+def _setting(default: Any, panel: str, description: str, *flags: str, **bounds: Any) -> Any:
+    """A field with what its flag needs: help text, panel of the help, and names where they do not follow from the field's."""
+    return Field(default, description=description, json_schema_extra={"panel": panel, "flags": list(flags)}, **bounds)
 
 
 class Settings(BaseSettings):
-    """What `noisegate serve` can be told; every name is a flag, an environment variable and a key of the file."""
+    """Every field is a flag of `noisegate serve`, an environment variable and a key of the file."""
 
     model_config = SettingsConfigDict(env_prefix="NOISEGATE_", extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    host: str = "127.0.0.1"
-    port: int = Field(8765, ge=0, le=65535)
+    host: str = _setting("127.0.0.1", LISTEN, "Address to listen on")
+    port: int = _setting(8765, LISTEN, "Port; 0 takes a free one", ge=0, le=65535)
+    api_keys: Annotated[list[str], NoDecode] = _setting(
+        [], LISTEN, "A hashed key, sha256:HEX, as --hash-key prints it; repeatable", "--api-key"
+    )
+    allow_open: bool = _setting(False, LISTEN, "Listen beyond this machine without any key")
+    log_format: Literal["json", "text"] = _setting("json", LISTEN, "json or text")
 
-    model: str | None = None  # None: the one of scorer_run, else embedded
-    pretrained: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    batch_size: int | None = Field(None, ge=1)
-    beta: str = "auto"
-    runs: Annotated[dict[str, Path], NoDecode] = {}
-    scorer_run: str | None = None
-    classes: Annotated[dict[str, str], NoDecode] = {}
+    model: str | None = _setting(
+        None, SCORER, "As in annotate (default: the one of the run, else embedded)", "--model", "-m"
+    )
+    pretrained: str | None = _setting(None, SCORER, "Tag of open_clip, or a checkpoint file", "--pretrained", "-p")
+    device: str = _setting("auto", SCORER, "auto, cpu, cuda:0,cuda:1 for several, or all")
+    dtype: str = _setting("auto", SCORER, "auto, float32, bfloat16 or float16")
+    batch_size: int | None = _setting(None, SCORER, "Items per encoder call (default: by device)", ge=1)
+    runs: Annotated[dict[str, Path], NoDecode] = _setting(
+        {},
+        SCORER,
+        "DIR or NAME=DIR of a finished run, to compare with and to look into; repeatable. "
+        "The first one gives model, β and calibration, unless --model is given",
+        "--run",
+    )
+    scorer_run: str | None = _setting(None, SCORER, "Name of the run that gives model, β and calibration")
+    beta: str = _setting(
+        "auto", SCORER, "auto (of the run, else random_inputs), random_inputs or fixed:VALUE", "--beta", "-b"
+    )
+    classes: Annotated[dict[str, str], NoDecode] = _setting(
+        {}, SCORER, "A class set to judge labels by: cifar10, FILE or NAME=FILE; repeatable"
+    )
 
-    roots: Annotated[list[Path], NoDecode] = []
-    jobs_folder: Path | None = None
-    parallel_jobs: int = Field(1, ge=1)
+    jobs_folder: Path | None = _setting(None, WORK, "Where jobs and their tables are kept (default: no jobs)")
+    roots: Annotated[list[Path], NoDecode] = _setting(
+        [], WORK, "A folder that jobs may read shards from; repeatable", "--root"
+    )
+    parallel_jobs: int = _setting(1, WORK, "Jobs at once", ge=1)
+    decode_workers: int | None = _setting(None, WORK, "Decoding processes (default: one per processor)", ge=0)
+    batch_wait_ms: float = _setting(5, WORK, "How long a busy encoder's next batch may fill up", ge=0)
+    engine: Literal["local", "ray"] = _setting("local", WORK, "local, or ray for Ray Serve")
+    min_replicas: int = _setting(1, WORK, "With --engine ray: replicas to keep", ge=1)
+    max_replicas: int = _setting(1, WORK, "With --engine ray: replicas to grow to", ge=1)
 
-    api_keys: Annotated[list[str], NoDecode] = []
-    allow_open: bool = False
+    queue_items: int = _setting(2048, LIMIT, "Items admitted at once; more get 429", ge=1)
+    queue_bytes: int = _setting(
+        1024 * MiB, LIMIT, "Bytes of all bodies at once; more get 429. Memory holds up to three times that", ge=1024
+    )
+    max_items: int = _setting(256, LIMIT, "Items in one request", ge=1)
+    max_body_bytes: int = _setting(64 * MiB, LIMIT, "Bytes of one request", ge=1024)
+    max_pixels: int = _setting(40_000_000, LIMIT, "Larger pictures get the status too_large", ge=1)
+    max_image_bytes: int = _setting(20_000_000, LIMIT, "Likewise, for the picture's file", ge=1)
+    max_text_chars: int = _setting(20_000, LIMIT, "Likewise, for captions", ge=1)
+    max_aspect: int = _setting(200, LIMIT, "Likewise, for one side over the other", ge=1)
+    body_timeout: float = _setting(30, LIMIT, "Seconds that a body may take to arrive", gt=0)
+    request_timeout: float = _setting(60, LIMIT, "Seconds until an admitted request gets 504", gt=0)
+    drain_seconds: float = _setting(30, LIMIT, "Seconds to finish requests after a signal", ge=0)
 
-    max_body_bytes: int = Field(64 * MiB, ge=1024)
-    max_items: int = Field(256, ge=1)
-    max_pixels: int = Field(40_000_000, ge=1)
-    max_image_bytes: int = Field(20_000_000, ge=1)
-    max_text_chars: int = Field(20_000, ge=1)
-    max_aspect: int = Field(200, ge=1)
-    queue_items: int = Field(2048, ge=1)
-    queue_bytes: int = Field(1024 * MiB, ge=1024)
-    batch_wait_ms: float = Field(5, ge=0)
-    decode_workers: int | None = Field(None, ge=0)
-    body_timeout: float = Field(30, gt=0)
-    request_timeout: float = Field(60, gt=0)
-    drain_seconds: float = Field(30, ge=0)
-
-    url_hosts: Annotated[list[str], NoDecode] = []
-    url_max_bytes: int = Field(20_000_000, ge=1)
-    url_timeout: float = Field(10, gt=0)
-    url_redirects: int = Field(3, ge=0)
-
-    log_format: Literal["json", "text"] = "json"
-    engine: Literal["local", "ray"] = "local"
-    min_replicas: int = Field(1, ge=1)
-    max_replicas: int = Field(1, ge=1)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings
+    url_hosts: Annotated[list[str], NoDecode] = _setting(
+        [], URLS, "A host that pictures may be fetched from (default: none); repeatable", "--url-host"
+    )
+    url_max_bytes: int = _setting(20_000_000, URLS, "Bytes of one picture", ge=1)
+    url_timeout: float = _setting(10, URLS, "Seconds for one picture", gt=0)
+    url_redirects: int = _setting(3, URLS, "Redirects to follow, each checked", ge=0)
 
     @field_validator("runs", mode="before")
     @classmethod
-    def _named_runs(cls, value: Any) -> Any:
-        return _named(value, default=lambda text: Path(text).resolve().name)
+    def _name_runs(cls, value: Any) -> Any:
+        return _parse_named(value, "runs", default_name=lambda text: Path(text).resolve().name)
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _named_classes(cls, value: Any) -> Any:
-        return _named(value, default=lambda text: Path(text).stem)
+    def _name_classes(cls, value: Any) -> Any:
+        return _parse_named(value, "classes", default_name=lambda text: Path(text).stem)
 
     @field_validator("roots", "api_keys", "url_hosts", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return _list(value)
-
-    @field_validator("runs", "classes")
-    @classmethod
-    def _names(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in value:
-            if not NAME.fullmatch(name):
-                raise ValueError(
-                    f"the name {name!r} cannot go into a URL; give one of letters, digits, '.', '_' and '-', as in NAME=PLACE"
-                )
-        return value
-
-    @field_validator("api_keys")
-    @classmethod
-    def _hashed(cls, value: list[str]) -> list[str]:
-        if not all(HASHED.fullmatch(key) for key in value):
-            raise ValueError("a key is not hashed; give sha256:HEX as `noisegate serve --hash-key` prints it")
-        return value
+    def _split_lists(cls, value: Any) -> Any:
+        return _parse_list(value)
 
     @field_validator("beta")
     @classmethod
-    def _known_mode(cls, value: str) -> str:
+    def _check_beta(cls, value: str) -> str:
         check_mode(value)
         if value in ("intersection", "shuffled_mean"):
-            raise ConfigError(f"beta {value!r} needs data; give a run (--run DIR), random_inputs or fixed:0.215")
+            raise ConfigError(
+                f"beta {value!r} needs data; give a run (--run DIR), random_inputs or fixed:0.215", "beta", value
+            )
         return value
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
-        if self.max_items > self.queue_items:
-            raise ValueError(
-                f"max_items={self.max_items} never fits into queue_items={self.queue_items}; "
-                f"use queue_items={8 * self.max_items}"
+    def _check(self) -> Self:
+        """Raise ConfigError for values that cannot work, alone or together."""
+        for setting, names in (("runs", self.runs), ("classes", self.classes)):
+            for name in names:
+                if not NAME.fullmatch(name):
+                    raise ConfigError(
+                        f"{setting}: the name {name!r} cannot go into a URL; use letters, digits, '.', '_' and '-', "
+                        "as in NAME=PLACE",
+                        setting,
+                        name,
+                    )
+        if not all(HASHED_KEY.fullmatch(key) for key in self.api_keys):  # the value may be a secret: leave it out
+            raise ConfigError(
+                "api_keys: a key is not hashed; give sha256:HEX as `noisegate serve --hash-key` prints it", "api_keys"
             )
-        if self.max_body_bytes > self.queue_bytes:
-            raise ValueError(
-                f"max_body_bytes={self.max_body_bytes} never fits into queue_bytes={self.queue_bytes}; "
-                f"use queue_bytes={8 * self.max_body_bytes}"
-            )
+        for most, queue in (("max_items", "queue_items"), ("max_body_bytes", "queue_bytes")):
+            value, room = getattr(self, most), getattr(self, queue)
+            if value > room:
+                raise ConfigError(
+                    f"{most}={value} never fits into {queue}={room}; use {queue}={8 * value}", queue, room
+                )
         if self.scorer_run is not None and self.scorer_run not in self.runs:
             known = ", ".join(self.runs) or "none; add one with --run"
-            raise ValueError(f"scorer_run {self.scorer_run!r} is no run; known are {known}")
+            raise ConfigError(
+                f"scorer_run {self.scorer_run!r} is not a run; known are {known}", "scorer_run", self.scorer_run
+            )
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas={self.min_replicas} is over max_replicas={self.max_replicas}; swap them")
+            raise ConfigError(
+                f"min_replicas={self.min_replicas} is over max_replicas={self.max_replicas}; swap them",
+                "min_replicas",
+                self.min_replicas,
+            )
         if not (self.api_keys or self.allow_open or is_loopback(self.host)):
-            raise ValueError(
+            raise ConfigError(
                 f"host {self.host!r} can be reached from elsewhere and there are no api_keys; make one with "
-                "`noisegate serve --hash-key`, use host 127.0.0.1, or --allow-open if that is what you want"
+                "`noisegate serve --hash-key`, use host 127.0.0.1, or --allow-open if that is what you want",
+                "host",
+                self.host,
             )
         return self
 
     @property
     def limits(self) -> Limits:
-        """What is refused before it is decoded."""
+        """Sizes above which a sample is refused before it is decoded."""
         return Limits(self.max_pixels, self.max_image_bytes, self.max_text_chars, self.max_aspect)
 
 
@@ -166,47 +186,40 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def load_settings(config: Path | None = None, **given: Any) -> Settings:
-    """Settings from flags (`given`, None meaning not given), environment and file; raises ConfigError in one line."""
-    flags = {name: value for name, value in given.items() if value is not None}
-    from_file = _read(config) if config else {}
-
-    class WithFile(Settings):
-        @classmethod
-        def settings_customise_sources(cls, settings_cls: type[BaseSettings], **sources: Any) -> Any:  # type: ignore[override]
-            return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, from_file)
-
+def load_settings(config: Path | None = None, **flags: Any) -> Settings:
+    """Settings from flags (None means not given), environment and file; raises ConfigError with a one-line message."""
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
-        found = WithFile(**flags)
-    except NoisegateError:
-        raise
+        return Settings(**{**(_read_file(config) if config else {}), **EnvSettingsSource(Settings)(), **given})
     except ValidationError as error:
-        raise ConfigError("; ".join(_problem(problem) for problem in error.errors()[:3])) from error
-    return Settings.model_construct(found.model_fields_set, **dict(found))  # of a class that other processes know
+        problem = error.errors(include_url=False)[0]
+        setting = str(problem["loc"][0]) if problem["loc"] else None
+        value = None if setting == "api_keys" else problem["input"]
+        where, text = ".".join(map(str, problem["loc"])), str(problem["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {text}", setting, value) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"config {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"config {path} holds a {type(found).__name__}; write lines such as `port: 8765`")
-    unknown = sorted(set(map(str, found)) - set(Settings.model_fields))
+        raise ConfigError(f"config {path} cannot be read: {' '.join(str(error).split())}", "config", path) from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"config {path} holds a {type(values).__name__}; write lines such as `port: 8765`", "config", path
+        )
+    unknown = sorted(set(map(str, values)) - set(Settings.model_fields))
     if unknown:
-        raise ConfigError(f"config {path}: {unknown[0]!r} is no setting; there are {', '.join(Settings.model_fields)}")
-    return found
+        raise ConfigError(
+            f"config {path}: {unknown[0]!r} is not a setting; there are {', '.join(Settings.model_fields)}",
+            unknown[0],
+            values.get(unknown[0]),
+        )
+    return values
 
 
-def _problem(problem: Mapping[str, Any]) -> str:
-    """One line for one of pydantic's errors; the value is left out where it may be a secret."""
-    where = ".".join(map(str, problem["loc"]))
-    text = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{where}: {text}" if where else text
-
-
-def _list(value: Any) -> Any:
-    """A list from JSON or from words between commas, as environment variables hold it."""
+def _parse_list(value: Any) -> Any:
+    """Split a JSON list or comma-separated words, as environment variables hold them; anything else stays."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -214,22 +227,24 @@ def _list(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-def _named(value: Any, default: Any) -> Any:
-    """A mapping from NAME=VALUE words, from JSON, or from values whose name follows from them.
+def _parse_named(value: Any, setting: str, default_name: Callable[[str], str]) -> Any:
+    """Make a mapping of NAME=VALUE words or JSON; a word without a name gets `default_name(word)`.
 
-    >>> _named(["a=x", "y"], default=str.upper)
+    >>> _parse_named(["a=x", "y"], "runs", default_name=str.upper)
     {'a': 'x', 'Y': 'y'}
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return json.loads(value)
-    words = _list(value)
+    words = _parse_list(value)
     if isinstance(words, Mapping) or not isinstance(words, Iterable):
         return words
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in map(str, words):
         name, equals, rest = word.partition("=")
-        name, rest = (name, rest) if equals else (default(word), word)
-        if name in found:
-            raise ValueError(f"the name {name!r} is given twice; use NAME=VALUE with another name")
-        found[name] = rest
-    return found
+        name, rest = (name, rest) if equals else (default_name(word), word)
+        if name in values:
+            raise ConfigError(
+                f"{setting}: the name {name!r} is given twice; use NAME=VALUE with another name", setting, name
+            )
+        values[name] = rest
+    return values

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["GROUPS", "Group", "arrange", "flowing"]
+__all__ = ["GROUPS", "Command", "Group", "arrange", "flowing"]
 
 GROUPS = {
     "Begin": ("demo", "doctor"),
@@ -47,7 +47,7 @@ def arrange(app: typer.Typer) -> None:
     order = list(group_of)
     app.registered_commands.sort(key=lambda c: order.index(c.name) if c.name in group_of else len(order))
     for command in app.registered_commands:
-        command.cls = Command
+        command.cls = command.cls if command.cls and issubclass(command.cls, Command) else Command
         command.help = flowing((command.callback.__doc__ if command.callback else None) or "")
         if command.name in group_of:
             command.rich_help_panel = group_of[command.name]

@@ -1,159 +1,38 @@
-"""`noisegate serve`: the scorer over HTTP."""
+"""`noisegate serve`: its flags are made from the fields of `Settings`, and only when this command is asked for."""
 
+import inspect
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import typer
 
+from noisegate.pipeline.cli.help_layout import Command
 from noisegate.pipeline.system.extras import require_extra
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("serve")(serve)
+    """Add the command; pydantic, which makes its flags, is not imported for `noisegate --help`."""
+    app.command("serve", cls=ServeCommand)(serve)
 
 
-def _option(*names: str, text: str, panel: str) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+class ServeCommand(Command):
+    """Takes its flags from `Settings` as soon as something asks for them: a call, its help, a shell's completion."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        require_extra("service", "noisegate serve")
+        self.params, self.callback = _flags()
+        return super().get_params(ctx)
 
 
-SCORER, LISTEN, LIMIT, WORK, URLS = "Scorer", "Listening and access", "Limits", "Work", "Pictures by URL"
-
-
-def serve(
-    host: Annotated[str | None, _option("--host", text="Address to listen on [127.0.0.1].", panel=LISTEN)] = None,
-    port: Annotated[int | None, _option("--port", text="Port [8765]; 0 takes a free one.", panel=LISTEN)] = None,
-    api_key: Annotated[
-        list[str] | None,
-        _option("--api-key", text="A hashed key, sha256:HEX, as --hash-key prints it; repeatable.", panel=LISTEN),
-    ] = None,
-    hash_key: Annotated[
-        bool,
-        _option(
-            "--hash-key", text="Read a key from standard input, print what --api-key takes, and end.", panel=LISTEN
-        ),
-    ] = False,
-    allow_open: Annotated[
-        bool | None,
-        _option("--allow-open", text="Listen beyond this machine without any key.", panel=LISTEN),
-    ] = None,
-    model: Annotated[
-        str | None,
-        _option("--model", "-m", text="As in annotate (default: the one of the run, else embedded).", panel=SCORER),
-    ] = None,
-    pretrained: Annotated[
-        str | None, _option("--pretrained", "-p", text="Tag of open_clip, or a checkpoint file.", panel=SCORER)
-    ] = None,
-    device: Annotated[
-        str | None, _option("--device", text="auto, cpu, cuda:0,cuda:1 for several, or all.", panel=SCORER)
-    ] = None,
-    dtype: Annotated[str | None, _option("--dtype", text="auto, float32, bfloat16 or float16.", panel=SCORER)] = None,
-    batch_size: Annotated[
-        int | None, _option("--batch-size", text="Items per encoder call (default: by device).", panel=SCORER)
-    ] = None,
-    run: Annotated[
-        list[str] | None,
-        _option(
-            "--run",
-            text="DIR or NAME=DIR of a finished run, to compare with and to look into; repeatable. The "
-            "first one gives model, β and calibration, unless --model is given.",
-            panel=SCORER,
-        ),
-    ] = None,
-    scorer_run: Annotated[
-        str | None, _option("--scorer-run", text="Name of the run that gives model, β and calibration.", panel=SCORER)
-    ] = None,
-    beta: Annotated[
-        str | None,
-        _option(
-            "--beta", "-b", text="auto (of the run, else random_inputs), random_inputs or fixed:VALUE.", panel=SCORER
-        ),
-    ] = None,
-    classes: Annotated[
-        list[str] | None,
-        _option(
-            "--classes", text="A class set to judge labels by: cifar10, FILE or NAME=FILE; repeatable.", panel=SCORER
-        ),
-    ] = None,
-    jobs_folder: Annotated[
-        Path | None,
-        _option("--jobs-folder", text="Where jobs and their tables are kept (default: no jobs).", panel=WORK),
-    ] = None,
-    root: Annotated[
-        list[Path] | None, _option("--root", text="A folder that jobs may read shards from; repeatable.", panel=WORK)
-    ] = None,
-    parallel_jobs: Annotated[int | None, _option("--parallel-jobs", text="Jobs at once [1].", panel=WORK)] = None,
-    decode_workers: Annotated[
-        int | None, _option("--decode-workers", text="Decoding processes (default: one per processor).", panel=WORK)
-    ] = None,
-    batch_wait_ms: Annotated[
-        float | None,
-        _option("--batch-wait-ms", text="How long a busy encoder's next batch may fill up [5].", panel=WORK),
-    ] = None,
-    queue_items: Annotated[
-        int | None, _option("--queue-items", text="Items admitted at once; more get 429 [2048].", panel=LIMIT)
-    ] = None,
-    queue_bytes: Annotated[
-        int | None,
-        _option(
-            "--queue-bytes",
-            text="Bytes of all bodies at once; more get 429 [1 GiB; up to three times that in memory].",
-            panel=LIMIT,
-        ),
-    ] = None,
-    max_items: Annotated[int | None, _option("--max-items", text="Items in one request [256].", panel=LIMIT)] = None,
-    max_body_bytes: Annotated[
-        int | None, _option("--max-body-bytes", text="Bytes of one request [64 MiB].", panel=LIMIT)
-    ] = None,
-    max_pixels: Annotated[
-        int | None, _option("--max-pixels", text="Larger pictures get the status too_large [40 million].", panel=LIMIT)
-    ] = None,
-    max_image_bytes: Annotated[
-        int | None, _option("--max-image-bytes", text="Likewise, for the picture's file [20 MB].", panel=LIMIT)
-    ] = None,
-    max_text_chars: Annotated[
-        int | None, _option("--max-text-chars", text="Likewise, for captions [20000].", panel=LIMIT)
-    ] = None,
-    max_aspect: Annotated[
-        int | None, _option("--max-aspect", text="Likewise, for one side over the other [200].", panel=LIMIT)
-    ] = None,
-    body_timeout: Annotated[
-        float | None, _option("--body-timeout", text="Seconds that a body may take to arrive [30].", panel=LIMIT)
-    ] = None,
-    request_timeout: Annotated[
-        float | None, _option("--request-timeout", text="Seconds until an admitted request gets 504 [60].", panel=LIMIT)
-    ] = None,
-    drain_seconds: Annotated[
-        float | None, _option("--drain-seconds", text="Seconds to finish requests after a signal [30].", panel=LIMIT)
-    ] = None,
-    url_host: Annotated[
-        list[str] | None,
-        _option("--url-host", text="A host that pictures may be fetched from (default: none); repeatable.", panel=URLS),
-    ] = None,
-    url_max_bytes: Annotated[
-        int | None, _option("--url-max-bytes", text="Bytes of one picture [20 MB].", panel=URLS)
-    ] = None,
-    url_timeout: Annotated[
-        float | None, _option("--url-timeout", text="Seconds for one picture [10].", panel=URLS)
-    ] = None,
-    url_redirects: Annotated[
-        int | None, _option("--url-redirects", text="Redirects to follow, each checked [3].", panel=URLS)
-    ] = None,
-    engine: Annotated[str | None, _option("--engine", text="local, or ray for Ray Serve.", panel=WORK)] = None,
-    min_replicas: Annotated[
-        int | None, _option("--min-replicas", text="With --engine ray: replicas to keep [1].", panel=WORK)
-    ] = None,
-    max_replicas: Annotated[
-        int | None, _option("--max-replicas", text="With --engine ray: replicas to grow to [1].", panel=WORK)
-    ] = None,
-    log_format: Annotated[str | None, _option("--log-format", text="json or text.", panel=LISTEN)] = None,
-    config: Annotated[
-        Path | None,
-        _option("--config", text="YAML file with settings, by the names of these flags with _.", panel=LISTEN),
-    ] = None,
-) -> None:
+def serve() -> None:
     """Score image-text pairs over HTTP, with the scorer that annotated the corpus, and look at them in a browser.
 
     [cyan]noisegate serve --run tables[/]
@@ -167,17 +46,74 @@ def serve(
     Every flag is also an environment variable (NOISEGATE_PORT) and a line of --config FILE.yaml (port: 8765; lists are
     runs, classes, roots, api_keys, url_hosts). Without keys it listens on this machine only. Ctrl-C or SIGTERM answers
     what was begun, then ends.
-    """  # fmt: skip
-    with_lists = {"api_key": "api_keys", "run": "runs", "root": "roots", "url_host": "url_hosts"}
-    given = {with_lists.get(name, name): value or None if isinstance(value, list) else value for name, value in locals().items()
-             if name not in ("config", "hash_key", "with_lists")}  # fmt: skip
-    require_extra("service", "noisegate serve")
-    from noisegate.service.guards.auth import hash_key as hashed
-    from noisegate.service.guards.auth import read_key
-    from noisegate.service.serve import run as start
+    """
+
+
+@cache
+def _flags() -> tuple[list[Any], Any]:
+    """The command's parameters and the function that takes them."""
+    from noisegate.service.settings import LISTEN, Settings
+
+    parameters = {name: _flag(name, field) for name, field in Settings.model_fields.items()}
+    key_help = "Read a key from standard input, print what --api-key takes, and end."
+    parameters["hash_key"] = _parameter("hash_key", bool, ["--hash-key"], key_help, LISTEN)
+    file_help = "YAML file with settings, by the names of these flags with _."
+    parameters["config"] = _parameter("config", Path, ["--config"], file_help, LISTEN)
+
+    def start(**values: Any) -> None:
+        _serve(**values)
+
+    start.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False)
+    app.command()(start)
+    command = typer.main.get_command(app)
+    return command.params, command.callback
+
+
+def _flag(name: str, field: "FieldInfo") -> inspect.Parameter:
+    """One field as a parameter; its default is only shown, so that environment and file are asked where it is not given."""
+    kinds = [kind for kind in get_args(field.annotation) or [field.annotation] if kind is not NoneType]
+    kind: Any = kinds[0]
+    if get_origin(field.annotation) is list:
+        kind = list[kinds[0]]  # type: ignore[valid-type]
+    elif get_origin(field.annotation) is dict:
+        kind = list[str]  # NAME=VALUE
+    elif not isinstance(kind, type):
+        kind = str  # a Literal, which Settings checks
+    extra: Any = field.json_schema_extra
+    shown = _show_default(field.default)
+    text = f"{field.description}{f' (default: {shown})' if shown else ''}."
+    return _parameter(name, kind, extra["flags"] or [f"--{name.replace('_', '-')}"], text, extra["panel"])
+
+
+def _parameter(name: str, kind: Any, flags: list[str], text: str, panel: str) -> inspect.Parameter:
+    option = typer.Option(*flags, help=text, rich_help_panel=panel, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _show_default(value: Any) -> str:
+    """A default as the help shows it; nothing for flags, lists and None.
+
+    >>> [_show_default(value) for value in (False, None, [], "auto", 30.0, 8765, 20_000, 64 << 20)]
+    ['', '', '', 'auto', '30', '8765', '20,000', '64 MiB']
+    """
+    if isinstance(value, bool) or not value:
+        return ""
+    if isinstance(value, int) and value % (1 << 20) == 0:
+        return f"{value >> 20} MiB"
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _serve(hash_key: bool | None, config: Path | None, **flags: Any) -> None:
+    from noisegate.service.guards import auth
+    from noisegate.service.serve import run
     from noisegate.service.settings import load_settings
 
     if hash_key:
-        print(hashed(read_key(sys.stdin)))
+        print(auth.hash_key(auth.read_key(sys.stdin)))
         return
-    start(load_settings(config, **given))
+    run(load_settings(config, **flags))

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from noisegate.pipeline.cli import app
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.service.guards.auth import hash_key
 from noisegate.service.settings import Settings, load_settings
+from tests.errors import refused
 
 HASHED = hash_key("correct horse battery staple")
 
@@ -50,48 +53,45 @@ def test_settings_cross_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "setting", "value"),
     [
-        ({"host": "0.0.0.0"}, "--allow-open"),
-        ({"host": ""}, "api_keys"),
-        ({"port": 70_000}, "port: "),
-        ({"beta": "intersection"}, "needs data"),
-        ({"beta": "high"}, "beta 'high' is unknown"),
-        ({"api_keys": ["a plain key"]}, "--hash-key"),
-        ({"scorer_run": "x"}, "scorer_run 'x' is no run"),
-        ({"runs": ["a=/x", "a=/y"]}, "given twice"),
-        ({"runs": {"../x": "/x"}}, "cannot go into a URL"),
-        ({"max_items": 10, "queue_items": 9}, "use queue_items=80"),
-        ({"max_body_bytes": 4096, "queue_bytes": 2048}, "use queue_bytes=32768"),
-        ({"min_replicas": 3, "max_replicas": 2}, "swap them"),
-        ({"prot": 5}, "prot"),
-        ({"engine": "other"}, "engine"),
-        ({"request_timeout": 0}, "request_timeout"),
+        ({"host": "0.0.0.0"}, "host", "0.0.0.0"),
+        ({"host": ""}, "host", ""),
+        ({"port": 70_000}, "port", 70_000),
+        ({"beta": "intersection"}, "beta", "intersection"),
+        ({"api_keys": ["a plain key"]}, "api_keys", None),
+        ({"scorer_run": "x"}, "scorer_run", "x"),
+        ({"runs": ["a=/x", "a=/y"]}, "runs", "a"),
+        ({"runs": {"../x": "/x"}}, "runs", "../x"),
+        ({"max_items": 10, "queue_items": 9}, "queue_items", 9),
+        ({"max_body_bytes": 4096, "queue_bytes": 2048}, "queue_bytes", 2048),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas", 3),
+        ({"prot": 5}, "prot", 5),
+        ({"engine": "other"}, "engine", "other"),
+        ({"request_timeout": 0}, "request_timeout", 0),
     ],
 )
-def test_mistakes_are_one_line(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_mistakes_are_one_line(given: dict[str, Any], setting: str, value: Any) -> None:
+    with refused(setting, value) as error:
         load_settings(**given)
-    assert words in str(refused.value)
-    assert "a plain key" not in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "a plain key" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_beta_must_be_a_known_mode() -> None:
+    with pytest.raises(ConfigError, match="beta 'high'"):
+        load_settings(beta="high")
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("prot: 5", "'prot' is no setting"),
-        ("- 5", "holds a list"),
-        ("a: [", "cannot be read"),
-        ("port: many", "port: "),
-    ],
+    ("text", "setting"), [("prot: 5", "prot"), ("- 5", "config"), ("a: [", "config"), ("port: many", "port")]
 )
-def test_files_that_do_not_work(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_do_not_work(tmp_path: Path, text: str, setting: str) -> None:
     file = tmp_path / "noisegate.yaml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=words):
+    with refused(setting):
         load_settings(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with refused("config", tmp_path / "absent.yaml"):
         load_settings(tmp_path / "absent.yaml")
 
 
@@ -99,3 +99,14 @@ def test_files_that_do_not_work(tmp_path: Path, text: str, words: str) -> None:
                                    {"host": "0.0.0.0", "api_keys": [HASHED]}])  # fmt: skip
 def test_hosts_that_are_fine(given: dict[str, Any]) -> None:
     assert load_settings(**given).host == given["host"]
+
+
+def test_every_setting_is_a_flag_with_help() -> None:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {flag.name: flag for flag in command.get_params(typer.Context(command))}
+    assert flags.keys() == {*Settings.model_fields, "hash_key", "config", "help"}
+    assert flags["runs"].opts == ["--run"]
+    assert flags["model"].opts == ["--model", "-m"]
+    assert flags["allow_open"].is_flag
+    assert flags["max_body_bytes"].help == "Bytes of one request (default: 64 MiB)."
+    assert all(flag.default is None for flag in flags.values() if flag.name != "help")  # environment and file come next
