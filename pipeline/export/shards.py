@@ -1,22 +1,18 @@
 """Filtered shards: the kept samples copied, for trainers that cannot join a table."""
 
 import json
-import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.system.output_files import whole_file
+from noisegate.pipeline.shards.writer import ShardWriter, write_shard
 
 from .flat import json_values
 from .source import CAPTION, Part, Source
 
 __all__ = ["added_columns", "write_shards"]
-
-_RECORD_BYTES = 10_240  # tar's unit of writing
 
 
 def added_columns(text: str) -> dict[str, str]:
@@ -49,8 +45,9 @@ def write_shards(source: Source, folder: Path, add: Mapping[str, str]) -> tuple[
         count = 0
         if len(part.kept):
             path = folder / f"{part.stem}.tar"
-            with whole_file(path) as file:
-                count = _copy(part, file, add, left_out)
+            with write_shard(path) as shard:
+                _copy(part, shard, add, left_out)
+            count = shard.samples
             if not count:
                 path.unlink()
         if not count:
@@ -59,10 +56,9 @@ def write_shards(source: Source, folder: Path, add: Mapping[str, str]) -> tuple[
     return written, left_out, empty
 
 
-def _copy(part: Part, file: BinaryIO, add: Mapping[str, str], left_out: Counter[str]) -> int:
-    """One shard's kept samples; how many were written."""
+def _copy(part: Part, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str]) -> None:
+    """Copy one shard's kept samples."""
     values = {field: json_values(part.kept[column]) for field, column in add.items()}
-    size = count = 0
     last_key: str | None = None
     for row, raw in part.samples(all_parts=True):
         parts = {name: raw.parts[name] for name in raw.names if name in raw.parts}
@@ -78,12 +74,8 @@ def _copy(part: Part, file: BinaryIO, add: Mapping[str, str], left_out: Counter[
                 left_out["json that cannot be read"] += 1
                 continue
             parts["json"] = changed
-        for name, data in parts.items():
-            size += _add(file, f"{raw.key}.{name}", data)
+        shard.add(raw.key, parts)
         last_key = raw.key
-        count += 1
-    file.write(bytes(-(size + 1024) % _RECORD_BYTES + 1024))
-    return count
 
 
 def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
@@ -103,14 +95,3 @@ def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
             )
         record[field] = value
     return json.dumps(record).encode()
-
-
-def _add(file: BinaryIO, name: str, data: bytes) -> int:
-    """Append a member; times and owners stay 0, so the same input gives the same bytes."""
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    header = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-    for piece in (header, data, padding):
-        file.write(piece)
-    return len(header) + len(data) + len(padding)

@@ -33,11 +33,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     for unmet in facts.unmet:
-        if unmet.startswith("webdataset"):
-            why = "; open_clip's extra [training] pins an old one, and noisegate does not need that extra"
-            yield Finding("error", f"noisegate needs {unmet}{why}", "pip install 'webdataset>=0.2.100'")
-        else:
-            yield Finding("error", f"noisegate needs {unmet}", "pip install --upgrade noisegate")
+        yield Finding("error", f"noisegate needs {unmet}", "pip install --upgrade noisegate")
 
 
 def _faiss(facts: Facts) -> Iterator[Finding]:

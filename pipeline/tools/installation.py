@@ -72,7 +72,7 @@ class Facts:
     system: str
     packages: Mapping[str, str]
     unmet: tuple[str, ...]
-    """Requirements of noisegate that are not met, such as `webdataset>=0.2.100 (0.2.86)`."""
+    """Requirements of noisegate that are not met, such as `pyarrow>=17 (16.1.0)`."""
     torch: Torch
     faiss: Faiss
     nvidia_driver: bool

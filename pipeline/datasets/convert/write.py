@@ -1,18 +1,16 @@
 """Samples to shards: each file whole or not at all, the same bytes for the same source, and on from where it stopped."""
 
-import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.shards.decode import BadSample
-from noisegate.pipeline.system.output_files import refuse_other_shards, whole_file, write_atomically, writing_to
+from noisegate.pipeline.shards.writer import ShardWriter, write_shard
+from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .source import Sample, Source
 
@@ -72,10 +70,11 @@ def write_shards(
         writer = _Writer(source, size, progress, bad, state.written)
         while state.next < source.count:
             path = out / _name(state)
-            with whole_file(path) as file:
-                shard = writer.fill(file, state.next)
+            with write_shard(path) as shard:
+                writer.fill(shard, state.next)
             if shard.samples:
-                state.shards.append({"name": path.name, **asdict(shard)})
+                facts = {"samples": shard.samples, "bytes": shard.size, "sha256": shard.sha256}
+                state.shards.append({"name": path.name, **facts})
             else:
                 path.unlink()
             if writer.bad and len(writer.bad) > state.bad:
@@ -93,13 +92,6 @@ def write_shards(
     return state, False
 
 
-@dataclass(frozen=True)
-class _Shard:
-    samples: int
-    bytes: int
-    sha256: str
-
-
 class _Writer:
     """Goes through the samples once, shard by shard; `number` is the first that is in none yet."""
 
@@ -111,29 +103,21 @@ class _Writer:
         self.number = 0
         self._waiting: dict[str, bytes] | None = None  # did not fit into the shard before
 
-    def fill(self, file: BinaryIO, start: int) -> _Shard:
-        """One shard from sample `start` on."""
+    def fill(self, shard: ShardWriter, start: int) -> None:
+        """Fill one shard with the samples from `start` on."""
         self.number = start
-        hashed = _Hashed(file)
-        count = 0
-        with tarfile.open(fileobj=hashed, mode="w", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
-            while self.number < self._source.count and count < self._size.samples:
-                sample = self._source.sample(self.number)
-                parts = self._waiting if self._waiting is not None else self._parts(sample)
-                self._waiting = None
-                if parts is not None:
-                    if count and hashed.size + sum(map(len, parts.values())) > self._size.size:
-                        self._waiting = parts
-                        break
-                    for name, data in parts.items():
-                        member = tarfile.TarInfo(f"{sample.key}.{name}")  # times and owners stay 0
-                        member.size = len(data)
-                        tar.addfile(member, io.BytesIO(data))
-                    count += 1
-                    self._written += 1
-                self.number += 1
-                self._progress(self.number, self._source.count, None)
-        return _Shard(count, hashed.size, hashed.sha256.hexdigest())
+        while self.number < self._source.count and shard.samples < self._size.samples:
+            sample = self._source.sample(self.number)
+            parts = self._waiting if self._waiting is not None else self._parts(sample)
+            self._waiting = None
+            if parts is not None:
+                if shard.samples and shard.size + sum(map(len, parts.values())) > self._size.size:
+                    self._waiting = parts
+                    break
+                shard.add(sample.key, parts)
+                self._written += 1
+            self.number += 1
+            self._progress(self.number, self._source.count, None)
 
     def _parts(self, sample: Sample) -> dict[str, bytes] | None:
         try:
@@ -144,23 +128,6 @@ class _Writer:
         if not self._written and len(self.bad) >= HOPELESS:
             raise ConfigError(_hopeless(self.bad, self._source.count))
         return None
-
-
-class _Hashed:
-    """A file that hashes and counts what is written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        self.size += len(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self.size
 
 
 def _name(state: State) -> str:

@@ -1,9 +1,7 @@
 """Known noise in shards: rewrite them with wrong captions and record, sample by sample, what was changed."""
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
+from noisegate.pipeline.shards.writer import write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images
@@ -127,17 +126,12 @@ def rewrite_shards(
     truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}
     with writing_to(out):
         for shard, target in targets.items():
-            packed = io.BytesIO()
-            with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            with write_shard(target) as written:
                 for raw in ShardReader(shard, all_parts=True):
-                    for part, data in change(row, raw).items():
-                        member = tarfile.TarInfo(f"{raw.key}.{part}")  # times and owners stay 0: same input, same bytes
-                        member.size = len(data)
-                        tar.addfile(member, io.BytesIO(data))
+                    written.add(raw.key, change(row, raw))
                     for name, value in zip(truth, (shard.stem, raw.index, raw.key, bool(noisy[row])), strict=True):
                         truth[name].append(value)
                     row += 1
-            write_atomically(target, packed.getbuffer())
         table = pa.table({**truth, **(columns or {})})
         table = table.replace_schema_metadata({"noisegate.noise_protocol": protocol, **(metadata or {})})
         sink = pa.BufferOutputStream()

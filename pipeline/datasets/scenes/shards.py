@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.writer import write_shard
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .caption import caption
@@ -49,20 +49,13 @@ def write_scenes(
         raise ConfigError(f"shards={shards} does not split {count} scenes: use {min(4, count)}")
     if seed < 0:
         raise ConfigError(f"seed={seed} is negative: use 0")
-    out.mkdir(parents=True, exist_ok=True)
     bounds = [count * part // shards for part in range(shards + 1)]
     paths = []
     for part, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        paths.append(out / f"scenes-{part:06d}.tar")
+        with write_shard(paths[-1]) as shard:
             for index in range(start, stop):
-                for suffix, content in _sample(seed, index, size, hard_negatives, labels).items():
-                    member = tarfile.TarInfo(f"{index:08d}.{suffix}")  # mtime, uid and gid stay 0
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-        path = out / f"scenes-{part:06d}.tar"
-        write_atomically(path, packed.getvalue())
-        paths.append(path)
+                shard.add(f"{index:08d}", _sample(seed, index, size, hard_negatives, labels))
     if labels:
         write_atomically(out / "classes.txt", "".join(f"{name}\n" for name in class_names()).encode())
     return paths

@@ -48,7 +48,6 @@ def test_nothing_to_say_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "level", "words", "remedy"),
     [
-        ({"unmet": ("webdataset>=0.2.100 (0.2.86)",)}, "error", "[training] pins an old one", "webdataset>=0.2.100"),
         ({"unmet": ("pyarrow>=17 (absent)",)}, "error", "needs pyarrow>=17 (absent)", "--upgrade noisegate"),
         ({"faiss": Faiss((), error="ImportError: no")}, "error", "faiss does not import: ImportError: no", "faiss-cpu"),
         (
