@@ -22,9 +22,9 @@ from lightning_fabric import Fabric
 
 from noisegate import annotate, load_estimator
 from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch, WeightedShards
-from noisegate.trainers.loop.logs import Silent
 from noisegate.trainers.loop.loop import Loop
 from noisegate.trainers.loop.run_folder import TrainFolder
 from noisegate.trainers.loop.running import PICTURE, Running
@@ -60,7 +60,7 @@ def loop_of(name: str, folder: Path, model: str, batch_size: int) -> tuple[Loop,
     fabric = Fabric(accelerator="cpu", devices=1)
     running = Running(config, [target], data, fabric.device, 1, lambda text: None)
     streams = Streams(data, 0)
-    loop = Loop(config, fabric, method, [target], running, streams, TrainFolder(folder), None, Silent(), None, "rsum")
+    loop = Loop(config, fabric, method, [target], running, streams, TrainFolder(folder), None, Progress(), None, "rsum")
     method.prepare(running)
     target.train()
     return loop, list(data)

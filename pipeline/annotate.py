@@ -29,7 +29,7 @@ from .shards.locate import Shard, find_shards
 from .shards.workers import DecodeOptions
 from .summary import Summary, summarise
 from .system.output_files import writing_to
-from .system.progress import Progress, Silent
+from .system.progress import Progress
 
 __all__ = ["annotate"]
 
@@ -77,7 +77,7 @@ def annotate(
         classes,
         keep_embeddings,
         overwrite,
-        progress or Silent(),
+        progress or Progress(),
         neighbour_memory,
     )
     job.record.model_spec = model

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate import Summary, annotate
-from noisegate.pipeline.system.progress import Silent
+from noisegate.pipeline.system.progress import Progress
 from tests.fakes import estimator
 
 
@@ -20,7 +20,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 BETA = "fixed:0.4"
 
 
-class Notes(Silent):
+class Notes(Progress):
     """Remembers what was said, and stops the job as Ctrl-C would when asked to."""
 
     def __init__(self, stop_after: int | None = None) -> None:

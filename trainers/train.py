@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.system.malloc import reuse_memory
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.system.progress import Progress, counted, progress_for
 
 from .checks import Checked, check
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
 from .evaluate import evaluation_data, figures
 from .loop.checkpoint import State, load_state
-from .loop.logs import Display, Log, Silent, display_for
+from .loop.logs import Log
 from .loop.loop import Loop, Place
 from .loop.run_folder import TrainFolder, new_run
 from .loop.running import PICTURE, Running, network_seed
@@ -90,7 +90,7 @@ def train(
     flags: Mapping[str, Any] | None = None,
     resume: str | Path | None = None,
     quiet: bool = False,
-    display: Display | None = None,
+    display: Progress | None = None,
 ) -> TrainResult:
     """Train by a configuration (an object, a tree of values, or a YAML file), or go on with the run in `resume`.
 
@@ -113,8 +113,8 @@ def train(
     fabric = _fabric(parsed, checked.method)
     fabric.launch()
     if not fabric.is_global_zero:
-        display = Silent()
-    display = display or display_for(quiet)
+        display = Progress()
+    display = display or progress_for(quiet)
     if fabric.device.type == "cpu":
         reuse_memory()
     torch.manual_seed(parsed.seed + fabric.global_rank)
@@ -144,7 +144,7 @@ def _train(
     data: WeightedShards,
     resumed: TrainFolder | None,
     state: State | None,
-    display: Display,
+    display: Progress,
     stack: contextlib.ExitStack,
 ) -> TrainResult:
     data = _with_transforms(config, data, networks[0], method.config.mask_same)
@@ -182,7 +182,7 @@ def _train(
         display.note(_where(loop))
         if fabric.is_global_zero:
             folder.write_config(config)  # so that going on once more goes on with the same
-    with folder.going_on(), stop_on_signals(quiet=isinstance(display, Silent)) as stop:
+    with folder.going_on(), stop_on_signals(quiet=type(display) is Progress) as stop:
         place = loop.run(stop)
     result = _result(config, method, folder, place, monitor, fabric.global_rank)
     if fabric.is_global_zero and not result.stopped:

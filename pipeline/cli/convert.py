@@ -1,22 +1,19 @@
 """`noisegate convert`: the usual downloads of the papers' data sets as shards."""
 
 import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
+from noisegate.pipeline.system.progress import progress_for
 
 from .options import Quiet
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
     from noisegate.pipeline.datasets.convert.job import Converted
-    from noisegate.pipeline.datasets.convert.write import Progress
 
 __all__ = ["register"]
 
@@ -140,7 +137,8 @@ def convert(
         "float16": float16,
     }
     options |= {"labels": labels, "label_file": label_file, "classes": classes}
-    with _progress(quiet) as progress:
+    progress = progress_for(quiet)
+    try:
         found = run(
             kind,
             source,
@@ -149,9 +147,11 @@ def convert(
             shard_samples=samples,
             shard_bytes=megabytes * 1_000_000,
             check=check,
-            progress=progress,
+            progress=progress.samples,
             **options,
         )
+    finally:
+        progress.stop()
     _print(found, output)
     output.result(found.to_dict())
 
@@ -183,25 +183,3 @@ def _print(found: "Converted", output: Output) -> None:
         ],
     )
     output.say(f"Shards: [cyan]{escape(found.out)}[/]/*.tar")
-
-
-@contextmanager
-def _progress(quiet: bool) -> "Iterator[Progress]":
-    """A bar where somebody looks, a line per shard where something records."""
-    if quiet:
-        yield lambda done, count, shard: None
-        return
-    if not sys.stderr.isatty():
-
-        def line(done: int, count: int, shard: str | None) -> None:
-            if shard:
-                print(f"[{done:,}/{count:,}] {shard}", file=sys.stderr, flush=True)
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("samples", total=None)
-        yield lambda done, count, shard: bar.update(task, completed=done, total=count)

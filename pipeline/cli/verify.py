@@ -9,7 +9,6 @@ from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.verify.verify import Verification
-    from noisegate.pipeline.system.progress import Progress
 
 __all__ = ["register"]
 
@@ -67,6 +66,7 @@ def verify(
     from noisegate.pipeline.inspect.verify.rescore import dtype_of, no_frozen_model, recorded_model
     from noisegate.pipeline.inspect.verify.verify import verify as check
     from noisegate.pipeline.runs.table import RunFolder
+    from noisegate.pipeline.system.progress import progress_for
 
     if pretrained is not None and model is None:
         raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out")
@@ -86,28 +86,13 @@ def verify(
         shards=shards,
         estimator=estimator,
         seed=seed,
-        progress=_progress(quiet),
+        progress=progress_for(quiet, "check", "problems"),
     )
     output = Output(as_json)
     print_verification(found, output)
     output.result(found.to_dict())
     if not found.ok:
         raise typer.Exit(1)
-
-
-def _progress(quiet: bool) -> "Progress":
-    """As in annotate, in other words."""
-    from noisegate.pipeline.system.progress import Lines, progress_for
-
-    class Reading(Lines):
-        def start(self, todo: int, size: int, done: int) -> None:
-            self.note(f"{todo} shards to check, {size / 1e6:,.1f} MB to read")
-
-        def shard(self, name: str, samples: int, failed: int) -> None:
-            self.note(f"{name}: {samples:,} samples, {failed:,} problems")
-
-    chosen = progress_for(quiet)
-    return Reading() if isinstance(chosen, Lines) else chosen
 
 
 def print_verification(found: "Verification", output: Output) -> None:

@@ -1,68 +1,86 @@
-"""Telling people how far a job is: a bar with rate and time left on a terminal, one line per shard in a log."""
+"""Report how far a job is: a bar with rate and time left on a terminal, plain lines in a log, or nothing."""
 
 import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-__all__ = ["Bar", "Lines", "Progress", "Silent", "counted", "progress_for"]
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+__all__ = ["Bar", "Lines", "Progress", "counted", "progress_for"]
 
 
-class Progress(Protocol):
-    """What a job reports. Sizes are bytes of shards, because the number of samples is not known beforehand."""
+class Progress:
+    """What jobs report; this base class prints nothing. All text goes to standard error.
+
+    Jobs over shards call `start`, `advance` and `shard`, conversions `samples`, trainings `epoch` and `batch`.
+    """
 
     def start(self, todo: int, size: int, done: int) -> None:
-        """`todo` shards of `size` bytes are to be scored, `done` are already."""
-        ...
+        """`todo` shards of `size` bytes are to be processed, `done` are already. The number of samples is not known yet."""
 
     def advance(self, samples: int, size: int) -> None:
-        """Some more samples are encoded; `size` is how many bytes of their shard they took."""
-        ...
+        """`samples` more are processed; `size` is how many bytes of their shard they took."""
 
     def shard(self, name: str, samples: int, failed: int) -> None:
-        """A shard's table is written."""
-        ...
+        """A shard is finished."""
+
+    def samples(self, done: int, total: int, shard: str | None = None) -> None:
+        """`done` of `total` samples are written; `shard` names a shard that is now complete."""
+
+    def epoch(self, number: int, epochs: int, batches: int, done: int) -> None:
+        """Epoch `number` (from 1) begins, or continues after `done` of its batches."""
+
+    def batch(self, loss: float | None, rate: float) -> None:
+        """A batch is done, with no loss if it was skipped; `rate` is samples per second."""
 
     def note(self, text: str) -> None:
-        """Something the user should see."""
-        ...
+        """Show a message to the user."""
 
     def stop(self) -> None:
-        """Nothing more will come."""
-        ...
+        """End the display."""
 
 
-class Silent:
-    """Says nothing."""
+class Lines(Progress):
+    """Plain lines for logs: one per shard, about ten per epoch. `verb` and `failures` are the words for the job."""
 
-    def start(self, todo: int, size: int, done: int) -> None: ...
-    def advance(self, samples: int, size: int) -> None: ...
-    def shard(self, name: str, samples: int, failed: int) -> None: ...
-    def note(self, text: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Lines(Silent):
-    """Plain lines on standard error, for logs."""
-
-    def __init__(self) -> None:
-        self._samples, self._shards, self._todo, self._began = 0, 0, 0, time.monotonic()
+    def __init__(self, verb: str = "score", failures: str = "failed") -> None:
+        self._verb, self._failures = verb, failures
+        self._samples = self._shards = self._todo = 0
+        self._epoch, self._batches, self._batch = "", 0, 0
+        self._began = time.monotonic()
 
     def start(self, todo: int, size: int, done: int) -> None:
         self._todo, self._began = todo, time.monotonic()
-        self.note(f"{todo} shards to score, {done} done already, {size / 1e6:,.1f} MB to read")
+        already = f", {done} done already" if self._verb == "score" else ""
+        self.note(f"{todo} shards to {self._verb}{already}, {size / 1e6:,.1f} MB to read")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
         self._shards += 1
         self._samples += samples
         rate = self._samples / max(time.monotonic() - self._began, 1e-9)
-        self.note(f"[{self._shards}/{self._todo}] {name}: {samples:,} samples, {failed:,} failed, {rate:,.0f}/s")
+        self.note(
+            f"[{self._shards}/{self._todo}] {name}: {samples:,} samples, {failed:,} {self._failures}, {rate:,.0f}/s"
+        )
+
+    def samples(self, done: int, total: int, shard: str | None = None) -> None:
+        if shard:
+            self.note(f"[{done:,}/{total:,}] {shard}")
+
+    def epoch(self, number: int, epochs: int, batches: int, done: int) -> None:
+        self._epoch, self._batches, self._batch = f"epoch {number}/{epochs}", batches, done
+
+    def batch(self, loss: float | None, rate: float) -> None:
+        self._batch += 1
+        if self._batch == self._batches or self._batch % max(1, self._batches // 10) == 0:
+            self.note(f"{self._epoch} batch {self._batch}/{self._batches}: {_loss(loss)}, {rate:,.0f} samples/s")
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Bar:
-    """A bar on the terminal's standard error."""
+class Bar(Progress):
+    """One bar on the terminal at a time: for all shards, for all samples, or for the current epoch."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -73,28 +91,49 @@ class Bar:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[samples]:,} samples  {task.fields[rate]:,.0f}/s"),
+            TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._samples, self._shards, self._todo, self._began = 0, 0, 0, time.monotonic()
+        self._task: TaskID | None = None
+        self._samples = self._shards = self._todo = 0
+        self._began = time.monotonic()
 
     def start(self, todo: int, size: int, done: int) -> None:
         self._todo, self._began = todo, time.monotonic()
         if todo:
-            self._bar.start()
-            self._task = self._bar.add_task(f"shard 1/{todo}", total=size, samples=0, rate=0.0)
+            self._show(f"shard 1/{todo}", size, 0, "  0%  0 samples  0/s")
 
     def advance(self, samples: int, size: int) -> None:
-        self._samples += samples
-        rate = self._samples / max(time.monotonic() - self._began, 1e-9)
-        self._bar.update(self._task, advance=size, samples=self._samples, rate=rate)
+        if self._task is not None:
+            self._samples += samples
+            rate = self._samples / max(time.monotonic() - self._began, 1e-9)
+            self._bar.update(self._task, advance=size)
+            percent = self._bar.tasks[-1].percentage
+            self._bar.update(self._task, state=f"{percent:>3.0f}%  {self._samples:,} samples  {rate:,.0f}/s")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
         self._shards += 1
-        self._bar.update(self._task, description=f"shard {min(self._shards + 1, self._todo)}/{self._todo}")
+        if self._task is not None:
+            self._bar.update(self._task, description=f"shard {min(self._shards + 1, self._todo)}/{self._todo}")
+
+    def samples(self, done: int, total: int, shard: str | None = None) -> None:
+        if self._task is None:
+            self._show("samples", total, done, "")
+        else:
+            self._bar.update(self._task, completed=done, total=total, state=f"{done:,}/{total:,}")
+
+    def epoch(self, number: int, epochs: int, batches: int, done: int) -> None:
+        self._show(f"epoch {number}/{epochs}", batches, done, f"{done:,}/{batches:,}")
+
+    def batch(self, loss: float | None, rate: float) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, advance=1)
+            task = self._bar.tasks[-1]
+            state = f"{task.completed:,.0f}/{task.total:,.0f}  {_loss(loss)}  {rate:,.0f}/s"
+            self._bar.update(self._task, state=state)
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)
@@ -102,18 +141,30 @@ class Bar:
     def stop(self) -> None:
         self._bar.stop()
 
+    def _show(self, description: str, total: int, completed: int, state: str) -> None:
+        """Begin a bar in place of the one before."""
+        if self._task is None:
+            self._bar.start()
+        else:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(description, total=total, completed=completed, state=state)
 
-def progress_for(quiet: bool = False) -> Progress:
-    """A bar where somebody looks, lines where something records."""
+
+def progress_for(quiet: bool = False, verb: str = "score", failures: str = "failed") -> Progress:
+    """A bar on a terminal, lines in a log, nothing where `quiet`. `verb` and `failures` are words for `Lines`."""
     if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
+        return Progress()
+    return Bar() if sys.stderr.isatty() else Lines(verb, failures)
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
-    """As people say it.
+def _loss(loss: float | None) -> str:
+    return "skipped" if loss is None else f"loss {loss:.4f}"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun in the right form.
 
     >>> counted(1, "batch", "batches"), counted(2_000, "epoch")
     ('1 batch', '2,000 epochs')
     """
-    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

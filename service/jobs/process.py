@@ -17,7 +17,7 @@ from typing import Any
 from noisegate.pipeline.errors import LockedError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.labels.classes import ClassSet
-from noisegate.pipeline.system.progress import Silent
+from noisegate.pipeline.system.progress import Progress
 
 __all__ = ["Reports", "Task", "command", "main"]
 
@@ -53,7 +53,7 @@ def command() -> list[str]:
     return [sys.executable, "-m", "noisegate.service.jobs.process"]
 
 
-class Reports(Silent):
+class Reports(Progress):
     """Progress as JSON lines in a file descriptor; samples are summed up and told a few times a second."""
 
     def __init__(self, descriptor: int) -> None:

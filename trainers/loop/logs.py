@@ -1,109 +1,17 @@
-"""What a run writes down and shows: log.jsonl, TensorBoard, and a bar on a terminal or lines in a log."""
+"""The log of a training run: log.jsonl and TensorBoard."""
 
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["Bar", "Display", "Lines", "Log", "Silent", "display_for", "read_log"]
+__all__ = ["Log", "read_log"]
 
 Values = Mapping[str, float | int | str]
-
-
-class Display(Protocol):
-    """What people see while training goes on."""
-
-    def epoch(self, number: int, of: int, batches: int, done: int) -> None:
-        """Epoch `number` (from 1) begins, or goes on after `done` of its batches."""
-        ...
-
-    def batch(self, loss: float | None, rate: float) -> None:
-        """A batch is done; no loss where it was skipped. `rate` is samples per second."""
-        ...
-
-    def note(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class Silent:
-    """Says nothing."""
-
-    def epoch(self, number: int, of: int, batches: int, done: int) -> None: ...
-    def batch(self, loss: float | None, rate: float) -> None: ...
-    def note(self, text: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Lines(Silent):
-    """Plain lines on standard error: about ten in an epoch."""
-
-    def __init__(self) -> None:
-        self._number = self._of = self._batches = self._done = 0
-
-    def epoch(self, number: int, of: int, batches: int, done: int) -> None:
-        self._number, self._of, self._batches, self._done = number, of, batches, done
-
-    def batch(self, loss: float | None, rate: float) -> None:
-        self._done += 1
-        if self._done == self._batches or self._done % max(1, self._batches // 10) == 0:
-            shown = "skipped" if loss is None else f"loss {loss:.4f}"
-            self.note(
-                f"epoch {self._number}/{self._of} batch {self._done}/{self._batches}: {shown}, {rate:,.0f} samples/s"
-            )
-
-    def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-
-class Bar:
-    """A bar for each epoch on the terminal's standard error."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[shown]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
-        self._task: TaskID | None = None
-
-    def epoch(self, number: int, of: int, batches: int, done: int) -> None:
-        if self._task is None:
-            self._bar.start()
-        else:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(f"epoch {number}/{of}", total=batches, completed=done, shown="")
-
-    def batch(self, loss: float | None, rate: float) -> None:
-        if self._task is not None:
-            shown = "skipped" if loss is None else f"loss {loss:.4f}"
-            self._bar.update(self._task, advance=1, shown=f"{shown}  {rate:,.0f}/s")
-
-    def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
-
-    def stop(self) -> None:
-        self._bar.stop()
-
-
-def display_for(quiet: bool) -> Display:
-    """A bar where somebody looks, lines where something records."""
-    if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
 
 
 class Log:

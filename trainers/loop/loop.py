@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.system.progress import Progress, counted
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Method
@@ -20,7 +20,7 @@ from noisegate.trainers.targets import Target, gather_tensor, save_target
 
 from .average import Average
 from .checkpoint import State, load_optimizer, optimizer_state, random_states, save_state, set_random_states
-from .logs import Display, Log
+from .logs import Log
 from .run_folder import TrainFolder
 from .running import Running, StepModule, Work, trimmed
 from .schedule import Course, build_optimizer
@@ -76,7 +76,7 @@ class Loop:
         streams: Streams,
         folder: TrainFolder,
         log: Log | None,
-        display: Display,
+        display: Progress,
         evaluate: Callable[[], Metrics] | None,
         monitor: str,
     ) -> None:

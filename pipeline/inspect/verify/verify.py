@@ -15,7 +15,7 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
 from noisegate.pipeline.estimators.base import Estimator, Identity
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.system.progress import Progress, Silent
+from noisegate.pipeline.system.progress import Progress
 
 from .problems import Problem, Problems
 from .rescore import Drift, Rescoring, no_frozen_model, recorded_model
@@ -91,7 +91,7 @@ def verify(
         raise ConfigError(f"shards {shards} is none; use 1 or more, or leave it out for all")
     run = RunFolder(Path(folder))
     recorded = run.recorded()
-    check = _Check(run, recorded, np.random.default_rng(seed), progress or Silent())
+    check = _Check(run, recorded, np.random.default_rng(seed), progress or Progress())
     arrays = recorded["scorer"]["model"] == "arrays"
     if arrays:
         check.notes.append(

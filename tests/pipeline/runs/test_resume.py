@@ -21,7 +21,7 @@ from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.workers import DecodeOptions
-from noisegate.pipeline.system.progress import Silent
+from noisegate.pipeline.system.progress import Progress
 from tests.fakes import OtherModel, estimator, pairs, tar_bytes, write_tar
 from tests.jobs import BETA, Notes, files_of, said, score, stamps
 
@@ -164,7 +164,7 @@ def test_a_shard_that_was_only_touched_is_read_once_to_make_sure(shards: Path, t
 def test_a_shard_that_changes_while_the_job_runs_is_seen_next_time(shards: Path, tmp_path: Path) -> None:
     shard, last = shards / "x-01.tar", shards / "x-02.tar"
 
-    class ChangeLater(Silent):
+    class ChangeLater(Progress):
         def shard(self, name: str, samples: int, failed: int) -> None:
             if name == last.stem:  # x-01 is encoded, and its table will be written once more with the scores
                 rewrite_same_size(shard)

@@ -14,8 +14,9 @@ import yaml
 from noisegate import METHODS, Batch, WeightedShards, evaluate_model, load_estimator, load_target, train
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
+from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig
-from noisegate.trainers.loop.logs import Silent, read_log
+from noisegate.trainers.loop.logs import read_log
 from noisegate.trainers.losses import info_nce, triplet
 from noisegate.trainers.methods import Method, MethodConfig, Run, StepLoss, Stream
 from tests.fakes import tar_bytes
@@ -234,7 +235,7 @@ def test_what_fails_before_the_first_step_leaves_no_folder(scored: Path, tmp_pat
 
 def test_people_and_logs_count_epochs_from_one(scored: Path, tmp_path: Path) -> None:
     notes: list[str] = []
-    shown = Silent()
+    shown = Progress()
     shown.note = notes.append  # type: ignore[method-assign]
     config = settings(scored, tmp_path, "baseline", loop={"max_steps": 2, "device": "cpu"}, schedule={"warmup": 25})
     result = train(config, display=shown)

@@ -14,8 +14,9 @@ import yaml
 
 from noisegate import train
 from noisegate.pipeline.errors import ConfigError, StoppedError
+from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.loop.checkpoint import load_state
-from noisegate.trainers.loop.logs import Silent, read_log
+from noisegate.trainers.loop.logs import read_log
 from tests.commands import command
 from tests.trainers.runs import curve, same_weights, settings
 
@@ -77,7 +78,7 @@ def test_killed_and_stopped_and_resumed_is_undisturbed(scored: Path, tmp_path: P
     assert (done.best, done.last, done.steps) == (whole.best, whole.last, whole.steps)
 
 
-class KilledAt(Silent):
+class KilledAt(Progress):
     """Ends the run when these words are said, as a second Ctrl-C does: nothing more is saved."""
 
     def __init__(self, words: str) -> None:
@@ -150,7 +151,7 @@ def test_a_finished_run_has_nothing_left_and_can_be_made_longer(scored: Path, tm
     again = train(resume=first.folder, quiet=True)
     assert (again.steps, again.over, again.folder) == (5, "1 epoch", first.folder)
     notes: list[str] = []
-    shown = Silent()
+    shown = Progress()
     shown.note = notes.append  # type: ignore[method-assign]
     train(resume=first.folder, display=shown)
     assert notes[-1] == "this run is over after 1 epoch; make it longer with, for example, --set loop.epochs=2"

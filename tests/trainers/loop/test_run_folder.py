@@ -10,7 +10,7 @@ import torch
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, StoppedError
 from noisegate.trainers.loop.checkpoint import load_optimizer, load_state, optimizer_state, save_state
-from noisegate.trainers.loop.logs import Lines, Log, read_log
+from noisegate.trainers.loop.logs import Log, read_log
 from noisegate.trainers.loop.run_folder import TrainFolder, new_run
 
 
@@ -61,17 +61,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(3, 0.5)]
-
-
-def test_lines_are_about_ten_in_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
-    lines.epoch(1, 2, 100, 0)
-    for i in range(100):
-        lines.batch(None if i == 99 else 0.25, 1000.0)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 10
-    assert said[0] == "epoch 1/2 batch 10/100: loss 0.2500, 1,000 samples/s"
-    assert said[-1] == "epoch 1/2 batch 100/100: skipped, 1,000 samples/s"
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
