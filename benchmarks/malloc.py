@@ -18,7 +18,7 @@ def train(reuse: bool) -> dict[str, float]:
     """Processor seconds and page faults of the steps after the first few, and the last loss."""
     import torch
 
-    from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+    from noisegate.pipeline.estimators.loading import allow_torchvision
     from noisegate.pipeline.system.malloc import reuse_memory
 
     allow_torchvision()

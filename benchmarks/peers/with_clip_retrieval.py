@@ -9,7 +9,7 @@ import sys
 import torch
 from turns import serve
 
-_TORCHVISION = torch.library.Library("torchvision", "DEF")  # see pipeline/estimators/torchvision_import.py
+_TORCHVISION = torch.library.Library("torchvision", "DEF")  # see pipeline/estimators/loading.py
 for _operator in ("nms", "qnms"):
     _TORCHVISION.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from turns import serve
 
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 
 allow_torchvision()
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["Estimator", "Identity", "array_digest", "normalise", "paired_cosines"]
+__all__ = ["Estimator", "Identity", "array_digest", "length_batches", "normalise", "paired_cosines"]
 
 Pixels = NDArray[np.uint8]
 
@@ -132,3 +132,22 @@ def array_digest(arrays: dict[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.view(np.uint8).reshape(-1).data if array.size else b"")
     return digest.hexdigest()
+
+
+STEP = 8  # tokens; finer saves little and makes many small batches
+
+
+def length_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Positions (0 … N-1) in batches of at most `batch_size`; in each, all lengths round up to the same multiple of STEP.
+
+    >>> length_batches([5, 70, 8, 9, 6], batch_size=2)
+    [[0, 2], [4], [3], [1]]
+    """
+    groups: dict[int, list[int]] = {}
+    for position, length in enumerate(lengths):
+        groups.setdefault(-(-length // STEP), []).append(position)
+    return [
+        group[start : start + batch_size]
+        for _, group in sorted(groups.items())
+        for start in range(0, len(group), batch_size)
+    ]

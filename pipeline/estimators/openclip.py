@@ -2,10 +2,7 @@
 
 import contextlib
 import json
-import logging
-import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,22 +13,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from safetensors.torch import save
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.system.output_files import write_atomically
 
-from .base import Identity, Pixels, array_digest
-from .compiled import Compiler, Trial, probe_batches, tolerance_for, torch_compile
+from .base import Identity, Pixels, array_digest, length_batches
 from .device import Device
-from .hub import hub_or_cache
-from .openclip_image import encode_image, reads_class_token_only
+from .loading import allow_torchvision, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
-from .openclip_text import PROBE_TEXTS, encode_tokens, trimmed, trimming_is_exact
-from .text_batches import length_batches
-from .torchvision_import import allow_torchvision
+from .openclip_towers import (
+    PROBE_TEXTS,
+    Compiler,
+    Trial,
+    encode_image,
+    encode_tokens,
+    probe_batches,
+    reads_class_token_only,
+    tolerance_for,
+    torch_compile,
+    trim,
+    trimming_is_exact,
+)
 
-__all__ = ["OpenClipEstimator", "open_clip_source", "preprocess_of", "quietly"]
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "OpenClipEstimator", "preprocess_of", "save_local_dir"]
 
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
 
@@ -64,7 +71,7 @@ class OpenClipEstimator:
         self._padding = int(tokenizer([""])[0, -1])
         self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
         self.class_token_only = reads_class_token_only(self._model, self.preprocess.size, device.name)
-        trial = self._tried(compiler) if compiler else None
+        trial = self._try_out(compiler) if compiler else None
         self._compiled = trial.encode if trial else None
         self.notes: tuple[str, ...] = (trial.line,) if trial else ()
         weights = {name: _array(tensor) for name, tensor in model.state_dict().items()}
@@ -100,7 +107,7 @@ class OpenClipEstimator:
         quick = bool(tag.get("quick_gelu"))  # these weights need it, whatever the built-in configuration says
         problem = None
         try:
-            with quietly(), _weights_only(), contextlib.ExitStack() as stack:
+            with quietly(), weights_only(), contextlib.ExitStack() as stack:
                 if needs_hub(source, bool(tag)):
                     problem = stack.enter_context(hub_or_cache())
                 if seed is not None:
@@ -187,7 +194,7 @@ class OpenClipEstimator:
         return self._cut(self._tokenizer(list(texts)))
 
     def _cut(self, tokens: torch.Tensor) -> torch.Tensor:
-        return trimmed(tokens, self._padding) if self.trims_texts else tokens
+        return trim(tokens, self._padding) if self.trims_texts else tokens
 
     def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
         parts = [
@@ -212,7 +219,7 @@ class OpenClipEstimator:
             return encode_image(self._model, batch, self.class_token_only)
 
     @torch.inference_mode()
-    def _tried(self, compiler: Compiler) -> Trial:
+    def _try_out(self, compiler: Compiler) -> Trial:
         """The vision tower compiled, beside the eager one on a batch such as will come."""
         count = min(self.batch_size, 8) if self._device.name == "cpu" else self.batch_size
         batches = [
@@ -223,7 +230,7 @@ class OpenClipEstimator:
         few = batches[0][:8]  # a whole batch of float32 may not fit
         exact = eager(few)
         with self._device.autocast():
-            return compiler.tried(eager, batches, tolerance_for(exact, eager(few)))
+            return compiler.try_out(eager, batches, tolerance_for(exact, eager(few)))
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
@@ -261,33 +268,23 @@ def _tokenizer_name(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
     return f"{tokens.shape[1]} tokens of tokenizer {array_digest({'tokens': tokens.numpy()})[:16]}"
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Loading without the steps that open_clip reports on the root logger; what matters of them is an exception here."""
-    root, silent = logging.getLogger(), logging.NullHandler()
-
-    def others(record: logging.LogRecord) -> bool:
-        return "open_clip" not in record.pathname
-
-    root.addFilter(others)
-    root.addHandler(silent)  # without any handler, logging.info would set up one that stays
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        root.removeHandler(silent)
-        root.removeFilter(others)
+CONFIG_FILE = "open_clip_config.json"
+WEIGHTS_FILE = "open_clip_model.safetensors"
 
 
-@contextlib.contextmanager
-def _weights_only() -> Iterator[None]:
-    """No code of a pickle is run: open_clip asks for that, but not in its second attempt at a file that fails."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ.update({} if before is None else {name: before})
+def save_local_dir(estimator: OpenClipEstimator, folder: Path) -> None:
+    """Write configuration, weights and, where the model has its own, the tokenizer."""
+    if not estimator.config:
+        raise ConfigError(
+            f"model {estimator.identity.model!r}: it was loaded without its configuration; use load_estimator"
+        )
+    config = {"model_cfg": estimator.config, "preprocess_cfg": dict(estimator.module.visual.preprocess_cfg)}
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(estimator.tokenizer, "save_pretrained"):  # those of the hub; CLIP's own comes with open_clip
+        estimator.tokenizer.save_pretrained(folder)
+    state = {  # clones, because safetensors refuses tensors that share memory
+        key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, tensor in estimator.module.state_dict().items()
+    }
+    write_atomically(folder / WEIGHTS_FILE, save(state, metadata={"format": "pt"}))
+    write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())

@@ -21,12 +21,10 @@ from safetensors import SafetensorError
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 
-from .base import Identity, Pixels, array_digest, normalise
+from .base import Identity, Pixels, array_digest, length_batches, normalise
 from .device import Device
-from .hub import hub_or_cache
+from .loading import allow_torchvision, hub_or_cache
 from .processor_pixels import ProcessorPixels
-from .text_batches import length_batches
-from .torchvision_import import allow_torchvision
 
 __all__ = ["TransformersEstimator"]
 

@@ -18,8 +18,7 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.estimators.openclip import OpenClipEstimator
-from noisegate.pipeline.estimators.openclip_save import save_local_dir
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator, save_local_dir
 from noisegate.pipeline.methods.info_nce import numbered, pair_losses
 from noisegate.pipeline.methods.mixtures import Split, gmm_split
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, estimate_beta

@@ -158,15 +158,15 @@ def _torch() -> Torch:
 
 
 def _torchvision() -> str:
-    from noisegate.pipeline.estimators import torchvision_import
+    from noisegate.pipeline.estimators import loading
 
     try:
-        torchvision_import.allow_torchvision()
+        loading.allow_torchvision()
     except ModuleNotFoundError:
         return "absent"
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         return _first_line(error)
-    return "declared" if torchvision_import.declared() else "fits"
+    return "declared" if loading.torchvision_is_patched() else "fits"
 
 
 def _faiss(installed: Mapping[str, str]) -> Faiss:

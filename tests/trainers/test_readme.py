@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from noisegate import WeightedShards
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.trainers.targets import build_target, resolve_target
 from tests.trainers.runs import TARGET
 

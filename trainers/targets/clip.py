@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.estimators.openclip import OpenClipEstimator, preprocess_of
-from noisegate.pipeline.estimators.openclip_save import save_local_dir
-from noisegate.pipeline.estimators.openclip_text import encode_tokens, trimming_is_exact
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator, preprocess_of, save_local_dir
+from noisegate.pipeline.estimators.openclip_towers import encode_tokens, trimming_is_exact
 
 from .base import Target, TargetConfig, unit
 from .clip_model import architecture_of, built_in, construct, load

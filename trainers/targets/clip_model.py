@@ -9,10 +9,9 @@ from torch import nn
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.estimators.openclip import OpenClipEstimator, open_clip_source, quietly
-from noisegate.pipeline.estimators.openclip_names import check_name
-from noisegate.pipeline.estimators.openclip_save import CONFIG_FILE
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision, quietly
+from noisegate.pipeline.estimators.openclip import CONFIG_FILE, OpenClipEstimator
+from noisegate.pipeline.estimators.openclip_names import check_name, open_clip_source
 
 from .clip_tokens import ClipVocabulary, clip_tokenizer
 

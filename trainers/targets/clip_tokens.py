@@ -12,8 +12,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from noisegate.pipeline.estimators.openclip_text import trimmed
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
+from noisegate.pipeline.estimators.openclip_towers import trim
 
 __all__ = ["ClipTokenizer", "ClipVocabulary", "clip_tokenizer", "with_all_tokens"]
 
@@ -89,7 +89,7 @@ class ClipTokenizer:
 
     def __call__(self, texts: list[str]) -> Tensor:
         tokens = self._tokens(list(texts))
-        tokens = trimmed(tokens, self._padding) if self.trim else tokens
+        tokens = trim(tokens, self._padding) if self.trim else tokens
         return self._rows[tokens] if self.ids else tokens
 
     def _tokens(self, texts: list[str]) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.shards.preprocess import Preprocess
 
 from .base import Target, TargetConfig, unit

@@ -18,7 +18,7 @@ from noisegate.pipeline.datasets.scenes import (
     scene_class,
     scene_rng,
 )
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 
 UNSEEN_SEED = 2**31
 _BATCH = 250

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from noisegate.pipeline.datasets.scenes import ATTRIBUTES, class_names
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 
 from .check import measure
 from .pool import TEXT_LENGTH, Pool, draw_pool, token_ids

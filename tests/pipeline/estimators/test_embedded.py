@@ -7,8 +7,8 @@ from noisegate.pipeline.datasets.embedded.check import UNSEEN_SEED, auroc, best_
 from noisegate.pipeline.datasets.embedded.pool import TEXT_LENGTH, draw_part, token_ids
 from noisegate.pipeline.datasets.embedded.train import CONTEXT, PROMPTS, Encode
 from noisegate.pipeline.datasets.scenes import caption, class_names, draw, random_scene, scene_rng
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 
 allow_torchvision()
 import open_clip  # noqa: E402

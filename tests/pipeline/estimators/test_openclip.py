@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 from tests.commands import ROOT
 
 TINY: dict[str, Any] = {

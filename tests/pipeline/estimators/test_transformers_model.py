@@ -17,8 +17,8 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 from noisegate.pipeline.estimators.transformers_model import TransformersEstimator
 
 allow_torchvision()

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.shards.preprocess import Preprocess
 
 SIZES = [

@@ -18,8 +18,8 @@ from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
-from noisegate.pipeline.estimators.torchvision_import import allow_torchvision
 from noisegate.pipeline.inspect.metrics import clean_auroc
 from noisegate.pipeline.methods.info_nce import batches, info_nce, pair_losses, same_pairs
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs

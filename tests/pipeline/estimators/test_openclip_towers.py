@@ -16,7 +16,9 @@ from noisegate.pipeline.engines.progress_totals import Tally
 from noisegate.pipeline.engines.shard_task import Said
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec, load_estimator, normalise
-from noisegate.pipeline.estimators.compiled import (
+from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.estimators.openclip import OpenClipEstimator
+from noisegate.pipeline.estimators.openclip_towers import (
     Compiler,
     Encode,
     probe_batches,
@@ -24,8 +26,6 @@ from noisegate.pipeline.estimators.compiled import (
     tolerance_for,
     torch_compile,
 )
-from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.estimators.openclip import OpenClipEstimator
 from noisegate.pipeline.runs.table import RunFolder
 from tests.jobs import Notes, score
 from tests.pipeline.shards.tars import pairs, write_tar
@@ -54,13 +54,13 @@ BATCHES = probe_batches(4, 6)
 
 class TestTrial:
     def test_exact_and_faster_is_used(self) -> None:
-        trial = Compiler(lambda encode: lambda batch: encode(batch), turns(1.12, 1.0)).tried(flat, BATCHES, 1e-4)
+        trial = Compiler(lambda encode: lambda batch: encode(batch), turns(1.12, 1.0)).try_out(flat, BATCHES, 1e-4)
         assert trial.line == "torch.compile: 1.12 x, largest change of a cosine 0e+00: used"
         assert trial.encode is not None
 
     @pytest.mark.parametrize(("eager", "expected"), [(0.97, "0.97 x"), (1.0, "1.00 x"), (1.01, "1.01 x")])
     def test_slower_or_hardly_faster_is_left_out(self, eager: float, expected: str) -> None:
-        trial = Compiler(lambda encode: encode, turns(eager, 1.0)).tried(flat, BATCHES, 1e-4)
+        trial = Compiler(lambda encode: encode, turns(eager, 1.0)).try_out(flat, BATCHES, 1e-4)
         assert trial.encode is None
         assert trial.line == f"torch.compile: {expected}, largest change of a cosine 0e+00: left out"
 
@@ -75,7 +75,7 @@ class TestTrial:
         times = ticks()
         assert (
             Compiler(lambda encode: encode, lambda: next(times))
-            .tried(flat, BATCHES, 1e-4)
+            .try_out(flat, BATCHES, 1e-4)
             .line.startswith("torch.compile: 1.50 x")
         )
 
@@ -83,7 +83,7 @@ class TestTrial:
         def turned(encode: Encode) -> Encode:
             return lambda batch: encode(batch) + 0.01
 
-        trial = Compiler(turned, turns(5.0, 1.0)).tried(flat, BATCHES, 1e-4)
+        trial = Compiler(turned, turns(5.0, 1.0)).try_out(flat, BATCHES, 1e-4)
         rows = BATCHES[0].flatten(1).double()
         unit, other = (r / r.norm(dim=1, keepdim=True) for r in (rows, rows + 0.01))
         assert trial.encode is None
@@ -94,10 +94,10 @@ class TestTrial:
         def forgetful(encode: Encode) -> Encode:
             return lambda batch: encode(batch) if len(batch) == len(BATCHES[0]) else encode(batch).flip(0)
 
-        assert Compiler(forgetful, turns(5.0, 1.0)).tried(flat, BATCHES, 1e-4).encode is None
+        assert Compiler(forgetful, turns(5.0, 1.0)).try_out(flat, BATCHES, 1e-4).encode is None
 
     def test_what_is_not_a_number_does_not_agree(self) -> None:
-        trial = Compiler(lambda encode: lambda batch: encode(batch) * torch.nan, turns(5.0, 1.0)).tried(
+        trial = Compiler(lambda encode: lambda batch: encode(batch) * torch.nan, turns(5.0, 1.0)).try_out(
             flat, BATCHES, 1e-4
         )
         assert trial.encode is None and "largest change of a cosine 1e+00" in trial.line
@@ -107,7 +107,7 @@ class TestTrial:
         def fail(_: Any) -> Any:
             raise RuntimeError("no C++ compiler\n\nSet TORCH_LOGS=all. " + "More. " * 100)
 
-        trial = Compiler(fail if when == "compiled" else lambda encode: fail, turns(1, 1)).tried(flat, BATCHES, 1e-4)
+        trial = Compiler(fail if when == "compiled" else lambda encode: fail, turns(1, 1)).try_out(flat, BATCHES, 1e-4)
         assert trial.encode is None
         assert trial.line.startswith("torch.compile: not available (RuntimeError: no C++ compiler Set TORCH_LOGS=all.")
         assert trial.line.endswith("…): left out") and "\n" not in trial.line and len(trial.line) < 220
@@ -115,7 +115,7 @@ class TestTrial:
 
 class TestGuard:
     def used(self, compiled: Encode) -> Encode:
-        trial = Compiler(lambda _: compiled, turns(2.0, 1.0)).tried(flat, BATCHES, 1e-4)
+        trial = Compiler(lambda _: compiled, turns(2.0, 1.0)).try_out(flat, BATCHES, 1e-4)
         assert trial.encode is not None
         return trial.encode
 
