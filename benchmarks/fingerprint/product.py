@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from noisegate.pipeline.cli import app, main
+from noisegate.pipeline.cli.commands import app, main
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings
 

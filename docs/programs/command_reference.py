@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.cli.help_layout import GROUPS
 
 __all__ = ["command_page"]

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import noisegate
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.cli.output import why
 from tests.commands import FAKE, called, run_noisegate
 from tests.fakes import pairs, picture, write_tar

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.cli.help_layout import GROUPS
 from tests.commands import FAKE, called, command
 from tests.fakes import pairs, picture, write_tar

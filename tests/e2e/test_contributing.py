@@ -71,7 +71,7 @@ def test_a_score(shards: Path, tmp_path: Path) -> None:
     program = f"""
 import doctest
 from noisegate import read_table
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.methods import rank
 import test_rank
 assert doctest.testmod(rank) == (0, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.runs.table import COLUMNS
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.service.guards.auth import hash_key

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from noisegate.pipeline.annotate import annotate
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.noise import (
     CIFAR100_MAP,
     CIFAR100_SUPERCLASSES,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from noisegate.pipeline.cli import STARTS_OVER, STOPPED
+from noisegate.pipeline.cli.commands import STARTS_OVER, STOPPED
 from noisegate.pipeline.cli.help_layout import GROUPS
 from tests.commands import called
 from tests.fakes import ColourModel, pairs, write_tar

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from noisegate.pipeline.annotate import annotate
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.noise.shards import noise_captions
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.errors import ConfigError

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
-from noisegate.pipeline.cli import app
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.convert import KINDS
 from noisegate.pipeline.datasets.noise import PROTOCOLS
 from noisegate.pipeline.errors import ConfigError

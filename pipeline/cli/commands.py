@@ -1,0 +1,152 @@
+"""All commands of `noisegate`, and what their errors become."""
+
+import os
+import sys
+from importlib.metadata import entry_points
+
+import typer
+
+from noisegate.pipeline.errors import NoisegateError, StoppedError
+
+from . import (
+    adapt,
+    annotate,
+    calibrate,
+    compare,
+    convert,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    noise,
+    plan,
+    report,
+    rescore,
+    scenes,
+    show,
+    verify,
+)
+from .help_layout import Group, arrange, flowing
+
+__all__ = ["app", "main"]
+
+# What a second run of a command that was stopped finds of the first; of all other commands, nothing.
+STOPPED = {
+    "annotate": "run the same command again, without --overwrite, and it goes on",
+    "score-embeddings": "run the same command again, without --overwrite: a neighbour search goes on, the rest starts over",
+    "rescore": "run the same command again: a neighbour search goes on, the rest starts over",
+    "demo": "run the same command again, and it goes on",
+    "convert": "run the same command again, and it goes on",
+    "bench": "run the same command again; what is finished is kept",
+}
+STARTS_OVER = "run the same command again, and it starts over"
+
+HELP = """Scores every image-text pair of your shards once, so that training can trust the right ones.
+
+A first look, with drawn scenes and the small embedded model (no download, no GPU):
+
+[cyan]noisegate demo[/]
+
+The same step by step:
+
+[cyan]noisegate scenes clean --count 2000[/]
+
+[cyan]noisegate noise 'clean/*.tar' --rate 0.4 --out noisy[/]
+
+[cyan]noisegate annotate 'noisy/*.tar' --out tables[/]
+
+[cyan]noisegate evaluate tables[/]
+
+[cyan]noisegate show tables[/]
+
+Your own data, with a real CLIP:
+
+[cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
+"""
+
+
+app = typer.Typer(
+    name="noisegate",
+    cls=Group,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=flowing(HELP),
+)
+for module in (
+    annotate,
+    plan,
+    rescore,
+    calibrate,
+    adapt,
+    noise,
+    evaluate,
+    report,
+    verify,
+    compare,
+    show,
+    export,
+    scenes,
+    convert,
+    demo,
+    doctor,
+):
+    module.register(app)
+for package in entry_points(group="noisegate.commands"):  # service and trainers, which this package must not know
+    package.load().register(app)
+arrange(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"noisegate {version('noisegate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command; what goes wrong on purpose becomes one message, not a traceback."""
+    os.environ.setdefault("WDS_SECURE", "1")
+    try:
+        app()
+    except NoisegateError as error:
+        _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
+    except KeyboardInterrupt:
+        _fail(_how_to_go_on(), 130)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich both make a plain 1 of it
+            _nobody_reads()
+        if end.code != 130:
+            raise
+        _fail(_how_to_go_on(), 130)  # typer's own code for Ctrl-C, which it leaves without a word
+    except BrokenPipeError:
+        _nobody_reads()
+
+
+def _how_to_go_on() -> str:
+    return STOPPED.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""), STARTS_OVER)
+
+
+def _nobody_reads() -> None:
+    """Whoever read the output went away; end as a program that the signal of that had killed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has somewhere to go
+    sys.exit(141)
+
+
+def _fail(message: str, code: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    word, style = ("stopped", "yellow") if code == 130 else ("error", "bold red")
+    Console(stderr=True, soft_wrap=True).print(Text(f"{word}: ", style=style) + Text(message))
+    sys.exit(code)
