@@ -13,7 +13,7 @@ import pytest
 from noisegate import read_table
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.service.cli.score_output import scale, scale_ends
-from tests.commands import FAKE, called
+from tests.commands import FAKE, ROOT, called
 from tests.fakes import pairs, picture, write_tar
 from tests.service.contract import Contract
 from tests.service.live import over_http, serving
@@ -136,7 +136,7 @@ def test_local_scoring_needs_neither_fastapi_nor_httpx(work: Path) -> None:
         "import sys\n"
         "for name in ('fastapi', 'httpx', 'pydantic_settings', 'uvicorn', 'starlette'):\n"
         "    sys.modules[name] = None\n"
-        f"sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
         f"sys.argv = ['noisegate', 'score', 'red.png', 'all red', *{[*FAKE, *BETA]!r}, '--json']\n"
         "from noisegate.pipeline.cli import main\n"
         "main()"
