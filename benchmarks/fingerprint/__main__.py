@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ FILE = Path(__file__).resolve().parents[1] / "fingerprint.json"
 
 def parts() -> Mapping[str, Callable[[Any], None]]:
     """What is recorded, by the first word of its items' names; imported late, after the environment is fixed."""
-    from . import hostile, http, runs, surface, training
+    from . import api, downloads, engines, hostile, http, runs, surface, training
 
     return {
         "surface": surface.record_surface,
@@ -45,6 +46,9 @@ def parts() -> Mapping[str, Callable[[Any], None]]:
         "hostile": hostile.record_hostile,
         "looks": runs.record_looks,
         "exports": runs.record_exports,
+        "downloads": downloads.record_downloads,
+        "engines": engines.record_engines,
+        "api": api.record_api,
         "http": http.record_http,
         "training": training.record_training,
     }
@@ -64,7 +68,11 @@ def collect(only: str, keep: Path | None) -> dict[str, str]:
             for name, record in parts().items():
                 if name.startswith(only.partition("/")[0]):
                     began = time.process_time()
-                    record(recorder)
+                    try:
+                        record(recorder)
+                    except Exception:  # the other parts are still worth comparing
+                        traceback.print_exc()
+                        recorder.text(f"{name}/crash", traceback.format_exc(limit=0))
                     print(f"{name}: {time.process_time() - began:.1f} s of processor time", file=sys.stderr)
         finally:
             os.chdir(before)
@@ -120,7 +128,7 @@ def main() -> int:
         content = {"machine": here, "items": dict(sorted((kept | items).items()))}
         arguments.file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{len(items)} items recorded in {arguments.file}")
-        return 0
+        return 1 if any(name.endswith("/crash") for name in items) else 0
     for name in {**old["machine"], **here}:
         if old["machine"].get(name) != here.get(name):
             print(f"recorded with another {name}: {old['machine'].get(name)}, here {here.get(name)}; floats may differ")

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import re
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -31,9 +32,17 @@ async def ask_scores(recorder: Recorder) -> None:
         "classes": {"shapes": str(inputs.classes())},
         "batch_size": 1,
     }
-    async with serve(**settings, decode_workers=1, max_items=20, max_body_bytes=400_000, max_text_chars=300) as client:
+    async with serve(**settings, decode_workers=1, max_items=20, max_body_bytes=400_000, max_text_chars=300) as (
+        client,
+        scorer,
+    ):
         for name, (method, path, how) in requests(base64.b64encode(inputs.picture()).decode()).items():
             record_answer(recorder, f"http/{name}", await client.request(method, path, **how))
+        picture = inputs.picture()
+        scores = await scorer.score([(picture, "a red circle"), (b"no picture", "a red circle"), (picture, "")])
+        recorder.json("http/client/score", [asdict(score) for score in scores])
+        found = await scorer.embed(images=[picture], texts=["a red circle"])
+        recorder.json("http/client/embed", repr(found))
         page = await client.get("/")
         for path in sorted(set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))):
             record_answer(recorder, f"http{path}", await client.get(path))
@@ -109,7 +118,7 @@ async def ask_jobs(recorder: Recorder) -> None:
     folder = inputs.noisy().resolve()
     digest = recorder.command("http/hash-key", "serve", "--hash-key", stdin=KEY).out.strip()
     settings = {"roots": [folder], "jobs_folder": folder.parent / "jobs", "api_keys": [digest], "beta": "fixed:0.5"}
-    async with serve(**settings, batch_size=1, decode_workers=0) as client:
+    async with serve(**settings, batch_size=1, decode_workers=0) as (client, _):
         record_answer(recorder, "http/no-key", await client.get("/v1/scorer"))
         client.headers["Authorization"] = f"Bearer {KEY}"
         body = {"name": "first", "shards": f"{folder}/scenes-000000.tar", "beta": "fixed:0.5"}

@@ -12,11 +12,21 @@ from typing import Any
 
 import httpx
 
+from noisegate import AsyncClient, WeightedShards, osa_weight, read_table, weighted
 from noisegate.pipeline.cli.commands import app, main
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings
 
-__all__ = ["Done", "commands", "noisegate", "serve"]
+__all__ = [
+    "Done",
+    "WeightedShards",
+    "commands",
+    "noisegate",
+    "osa_weight",
+    "read_table",
+    "serve",
+    "weighted",
+]
 
 READY_SECONDS = 60  # chosen: many times what loading the embedded model takes
 
@@ -55,15 +65,16 @@ def noisegate(*words: object, stdin: str = "") -> Done:
 
 
 @asynccontextmanager
-async def serve(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Answer requests by an application in this process, once it is ready."""
-    app = create_app(load_settings(**settings))
-    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+async def serve(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, AsyncClient]]:
+    """Answer requests by an application in this process, once it is ready: to plain HTTP and to the product's client."""
+    served = create_app(load_settings(**settings))
+    transport = httpx.ASGITransport(app=served, raise_app_exceptions=False)
     async with (
-        app.router.lifespan_context(app),
+        served.router.lifespan_context(served),
         httpx.AsyncClient(transport=transport, base_url="http://service") as client,
+        AsyncClient("http://service", transport=transport, retries=0) as scorer,
     ):
         async with asyncio.timeout(READY_SECONDS):
             while (await client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.05)
-        yield client
+        yield client, scorer

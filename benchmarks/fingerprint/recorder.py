@@ -24,10 +24,11 @@ HINT = 100  # characters
 # Values that differ from run to run, or with the release.
 VOLATILE = {"seconds", "pairs_per_second", "samples_per_second", "modified", "request_id", "noisegate"}
 VOLATILE |= {"created", "started", "ended", "id"}  # of jobs
+VOLATILE |= {"memory_mb", "train_seconds"}  # of benches
 TEXTS = (
     (re.compile(r"[\d,.]+ samples/s.*"), "N samples/s"),
     (re.compile(r"\b[\d,]+(\.\d+)? s\b"), "N s"),
-    (re.compile(r"[\d,.]+ MB/s"), "N MB/s"),
+    (re.compile(r"[\d,.]+( MB)?/s\b"), "N/s"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)? UTC"), "TIME"),
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),  # tables are padded to their widest cell, which may be a time
 )
@@ -148,6 +149,12 @@ class Recorder:
             self.text(f"{name}/stdout", done.out)
         self.text(f"{name}/stderr", done.err)
         return done
+
+    def quiet(self, name: str, *words: object) -> None:
+        """The same without standard error, for commands that work with processes and report them as they come."""
+        done = noisegate(*words)
+        self._json(f"{name}/exit code", done.code)
+        self.json(f"{name}/json", json.loads(done.out) if done.out.startswith("{") else done.err)
 
     def keys(self, name: str, *words: object) -> None:
         """Run a command that measures this machine, and record its exit code and the structure of its JSON."""

@@ -127,6 +127,8 @@ def record_arrays(recorder: Recorder) -> None:
         "separate": ("--images", "images.npy", "--texts", "texts.npy", "--separate-spaces"),
         "labels": ("--images", "pictures.npy", "--labels", "given.npy"),
         "anchors": ("--images", "pictures.npy", "--labels", "given.npy", *anchors),
+        "blocks": ("--images", "pictures.npy", "--labels", "given.npy", "--neighbour-memory", "1MB"),
+        "processes": ("--images", "pictures.npy", "--labels", "given.npy", "--neighbour-workers", 2),
         "ivf-pq": ("--images", "pictures.npy", "--labels", "given.npy", "--neighbour-index", "ivf-pq"),
         "broken": ("--images", "broken.npy", "--texts", "texts.npy", "--beta", "fixed:0.4"),
     }.items():

@@ -79,7 +79,11 @@ def record_training(recorder: Recorder) -> None:
     train(recorder, "embedded", {"data": pairs, "target": embedded, "method": {"name": "osa"}}, max_steps=2)
     recorder.command("training/evaluate-model", "evaluate-model", "runs-osa/001-osa", "--shards", f"{inputs.noisy()}/*.tar",
                      "--which", "last", "--json")  # fmt: skip
-    recorder.command("training/resume", "train", "--resume", "runs-osa/001-osa", "--quiet")
+    recorder.command("training/over", "train", "--resume", "runs-osa/001-osa", "--quiet")
+    train(recorder, "halved", {"data": pairs, "target": CLIP, "method": {"name": "lnc", "warmup": 1}}, max_steps=3)
+    more = ("--set", "loop.max_steps=8", "--json", "--quiet")
+    recorder.command("training/resumed", "train", "--resume", "runs-halved/001-lnc", *more)
+    recorder.folder("training/resumed", Path("runs-halved/001-lnc"))
 
 
 def train(recorder: Recorder, name: str, settings: dict[str, Any], **loop: Any) -> None:
