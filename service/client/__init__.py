@@ -6,14 +6,16 @@
         for score in client.score([("cat.jpg", "a cat on a mat"), (pixels, "a dog")]):
             print(score.status, score.similarity, score.osa_weight)
 
-`AsyncClient` is the same with `await`. Needs httpx only, neither torch nor fastapi.
+`AsyncClient` is the same with `await`. Needs httpx only, neither torch nor fastapi. `clients.py` sends, `requests.py`
+builds requests and retries, `batches.py` cuts pairs into requests, `answers.py` holds what comes back, `job_events.py`
+follows jobs.
 """
 
 from .answers import Embedding, Embeddings, Job, Neighbour, Predicted, Score, ScorerFacts, Scores, ServiceError
+from .batches import Pair
 from .clients import AsyncClient, Client
-from .events import Event
-from .pairs import Pair
-from .retry import Retry
+from .job_events import Event
+from .requests import Retry
 
 __all__ = [
     "AsyncClient",

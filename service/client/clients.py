@@ -1,4 +1,4 @@
-"""The two clients: thin shells that send, wait and hand over; what is sent and what it means is decided beside them."""
+"""The two clients: they send and wait; requests.py decides what is sent, when again, and what an outcome means."""
 
 import asyncio
 import random
@@ -13,19 +13,26 @@ from typing import Any, Self, cast
 import httpx
 
 from .answers import Embeddings, Job, ScorerFacts, Scores, ServiceError, as_list
-from .calls import Calls, asked, connection, job_path
-from .events import Event
-from .gather import Progress, ScoreGatherer, gather_rows
-from .pairs import AnyPair, Batch, Sizes, image_batches, pair_batches, text_batches
-from .retry import Flow, Outcome, Retry
-from .watch import Watch
+from .batches import (
+    AnyPair,
+    BatchSizes,
+    Progress,
+    RequestBatch,
+    ScoreGatherer,
+    gather_embeddings,
+    image_batches,
+    pair_batches,
+    text_batches,
+)
+from .job_events import Event, JobWatch
+from .requests import ClientBase, Flow, Outcome, Retry, comparison, connection_options, job_path
 
 __all__ = ["AsyncClient", "Client"]
 
-Answered = tuple[Batch, dict[str, Any]]
+Answered = tuple[RequestBatch, dict[str, Any]]
 
 
-class Client(Calls):
+class Client(ClientBase):
     """A connection to a service; close it, or use it in a `with`. Safe to share between threads.
 
     `timeout` is in seconds for one answer. Requests that were refused for now (429, 503) or lost with their connection
@@ -50,7 +57,7 @@ class Client(Calls):
     ) -> None:
         super().__init__(Retry(retries), batch_items, in_flight, draw)
         self._sleep = sleep
-        self._http = httpx.Client(**connection(url, api_key, timeout), transport=transport)
+        self._http = httpx.Client(**connection_options(url, api_key, timeout), transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +66,7 @@ class Client(Calls):
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._http.close()
 
     def score(
@@ -75,7 +82,7 @@ class Client(Calls):
         batch; total is None for an iterator. One bad pair is a status in its result, never an exception.
         """
         gatherer = ScoreGatherer(pairs, progress)
-        todo = pair_batches(pairs, self._limits(), asked(classes, against))
+        todo = pair_batches(pairs, self._limits(), comparison(classes, against))
         with closing(self._pump("v1/score", todo)) as answers:
             for batch, answer in answers:
                 gatherer.add(batch, answer)
@@ -84,11 +91,11 @@ class Client(Calls):
     def embed(self, images: Iterable[Any] = (), texts: Iterable[str] = ()) -> Embeddings:
         """Unit embeddings of pictures and texts, each on its own."""
         sizes = self._limits()
-        pictures = gather_rows(self._pump("v1/embed", image_batches(images, sizes)), "images")
-        return Embeddings(pictures, gather_rows(self._pump("v1/embed", text_batches(texts, sizes)), "texts"))
+        pictures = gather_embeddings(self._pump("v1/embed", image_batches(images, sizes)), "images")
+        return Embeddings(pictures, gather_embeddings(self._pump("v1/embed", text_batches(texts, sizes)), "texts"))
 
     def scorer(self) -> ScorerFacts:
-        """Who scores: identity, β with its interval, calibration, limits, class sets and runs."""
+        """The scorer: identity, β with its interval, calibration, limits, class sets and runs."""
         return cast(ScorerFacts, self._run(self._get("v1/scorer")))
 
     def jobs(self) -> list[Job]:
@@ -96,7 +103,7 @@ class Client(Calls):
         return as_list(self._run(self._get("v1/jobs")).get("jobs"), "jobs")
 
     def job(self, job: str) -> Job:
-        """One of them."""
+        """One job by its id."""
         return cast(Job, self._run(self._get(job_path(job))))
 
     def start_job(self, shards: str | Sequence[str], name: str, **settings: Any) -> Job:
@@ -116,16 +123,16 @@ class Client(Calls):
 
     def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """Follow a job to its end, through restarts of the service, and return it; `progress` gets every event."""
-        watch = Watch(self._retry, self._draw, progress)
+        watch = JobWatch(self._retry, self._draw, progress)
         while True:
-            request = self._events(job, watch)
+            request = self._events(job, watch.headers(), watch.silence)
             outcome: Outcome
             try:
                 outcome = response = self._http.send(request, stream=True)
                 try:
                     if response.is_success:
-                        watch.opened()
-                        if any(watch.ends(line) for line in response.iter_lines()):
+                        watch.start_stream()
+                        if any(watch.feed(line) for line in response.iter_lines()):
                             return self.job(job)
                     else:
                         response.read()
@@ -134,17 +141,17 @@ class Client(Calls):
             except httpx.TransportError as error:
                 outcome = error
             self._sleep(watch.pause(outcome, request))
-            found = self.job(job)
-            if watch.over(found):
-                return found
+            record = self.job(job)
+            if watch.is_over(record):
+                return record
 
-    def _limits(self) -> Sizes:
-        return self._sizes or self._measured(self.scorer())
+    def _limits(self) -> BatchSizes:
+        return self._sizes or self._limit_sizes(self.scorer())
 
-    def _pump(self, path: str, todo: Iterator[Batch]) -> Generator[Answered, None, None]:
+    def _pump(self, path: str, todo: Iterator[RequestBatch]) -> Generator[Answered, None, None]:
         """Send batches, a few at a time, and give their answers in order; after an error nothing more is sent."""
         stopped = Flag()
-        waiting: deque[tuple[Batch, Future[dict[str, Any]]]] = deque()
+        waiting: deque[tuple[RequestBatch, Future[dict[str, Any]]]] = deque()
         with ThreadPoolExecutor(self._in_flight, thread_name_prefix="score") as pool:
             try:
                 for batch in todo:
@@ -158,7 +165,7 @@ class Client(Calls):
                 for _, future in waiting:
                     future.cancel()
 
-    def _send(self, path: str, batch: Batch, stopped: Flag) -> dict[str, Any]:
+    def _send(self, path: str, batch: RequestBatch, stopped: Flag) -> dict[str, Any]:
         return self._run(self._post_batch(path, batch), stopped) if batch.places else {}
 
     def _run(self, flow: Flow, stopped: Flag | None = None) -> dict[str, Any]:
@@ -181,7 +188,7 @@ class Client(Calls):
                 outcome = error
 
 
-class AsyncClient(Calls):
+class AsyncClient(ClientBase):
     """`Client` with `await`; use it in an `async with`. It belongs to the event loop in which it is used."""
 
     _http: httpx.AsyncClient
@@ -201,7 +208,7 @@ class AsyncClient(Calls):
     ) -> None:
         super().__init__(Retry(retries), batch_items, in_flight, draw)
         self._sleep = sleep
-        self._http = httpx.AsyncClient(**connection(url, api_key, timeout), transport=transport)
+        self._http = httpx.AsyncClient(**connection_options(url, api_key, timeout), transport=transport)
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,7 +217,7 @@ class AsyncClient(Calls):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def score(
@@ -222,7 +229,7 @@ class AsyncClient(Calls):
     ) -> Scores:
         """As `Client.score`; pictures are read in a thread."""
         gatherer = ScoreGatherer(pairs, progress)
-        todo = pair_batches(pairs, await self._limits(), asked(classes, against))
+        todo = pair_batches(pairs, await self._limits(), comparison(classes, against))
         async with aclosing(self._pump("v1/score", todo)) as answers:
             async for batch, answer in answers:
                 gatherer.add(batch, answer)
@@ -233,7 +240,7 @@ class AsyncClient(Calls):
         sizes = await self._limits()
         pictures = [answered async for answered in self._pump("v1/embed", image_batches(images, sizes))]
         written = [answered async for answered in self._pump("v1/embed", text_batches(texts, sizes))]
-        return Embeddings(gather_rows(pictures, "images"), gather_rows(written, "texts"))
+        return Embeddings(gather_embeddings(pictures, "images"), gather_embeddings(written, "texts"))
 
     async def scorer(self) -> ScorerFacts:
         """As `Client.scorer`."""
@@ -261,17 +268,17 @@ class AsyncClient(Calls):
 
     async def wait_job(self, job: str, progress: Callable[[Event], object] | None = None) -> Job:
         """As `Client.wait_job`."""
-        watch = Watch(self._retry, self._draw, progress)
+        watch = JobWatch(self._retry, self._draw, progress)
         while True:
-            request = self._events(job, watch)
+            request = self._events(job, watch.headers(), watch.silence)
             outcome: Outcome
             try:
                 outcome = response = await self._http.send(request, stream=True)
                 try:
                     if response.is_success:
-                        watch.opened()
+                        watch.start_stream()
                         async for line in response.aiter_lines():
-                            if watch.ends(line):
+                            if watch.feed(line):
                                 return await self.job(job)
                     else:
                         await response.aread()
@@ -280,16 +287,16 @@ class AsyncClient(Calls):
             except httpx.TransportError as error:
                 outcome = error
             await self._sleep(watch.pause(outcome, request))
-            found = await self.job(job)
-            if watch.over(found):
-                return found
+            record = await self.job(job)
+            if watch.is_over(record):
+                return record
 
-    async def _limits(self) -> Sizes:
-        return self._sizes or self._measured(await self.scorer())
+    async def _limits(self) -> BatchSizes:
+        return self._sizes or self._limit_sizes(await self.scorer())
 
-    async def _pump(self, path: str, todo: Iterator[Batch]) -> AsyncGenerator[Answered, None]:
+    async def _pump(self, path: str, todo: Iterator[RequestBatch]) -> AsyncGenerator[Answered, None]:
         """As `Client._pump`, with tasks."""
-        waiting: deque[tuple[Batch, asyncio.Task[dict[str, Any]]]] = deque()
+        waiting: deque[tuple[RequestBatch, asyncio.Task[dict[str, Any]]]] = deque()
         try:
             while (batch := await asyncio.to_thread(next, todo, None)) is not None:
                 waiting.append((batch, asyncio.create_task(self._send(path, batch))))
@@ -304,7 +311,7 @@ class AsyncClient(Calls):
                 task.cancel()
             await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
 
-    async def _send(self, path: str, batch: Batch) -> dict[str, Any]:
+    async def _send(self, path: str, batch: RequestBatch) -> dict[str, Any]:
         return await self._run(self._post_batch(path, batch)) if batch.places else {}
 
     async def _run(self, flow: Flow) -> dict[str, Any]:

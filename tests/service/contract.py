@@ -13,7 +13,7 @@ BETA = {"value": 0.2, "mode": "random_inputs", "interval": [0.19, 0.21]}
 Fault = int | Exception | httpx.Response
 
 
-def refused(status: int, code: str, **headers: str) -> httpx.Response:
+def refusal(status: int, code: str, **headers: str) -> httpx.Response:
     body = {"error": {"code": code, "message": f"{code} it is", "request_id": "r-7"}}
     return httpx.Response(status, json=body, headers=headers)
 
@@ -45,14 +45,14 @@ class Contract:
     def _fail(self, fault: Fault) -> httpx.Response:
         if isinstance(fault, Exception):
             raise fault
-        return fault if isinstance(fault, httpx.Response) else refused(fault, f"code_{fault}")
+        return fault if isinstance(fault, httpx.Response) else refusal(fault, f"code_{fault}")
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         routes: dict[str, Callable[[Any], Any]] = {"/v1/score": self._score, "/v1/embed": self._embed}
         if path in routes:
             if len(request.content) > self.limits["max_body_bytes"]:
-                return refused(413, "too_large")
+                return refusal(413, "too_large")
             return httpx.Response(200, json=routes[path](json.loads(request.content)))
         if path == "/v1/scorer":
             return httpx.Response(200, json={"scorer": "d1", "limits": self.limits, "beta": BETA})
@@ -62,7 +62,7 @@ class Contract:
             return httpx.Response(200, json={"jobs": [states[0] for states in self.jobs.values()]})
         job, _, rest = path.removeprefix("/v1/jobs/").partition("/")
         if job not in self.jobs:
-            return refused(404, "unknown_job")
+            return refusal(404, "unknown_job")
         if rest == "events":
             stream = self.streams.pop(0)
             if not isinstance(stream, bytes):

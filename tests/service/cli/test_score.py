@@ -165,10 +165,10 @@ def test_a_service_is_asked(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
         shown = called("score", "--url", url, "red.png", "n 7", cwd=work)
         assert "β 0.2000 (random_inputs, 95 %: 0.1900 to 0.2100)" in shown.stdout
         contract.faults = [403]
-        refused = called("score", "--url", url, "red.png", "n 7", cwd=work)
+        denied = called("score", "--url", url, "red.png", "n 7", cwd=work)
         contract.faults = [401]
         stranger = called("score", "--url", url, "red.png", "n 7", cwd=work)
-    assert (refused.returncode, "error: code_403: code_403 it is (request r-7)" in refused.stderr) == (2, True)
+    assert (denied.returncode, "error: code_403: code_403 it is (request r-7)" in denied.stderr) == (2, True)
     assert stranger.returncode == 2
     assert "is not the one; use --api-key KEY or NOISEGATE_API_KEY" in stranger.stderr
 

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.client import AsyncClient, Client, Embedding, Event, Pair, Retry, Score, ServiceError
-from noisegate.service.client.events import EventReader
-from noisegate.service.client.pairs import Sizes, image_bytes, pair_batches
-from noisegate.service.client.retry import ask, retry_after
+from noisegate.service.client.batches import BatchSizes, image_bytes, pair_batches
+from noisegate.service.client.job_events import EventReader
+from noisegate.service.client.requests import retry_after, send_until_answered
+from tests.errors import refused
 from tests.fakes import picture
-from tests.service.contract import BETA, Contract, Fault, refused
+from tests.service.contract import BETA, Contract, Fault, refusal
 
 URL = "http://service.example:8765"
 Caller = Callable[..., Any]
@@ -143,7 +143,7 @@ def test_an_iterator_has_no_total(call: Caller) -> None:
 @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 7), st.integers(100, 900), st.integers(100, 900))
 def test_batches_hold_every_pair_once(sizes: list[int], items: int, aim: int, most: int) -> None:
     pairs = [(b"x" * size, f"n {i}") for i, size in enumerate(sizes)]
-    made = list(pair_batches(pairs, Sizes(items, min(aim, most), most), {"classes": "c"}))
+    made = list(pair_batches(pairs, BatchSizes(items, min(aim, most), most), {"classes": "c"}))
     places = [place for batch in made for place in (*batch.places, *batch.failed)]
     assert sorted(places) == list(range(len(sizes)))
     assert all(len(batch.body) <= most for batch in made if batch.places)
@@ -161,7 +161,7 @@ def test_every_kind_of_pil_image_becomes_a_png(mode: str) -> None:
 
 
 def test_other_images_are_refused(call: Caller) -> None:
-    with pytest.raises(ConfigError, match="an image of type int is none; give a path, bytes or a PIL image"):
+    with refused("image", "int"):
         call(Contract(), "score", [(7, "n 1")])
 
 
@@ -213,8 +213,8 @@ def test_what_may_pass_is_tried_again_without_doubling_results(call: Caller, fau
 def test_the_service_says_how_long_to_wait(call: Caller) -> None:
     contract, slept = Contract(), []
     contract.faults = [
-        refused(429, "overloaded", **{"Retry-After": "3"}),
-        refused(503, "draining", **{"Retry-After": "0"}),
+        refusal(429, "overloaded", **{"Retry-After": "3"}),
+        refusal(503, "draining", **{"Retry-After": "0"}),
     ]
     assert len(call(contract, "score", numbered(2), slept=slept)) == 2
     assert slept == [3.0, 0.25]
@@ -338,7 +338,7 @@ def test_retry_after_as_number_date_or_nonsense() -> None:
 )
 def test_settings_that_cannot_work(url: str, how: dict[str, Any]) -> None:
     for kind in (Client, AsyncClient):
-        with pytest.raises(ConfigError, match="use"):
+        with refused(*next(iter(how.items()), ("url", url))):
             kind(url, **how)
 
 
@@ -397,12 +397,12 @@ def test_a_job_is_forgotten_though_the_first_answer_was_lost(call: Caller) -> No
 
 
 def test_a_job_that_never_was_is_unknown_after_a_refused_connection() -> None:
-    flow = ask(httpx.Request("DELETE", "http://h/v1/jobs/j1"), Retry(), lambda: 0.5, "unknown_job")
+    flow = send_until_answered(httpx.Request("DELETE", "http://h/v1/jobs/j1"), Retry(), lambda: 0.5, "unknown_job")
     request = next(flow)
     assert isinstance(flow.send(httpx.ConnectError("refused")), float)
     assert flow.send(None) is request
     with pytest.raises(ServiceError, match="unknown_job"):
-        flow.send(refused(404, "unknown_job"))
+        flow.send(refusal(404, "unknown_job"))
 
 
 def test_a_job_is_started(call: Caller) -> None:
