@@ -20,8 +20,8 @@ from .engine.engine import LocalEngine
 from .engine.items import Engine
 from .errors import ApiError, add_handlers
 from .guards.auth import Keys, RequireKey
+from .guards.body_limit import BodyLimit
 from .guards.headers import SecurityHeaders
-from .guards.limits import BodyLimit
 from .jobs.runner import JobRunner
 from .jobs.setup import open_runner
 from .jobs.store import STATES

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, Unavailable, error_response
-from .guards.waiting import ClientGone
+from .guards.connection import ClientGone
 from .metrics import Metrics
 
 __all__ = ["RequestLog", "set_up_logging"]

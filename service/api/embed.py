@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from noisegate.service.guards.waiting import while_connected
+from noisegate.service.guards.connection import while_connected
 
 from .bodies import encoded_row, read_embed
 from .schemas import EmbedAnswer, problems

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from noisegate.service.engine.items import Embedded
-from noisegate.service.guards.fetcher import with_pictures
-from noisegate.service.guards.waiting import while_connected
+from noisegate.service.guards.connection import while_connected
+from noisegate.service.guards.fetch import fill_pictures
 from noisegate.service.runs.against import FinishedRun
 from noisegate.service.runs.class_sets import RegisteredClasses
 from noisegate.service.runs.judging import Judged
@@ -79,7 +79,7 @@ async def _score(service: Service, asked: Asked) -> dict[str, Any]:
     judge = _Judge(service, wanted)
     await judge.prepare()
     async with service.fetcher.pictures(asked.urls) as pictures:
-        embedded = await service.engine.embed(with_pictures(asked.items, pictures))
+        embedded = await service.engine.embed(fill_pictures(asked.items, pictures))
     results = pair_results(service, wanted, embedded, judge.asked)
     if judge.asked:
         judged = await asyncio.to_thread(judge.judge, embedded)

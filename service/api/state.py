@@ -7,7 +7,7 @@ from typing import cast
 from fastapi import Request
 
 from noisegate.service.engine.items import Engine
-from noisegate.service.guards.fetcher import Fetcher
+from noisegate.service.guards.fetch import Fetcher
 from noisegate.service.jobs.runner import JobRunner
 from noisegate.service.metrics import Metrics
 from noisegate.service.runs.browse import Browser

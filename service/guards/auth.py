@@ -1,4 +1,4 @@
-"""Bearer keys: only their SHA-256 is known here, and comparing takes the same time whatever is wrong with one."""
+"""Bearer keys: the service knows only their SHA-256, and compares in constant time."""
 
 import getpass
 import hashlib
@@ -13,13 +13,13 @@ from noisegate.service.errors import ApiError, error_response
 
 __all__ = ["Keys", "RequireKey", "hash_key", "read_key"]
 
-OPEN = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
-OPEN_BELOW = "/static/"  # the page's shell holds nothing; what it shows it asks for with a key
-SHORTEST = 16
+OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
+OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
+MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
 
 
 def hash_key(key: str) -> str:
-    """As `api_keys` wants it.
+    """Hash a key for the setting `api_keys`.
 
     >>> hash_key("a key of many letters")[:20]
     'sha256:6f3ec2dee8e2b'
@@ -28,41 +28,42 @@ def hash_key(key: str) -> str:
 
 
 def read_key(source: TextIO) -> str:
-    """A key from one line, unseen where somebody types it; raises ConfigError for one that could be guessed."""
+    """Read a key from one line, hidden on a terminal; raises ConfigError for one short enough to be guessed."""
     key = (getpass.getpass("key: ") if source.isatty() else source.readline()).strip()
-    if len(key) < SHORTEST:
+    if len(key) < MIN_CHARS:
         raise ConfigError(
-            f"a key of {len(key)} characters can be guessed; use at least {SHORTEST}, for example from: openssl rand -hex 24"
+            f"a key of {len(key)} characters can be guessed; use at least {MIN_CHARS}, for example from: openssl rand -hex 24",
+            "hash_key",
         )
     return key
 
 
 class Keys:
-    """The keys that open the service."""
+    """The keys that the service accepts."""
 
     def __init__(self, hashed: Sequence[str]) -> None:
-        self._known = [bytes.fromhex(key.removeprefix("sha256:")) for key in hashed]
+        self._digests = [bytes.fromhex(key.removeprefix("sha256:")) for key in hashed]
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._digests)
 
-    def opens(self, key: bytes) -> bool:
-        """Whether it is one of them; every one is compared, so that time tells nothing."""
+    def is_known(self, key: bytes) -> bool:
+        """Whether this is one of the keys; all are compared, so that the time taken reveals nothing."""
         digest = hashlib.sha256(key).digest()
-        found = False
-        for known in self._known:
-            found |= hmac.compare_digest(digest, known)
-        return found
+        known = False
+        for key_digest in self._digests:
+            known |= hmac.compare_digest(digest, key_digest)
+        return known
 
 
 class RequireKey:
-    """Refuses requests without a key, before anything of their body is read."""
+    """Middleware that refuses requests without a key before their body is read."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or self._allowed(scope):
+        if scope["type"] != "http" or not self._keys or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
         given = any(name == b"authorization" for name, _ in scope["headers"])
@@ -75,12 +76,12 @@ class RequireKey:
         )
         await response(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _is_allowed(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        if path in OPEN or path.startswith(OPEN_BELOW):
+        if path in OPEN_PATHS or path.startswith(OPEN_BELOW):
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False
         kind, _, key = given[0].partition(b" ")
-        return kind.lower() == b"bearer" and self._keys.opens(key.strip())
+        return kind.lower() == b"bearer" and self._keys.is_known(key.strip())

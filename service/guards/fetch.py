@@ -1,41 +1,142 @@
-"""Pictures by URL, for servers that allow it: resolve once, dial exactly the address that was checked, stop at the caps.
+"""Download the pictures behind a request's URLs: resolve once, connect to exactly the address checked, stop at the limits.
 
-httpcore speaks the HTTP: it follows no redirects, keeps no cookies, decodes nothing and reads no proxy from the
-environment, so that what leaves this process is what is written here.
+httpcore is used directly: it follows no redirects, keeps no cookies, decodes nothing and reads no proxy settings from
+the environment. url_policy.py decides which URLs and addresses are allowed.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from urllib.parse import urljoin
 
 import httpcore
 
+from noisegate.service.engine.items import Item
+from noisegate.service.errors import Overloaded
+from noisegate.service.settings import Settings
+
 from .url_policy import Target, UrlError, UrlPolicy, public_addresses
 
-__all__ = ["Connect", "Resolve", "UrlError", "UrlPolicy", "certificates", "connect", "fetch_image", "resolve"]
+__all__ = ["Connect", "Fetcher", "Resolve", "certificates", "connect", "fetch_image", "fill_pictures", "resolve"]
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[httpcore.AsyncNetworkStream]]
 
+Picture = bytes | UrlError
+
+DOWNLOADS = 16  # at a time, for the whole service
+LOOKUPS = 8  # name look-ups at a time
 REDIRECTS = (301, 302, 303, 307, 308)
-MOST_DIALLED = 3  # addresses of one answer that are tried, each of them checked
-AT_ONCE = 8
-_LOOKUPS = ThreadPoolExecutor(
-    AT_ONCE, thread_name_prefix="resolve"
-)  # slow names must not hold up other work in threads
+MAX_ADDRESSES = 3  # of one host that are tried; all of them are checked first
+_LOOKUP_THREADS = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="resolve")  # a slow name must not block other threads
+
+
+class Fetcher:
+    """Downloads for all requests, within limits: `at_once` downloads, `together` bytes in memory, and per request `most`
+    bytes and `seconds`. `how` is passed on to `fetch_image`: tests give their own resolver and connector.
+    """
+
+    def __init__(
+        self, policy: UrlPolicy, *, most: int, together: int, seconds: float, at_once: int = DOWNLOADS, **how: Any
+    ) -> None:
+        self._policy, self._most, self._together, self._seconds, self._how = policy, most, together, seconds, how
+        self._places = asyncio.Semaphore(at_once)
+        self._held = 0
+
+    @classmethod
+    def from_settings(cls, settings: Settings, **how: Any) -> "Fetcher":
+        """From the service's settings; raises ConfigError for a host pattern that cannot work."""
+        policy = UrlPolicy(
+            hosts=settings.url_hosts,
+            max_bytes=settings.url_max_bytes,
+            timeout=settings.url_timeout,
+            redirects=settings.url_redirects,
+        )
+        most, together, seconds = settings.max_body_bytes, settings.queue_bytes, settings.request_timeout
+        return cls(policy, most=most, together=together, seconds=seconds, **how)
+
+    @asynccontextmanager
+    async def pictures(self, urls: Mapping[int, str]) -> AsyncIterator[dict[int, Picture]]:
+        """Bytes or UrlError by item number; the bytes count towards the limit until the block ends.
+
+        The same URL is fetched once. Raises Overloaded when all requests together hold too many bytes.
+        """
+        budget = _Budget(self)
+        try:
+            yield await self._fetch(urls, budget) if urls else {}
+        finally:
+            self._held -= budget.taken
+
+    async def _fetch(self, urls: Mapping[int, str], budget: "_Budget") -> dict[int, Picture]:
+        until = asyncio.get_running_loop().time() + self._seconds
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                url: group.create_task(self._fetch_one(url, until, budget.take)) for url in dict.fromkeys(urls.values())
+            }
+        if budget.crowded:
+            raise Overloaded("the pictures that all requests fetch fill queue_bytes", 1)
+        return {i: tasks[url].result() for i, url in urls.items()}
+
+    async def _fetch_one(self, url: str, until: float, take: Callable[[int], None]) -> Picture:
+        try:
+            self._policy.check(url)  # a refused URL need not wait for a free download
+            async with asyncio.timeout_at(until), self._places:
+                return await fetch_image(url, self._policy, take=take, **self._how)
+        except UrlError as error:
+            return error
+        except TimeoutError:
+            return UrlError("url_failed", f"the pictures did not all come within {self._seconds:g} seconds")
+
+    def take(self, count: int) -> bool:
+        """Count bytes in memory; False when they are over the limit of all requests."""
+        self._held += count
+        return self._held <= self._together
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+
+class _Budget:
+    """Bytes that one request has downloaded so far."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self.taken = 0
+        self.crowded = False
+
+    def take(self, count: int) -> None:
+        self.taken += count
+        if not self._fetcher.take(count):
+            self.crowded = True
+        if self.taken > self._fetcher.most:
+            raise UrlError("too_large", f"the pictures of one request have more than {self._fetcher.most:,} bytes")
+        if self.crowded:
+            raise UrlError("url_failed", "too many pictures are fetched at the moment")
+
+
+def fill_pictures(items: Sequence[Item], pictures: Mapping[int, Picture]) -> list[Item]:
+    """Copy the items with what their URLs gave: the picture, or the problem that becomes the item's status."""
+    filled = list(items)
+    for i, picture in pictures.items():
+        if isinstance(picture, UrlError):
+            filled[i] = replace(filled[i], problem=(picture.code, str(picture)))
+        else:
+            filled[i] = replace(filled[i], image=picture)
+    return filled
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """All addresses of a name, as the system finds them."""
+    """All addresses of a host name, by the system's resolver."""
     loop = asyncio.get_running_loop()
-    found = await loop.run_in_executor(_LOOKUPS, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-    return [str(place[0]) for *_, place in found]
+    rows = await loop.run_in_executor(_LOOKUP_THREADS, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return [str(place[0]) for *_, place in rows]
 
 
 async def connect(address: str, port: int) -> httpcore.AsyncNetworkStream:
@@ -45,7 +146,7 @@ async def connect(address: str, port: int) -> httpcore.AsyncNetworkStream:
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Checks names and chains against the well-known authorities, whatever the environment says."""
+    """TLS settings that check names and chains against certifi's authorities, whatever the environment says."""
     import certifi
 
     return ssl.create_default_context(cafile=certifi.where())
@@ -60,9 +161,9 @@ async def fetch_image(
     tls: Callable[[], ssl.SSLContext] = certificates,
     take: Callable[[int], None] = lambda count: None,
 ) -> bytes:
-    """The bytes behind a URL; everything that keeps them away is a `UrlError` with a status for the item.
+    """Download one URL; raises UrlError, whose code is the item's status, for everything that can go wrong.
 
-    `take` hears of the bytes as they come, and may raise a UrlError of its own.
+    `take(count)` is called as bytes arrive and may raise a UrlError to stop.
     """
     try:
         async with asyncio.timeout(policy.timeout):
@@ -79,22 +180,22 @@ async def _follow(
     tls: Callable[[], ssl.SSLContext],
     take: Callable[[int], None],
 ) -> bytes:
-    """Ask, and ask again where a redirect points, each time checked from the start."""
+    """Request the URL and follow redirects; each target is checked from the start."""
     target = policy.check(url)
     for _ in range(policy.redirects + 1):
         addresses = await _addresses(target, resolver)
-        backend = _Pinned(addresses, connect)
+        backend = _PinnedBackend(addresses, connect)
         context = tls() if target.scheme == "https" else None
         try:
             async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=backend) as pool:
-                found = await _get(pool, target, policy, take)
+                answer = await _get(pool, target, policy, take)
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             reason = f"no whole answer came from {target.host[:100]}"  # the exact error would tell about inner networks
             raise UrlError("url_failed", reason) from error
-        if isinstance(found, bytes):
-            return found
+        if isinstance(answer, bytes):
+            return answer
         try:
-            url = urljoin(url, found.location)
+            url = urljoin(url, answer.location)
             target = policy.check(url)
         except (UrlError, ValueError) as error:
             raise UrlError("url_refused", "the URL redirects to where this server does not fetch from") from error
@@ -102,7 +203,7 @@ async def _follow(
 
 
 async def _addresses(target: Target, resolver: Resolve) -> list[str]:
-    """What may be dialled for this target; the one place where a name is resolved."""
+    """The addresses that may be connected to; the only place where a name is resolved."""
     if target.address is not None:
         return public_addresses([target.address])
     try:
@@ -111,11 +212,11 @@ async def _addresses(target: Target, resolver: Resolve) -> list[str]:
         raise UrlError("url_failed", f"host {target.host[:100]} has no address") from error
 
 
-class _Pinned(httpcore.AsyncNetworkBackend):
-    """Dials the checked addresses whatever the name: TLS and the Host header still use the name, nothing resolves it again."""
+class _PinnedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to the checked addresses only; TLS and the Host header still use the name, which is not resolved again."""
 
     def __init__(self, addresses: Sequence[str], connect: Connect) -> None:
-        self._addresses, self._connect = list(addresses)[:MOST_DIALLED], connect
+        self._addresses, self._connect = list(addresses)[:MAX_ADDRESSES], connect
 
     async def connect_tcp(
         self,
@@ -135,14 +236,14 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class _Redirect:
     location: str
 
 
 async def _get(
     pool: httpcore.AsyncConnectionPool, target: Target, policy: UrlPolicy, take: Callable[[int], None]
-) -> bytes | _Elsewhere:
-    """One request and its answer, read no further than allowed."""
+) -> bytes | _Redirect:
+    """Send one request and read the answer up to the limit."""
     url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     headers = [
         ("Host", target.host_header),
@@ -152,15 +253,15 @@ async def _get(
         ("Connection", "close"),
     ]
     async with pool.stream("GET", url, headers=headers) as response:
-        said = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in response.headers}
-        if response.status in REDIRECTS and b"location" in said:
-            return _Elsewhere(said[b"location"])
+        headers_by_name = {name.lower(): value.decode("utf-8", "replace").strip() for name, value in response.headers}
+        if response.status in REDIRECTS and b"location" in headers_by_name:
+            return _Redirect(headers_by_name[b"location"])
         if response.status != 200:
             raise UrlError("url_failed", f"{target.host[:100]} answered with status {response.status}")
-        if said.get(b"content-encoding", "identity").lower() not in ("identity", ""):
+        if headers_by_name.get(b"content-encoding", "identity").lower() not in ("identity", ""):
             raise UrlError("url_failed", f"{target.host[:100]} sent a compressed body, which was not asked for")
         too_large = UrlError("too_large", f"the picture has more than {policy.max_bytes:,} bytes")
-        promised = said.get(b"content-length", "")
+        promised = headers_by_name.get(b"content-length", "")
         if promised.isdecimal() and int(promised) > policy.max_bytes:
             raise too_large
         body = bytearray()

@@ -1,4 +1,4 @@
-"""Headers that every answer has, so that a browser does nothing with it that was not meant."""
+"""Security headers of every answer, which tell browsers what they may not do with it."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["SecurityHeaders"]
 
 HEADERS = {
-    # the page's own scripts and styles, and pictures it was given; nothing from elsewhere, nothing inline
+    # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -19,7 +19,7 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds what a route has not set itself."""
+    """Middleware that adds the headers that a route has not set itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Which image URLs may be fetched: pure checks of the text of a URL and of the addresses its host has."""
+"""Decide which image URLs may be fetched, by the text of the URL and the addresses of its host. No network here."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ from noisegate.pipeline.errors import ConfigError
 __all__ = ["Target", "UrlError", "UrlPolicy", "is_public", "parse_url", "public_addresses"]
 
 PORTS = {"http": 80, "https": 443}
-LONGEST = 4096
+MAX_CHARS = 4096  # of a URL
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")  # what parsers strip, or read differently
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\[\]:@%]+)(?::(?P<port>[0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -32,7 +32,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class UrlError(Exception):
-    """Why there is no picture from a URL; `code` is the item's status, and the text is safe to show to whoever asked.
+    """Why a URL gave no picture; `code` is the item's status, and the text is safe to show to the client.
 
     `bad_url`: not a URL of a picture. `url_refused`: not allowed here. `url_failed`: allowed, but nothing came.
     `too_large`: more bytes than allowed.
@@ -45,7 +45,7 @@ class UrlError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A URL taken apart: what is dialled, what is asked for and who must answer. `host` is a lower-case ASCII name or an IP."""
+    """The parts of a checked URL; `host` is a lower-case ASCII name or an IP address."""
 
     scheme: str
     host: str
@@ -54,21 +54,21 @@ class Target:
 
     @property
     def host_header(self) -> str:
-        """As HTTP writes it: brackets around IPv6, the port only where it is not the scheme's own."""
+        """The Host header: brackets around IPv6, the port only where it is not the scheme's default."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return name if self.port == PORTS[self.scheme] else f"{name}:{self.port}"
 
     @property
     def address(self) -> str | None:
-        """The host itself where it is an IP."""
+        """The host if it is an IP address, else None."""
         return self.host if ":" in self.host or _NUMBER.fullmatch(self.host.rpartition(".")[2]) else None
 
 
 @dataclass(frozen=True)
 class UrlPolicy:
-    """What may be fetched. No host is allowed until one is named: `pictures.example.org`, or `*.example.org` for all below.
+    """What may be fetched. Only named hosts: `pictures.example.org`, or `*.example.org` for all names below it.
 
-    `max_bytes` is per picture, `timeout` in seconds for all of it: names, redirects and the last byte.
+    `max_bytes` is per picture; `timeout` in seconds covers look-up, redirects and the whole download.
     """
 
     hosts: Sequence[str] = ()
@@ -80,16 +80,21 @@ class UrlPolicy:
     def __post_init__(self) -> None:
         for name in ("max_bytes", "timeout"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"url_{name} {getattr(self, name)} must be positive; use {getattr(UrlPolicy, name)}")
+                value = getattr(self, name)
+                raise ConfigError(
+                    f"url_{name} {value} must be positive; use {getattr(UrlPolicy, name)}", f"url_{name}", value
+                )
         if self.redirects < 0:
-            raise ConfigError(f"url_redirects {self.redirects} is negative; use 3, or 0 for none")
+            raise ConfigError(
+                f"url_redirects {self.redirects} is negative; use 3, or 0 for none", "url_redirects", self.redirects
+            )
         for port in self.ports:
             if not 1 <= port <= 65535:
-                raise ConfigError(f"url port {port} is no port; use 80 and 443")
-        object.__setattr__(self, "hosts", tuple(_pattern(host) for host in self.hosts))
+                raise ConfigError(f"url port {port} is not a port; use 80 and 443", "ports", port)
+        object.__setattr__(self, "hosts", tuple(_normalise_pattern(host) for host in self.hosts))
 
     def check(self, url: str) -> Target:
-        """The URL's parts where host and port are allowed; nothing is looked up here."""
+        """Parse a URL and check its host and port; raises UrlError. Resolves no name."""
         if not self.hosts:
             raise UrlError("url_refused", "image URLs are off on this server; send the image itself")
         target = parse_url(url)
@@ -101,13 +106,13 @@ class UrlPolicy:
 
 
 def parse_url(url: str) -> Target:
-    """Take an http or https URL apart, strictly: what two parsers could read in two ways is no URL here.
+    """Parse an http or https URL strictly: refuse what two parsers could read in two ways.
 
     >>> parse_url("https://Bücher.example:8443/a b.png".replace(" ", "%20"))
     Target(scheme='https', host='xn--bcher-kva.example', port=8443, path='/a%20b.png')
     """
-    if len(url) > LONGEST:
-        raise UrlError("bad_url", f"a URL of {len(url):,} characters; at most {LONGEST:,} are read")
+    if len(url) > MAX_CHARS:
+        raise UrlError("bad_url", f"a URL of {len(url):,} characters; at most {MAX_CHARS:,} are read")
     if not url or _UNSAFE.search(url):
         raise UrlError("bad_url", "a URL has no spaces, control characters or backslashes; write them as %20")
     try:
@@ -126,11 +131,11 @@ def parse_url(url: str) -> Target:
         raise UrlError("bad_url", f"port {port} is no port; leave it out, or use one of 1 to 65535")
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~")
     query = quote(parts.query, safe="/%:@!$&'()*+,;=~?")
-    return Target(parts.scheme, _host(place["host"]), port, f"{path}?{query}" if query else path)
+    return Target(parts.scheme, _normalise_host(place["host"]), port, f"{path}?{query}" if query else path)
 
 
-def _host(text: str) -> str:
-    """One spelling for each host: lower-case ASCII, no last dot, IPs as `ipaddress` writes them.
+def _normalise_host(text: str) -> str:
+    """Normalise a host: lower-case ASCII, no trailing dot, IP addresses as `ipaddress` writes them.
 
     Decimal, octal, hexadecimal and shortened IPv4, which the system's resolver would take, are refused.
     """
@@ -159,20 +164,20 @@ def _host(text: str) -> str:
         raise bad from None
 
 
-def _pattern(host: str) -> str:
-    """A host of the allow-list in the spelling that `_host` gives."""
+def _normalise_pattern(host: str) -> str:
+    """Bring a host of the allow-list to the spelling of `_normalise_host`."""
     star, name = ("*.", host[2:]) if host.startswith("*.") else ("", host)
     place = _PLACE.fullmatch(name)
     try:
         if place is None or place["port"] is not None:
             raise UrlError("bad_url", "a host without a port is wanted")
-        found = _host(place["host"])
-        if star and Target("http", found, 80, "/").address is not None:
+        normal = _normalise_host(place["host"])
+        if star and Target("http", normal, 80, "/").address is not None:
             raise UrlError("bad_url", "an IP address has no names below it")
-        return star + found
+        return star + normal
     except UrlError as error:
         raise ConfigError(
-            f"url_hosts {host!r} is no host: {error}; use pictures.example.org, or *.example.org"
+            f"url_hosts {host!r} is not a host: {error}; use pictures.example.org, or *.example.org", "url_hosts", host
         ) from error
 
 
@@ -181,7 +186,7 @@ def _matches(host: str, pattern: str) -> bool:
 
 
 def public_addresses(answer: Iterable[str]) -> list[str]:
-    """A resolver's answer, if every single address of it is public; one that is not condemns them all."""
+    """The resolver's addresses without repeats; raises UrlError if a single one is not public."""
     addresses = list(dict.fromkeys(answer))
     if not addresses:
         raise UrlError("url_failed", "the host has no address")
@@ -220,9 +225,9 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 def _embedded(address: IPv6Address) -> list[IPv4Address]:
     """IPv4 addresses that a tunnel would deliver to: 6to4, Teredo's server and client, ISATAP."""
-    found = [*(address.teredo or ())]
+    embedded = [*(address.teredo or ())]
     if address.sixtofour is not None:
-        found.append(address.sixtofour)
+        embedded.append(address.sixtofour)
     if (int(address) >> 32) & 0xFDFFFFFF == 0x00005EFE:
-        found.append(IPv4Address(int(address) & 0xFFFFFFFF))
-    return found
+        embedded.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return embedded

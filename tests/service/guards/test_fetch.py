@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisegate.service.guards.fetch import UrlError, UrlPolicy, connect, fetch_image, resolve
+from noisegate.service.guards.fetch import connect, fetch_image, resolve
+from noisegate.service.guards.url_policy import UrlError, UrlPolicy
 from tests.service.sites import Names, Site, answer, certificate
 
 PICTURE = b"\x89PNG picture"

@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.app import create_app
 from noisegate.service.engine.items import Item
 from noisegate.service.errors import Overloaded
-from noisegate.service.guards.fetch import UrlError, UrlPolicy
-from noisegate.service.guards.fetcher import Fetcher, with_pictures
+from noisegate.service.guards.fetch import Fetcher, fill_pictures
+from noisegate.service.guards.url_policy import UrlError, UrlPolicy
+from tests.errors import refused
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
 from tests.service.serving import base64_of, serving, settings
@@ -129,7 +129,7 @@ def test_nothing_asked_is_nothing_done() -> None:
 
 def test_items_take_their_pictures() -> None:
     items = [Item(b"old", "a"), Item(None, "b"), Item(None, "c")]
-    found = with_pictures(items, {1: b"new", 2: UrlError("bad_url", "why")})
+    found = fill_pictures(items, {1: b"new", 2: UrlError("bad_url", "why")})
     assert found == [Item(b"old", "a"), Item(b"new", "b"), Item(None, "c", ("bad_url", "why"))]
 
 
@@ -185,5 +185,5 @@ def test_the_fetched_picture_is_limited_like_a_posted_one() -> None:
 
 
 def test_a_list_of_hosts_that_cannot_be_meant_stops_the_start() -> None:
-    with pytest.raises(ConfigError, match="url_hosts"):
+    with refused("url_hosts", "*"):
         create_app(settings(url_hosts=["*"]), FakeEngine())

@@ -1,4 +1,4 @@
-"""Limits on bodies while they arrive: too large, too slow, or too much of everybody's at once."""
+"""Refuse bodies while they arrive: too large, too slow, or too many bytes of all requests together."""
 
 import asyncio
 import contextlib
@@ -9,20 +9,18 @@ from noisegate.service.errors import ApiError, Overloaded, error_response
 
 __all__ = ["BodyLimit"]
 
-LINGER = 2.0  # seconds that a body which is too slow is still read and dropped; others have the time a body has
+LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
 
 
 class _Refused(Exception):
-    """The body goes on, the request does not."""
+    """Ends the request; the rest of its body is dropped."""
 
 
 class BodyLimit:
-    """Refuses a body at the byte that is too much: 413 over `most`, 408 after `seconds`, 429 over `together` for all.
+    """Middleware: 413 over `most` bytes, 408 after `seconds`, 429 when all requests hold more than `together` bytes.
 
-    One with two lengths is refused too: something in front of this server may believe the other one.
-
-    Nothing is kept here; the bytes count for as long as their request lives, and from its beginning where it says how
-    many there are: what is let in then also gets through.
+    A body with both Content-Length and Transfer-Encoding gets 400: a proxy may believe the other one. Bytes count from
+    the start of the request if it announces them, so that an admitted request is not refused half-way, until its end.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:
@@ -43,18 +41,18 @@ class BodyLimit:
                 await send(message)
 
         try:
-            body.refused = self._at_the_door(scope, body)
+            body.refused = self._check_headers(scope, body)
             if body.refused is None:
                 with contextlib.suppress(_Refused):
                     await self._app(scope, body.receive, send_unless_refused)
         finally:
-            self._held -= body.held  # before it lingers: its bytes are gone
+            self._held -= body.held  # before the rest is dropped: its bytes are not in memory
         if body.refused is not None and not started:
             seconds = LINGER if body.refused.status == 408 else max(LINGER, self._seconds)
             await _refuse(body.refused, scope, receive, send, self._most, seconds)
 
-    def _at_the_door(self, scope: Scope, body: "_Body") -> ApiError | None:
-        """What is wrong with a body by its headers."""
+    def _check_headers(self, scope: Scope, body: "_Body") -> ApiError | None:
+        """The error that a body's headers call for, or None; counts its announced bytes."""
         announced = _content_length(scope)
         if announced is None:
             return None
@@ -68,7 +66,7 @@ class BodyLimit:
         return None
 
     def take(self, body: "_Body") -> ApiError | None:
-        """Count what has come of a body; an error where it is too much."""
+        """Count the bytes that arrived; an error when they are too many."""
         self._hold(body, body.seen)
         if body.seen > self._most:
             return self.too_large("the body")
@@ -93,19 +91,19 @@ class BodyLimit:
 
 
 class _Body:
-    """One request's body on its way to the application."""
+    """The body of one request."""
 
     def __init__(self, limit: BodyLimit, receive: Receive) -> None:
         self._limit, self._receive = limit, receive
         self._whole = False
         self._until: float | None = None
-        self.seen = 0  # bytes that came
-        self.held = 0  # bytes that count
+        self.seen = 0  # bytes that arrived
+        self.held = 0  # bytes counted, announced or arrived
         self.refused: ApiError | None = None
 
     async def receive(self) -> Message:
         if self._whole:
-            return await self._receive()  # nothing but the end of the connection
+            return await self._receive()  # can only be the disconnect
         loop = asyncio.get_running_loop()
         if self._until is None:
             self._until = loop.time() + self._limit.seconds
@@ -132,7 +130,7 @@ def _content_length(scope: Scope) -> int | None:
 
 
 async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, most: int, seconds: float) -> None:
-    """Answer at once, then drop what still comes for a moment: a closed door would hide the answer from the sender."""
+    """Answer at once, then read and drop the body for a moment: closing now would hide the answer from the sender."""
     dropped = 0
     scope["state"]["error_code"] = error.code
     response = error_response(error, scope["state"].get("request_id"), {"Connection": "close"})
