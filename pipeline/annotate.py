@@ -17,8 +17,7 @@ from .estimators import ModelSpec
 from .estimators.base import Estimator
 from .labels.classes import ClassSet
 from .neighbours import NeighbourSearch
-from .pairs.beta import Beta
-from .pairs.beta_cache import cached_beta
+from .pairs.beta import Beta, cached_beta
 from .pairs.pair_fit import recorded_pair_scoring
 from .run_record import RunRecord
 from .runs.lock import SCORING, folder_lock

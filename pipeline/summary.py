@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from .pairs.beta import Beta
-from .pairs.calibration import LEAST, PairCalibration
+from .pairs.calibration import MIN_PAIRS, PairCalibration
 from .runs.arrays import MODEL as ARRAYS
 from .runs.table import RunFolder, read_metadata
 from .score_run import RunScores
@@ -68,7 +68,7 @@ class Summary:
             )
         near = self.neighbourhood if self.neighbourhood and self.neighbourhood["alone"] else None
         if near and not near["calibration"]:
-            found.append(f"fewer than {LEAST} pairs: too few to tell by neighbourhoods which are clean")
+            found.append(f"fewer than {MIN_PAIRS} pairs: too few to tell by neighbourhoods which are clean")
         elif near and tells_nothing(PairCalibration.from_dict(near["calibration"])):
             found.append(
                 "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "

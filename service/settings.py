@@ -117,12 +117,7 @@ class Settings(BaseSettings):
     @field_validator("beta")
     @classmethod
     def _check_beta(cls, value: str) -> str:
-        check_mode(value)
-        if value in ("intersection", "shuffled_mean"):
-            raise ConfigError(
-                f"beta {value!r} needs data; give a run (--run DIR), random_inputs or fixed:0.215", "beta", value
-            )
-        return value
+        return check_mode(value, has_data=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -40,14 +40,14 @@ def calibrate(
     """
     from noisegate.pipeline.estimators import load_estimator
     from noisegate.pipeline.pairs.beta import (
+        beta_cache_file,
         beta_of_intersection,
-        beta_of_random_inputs,
         beta_of_shuffled,
+        chance_within,
         estimate_beta,
+        measure_beta,
     )
-    from noisegate.pipeline.pairs.beta_cache import cache_file, cached_beta
     from noisegate.pipeline.pairs.first_pairs import first_pairs
-    from noisegate.pipeline.pairs.sphere import chance_within
     from noisegate.pipeline.shards.locate import find_shards
     from noisegate.pipeline.summary import tells_nothing, unknown_data
 
@@ -55,9 +55,9 @@ def calibrate(
     found = find_shards(shards) if shards else []
     with output.working(f"loading {model}"):
         estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
-    known = cache_file(estimator.identity, seed).exists()
+    known = beta_cache_file(estimator.identity, seed).exists()
     with output.working("measuring β of random inputs"):
-        random = cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
+        random = measure_beta(estimator, seed)
     betas, pairs = [random], None
     if found:
         with output.working(f"encoding up to {samples:,} pairs"):

@@ -1,24 +1,40 @@
-"""β, the cosine an estimator gives to things that have nothing to do with one another (OSA Eq. 4).
+"""β, the cosine that a model gives to unrelated pictures and texts (OSA Eq. 4).
 
 Random inputs and shuffled real pairs give different numbers. Where embeddings live in a cone (CLIP: shuffled pairs about
 .15, random inputs .215, matched pairs .30) random inputs lie between the two, and are the paper's β. Where there is no
 cone they fall among the shuffled pairs and reject only some of the noise; the crossing of the two densities does better.
 """
 
+import contextlib
+import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from platformdirs import user_cache_path
+from scipy.special import betainc
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.base import Estimator, normalise, paired_cosines
+from noisegate.pipeline.estimators.base import Estimator, Identity, normalise, paired_cosines
 from noisegate.pipeline.system.array_types import Floats, Index
+from noisegate.pipeline.system.output_files import write_atomically
 
-from .calibration import LEAST, PairCalibration, calibrate_pairs, intersection
+from .calibration import MIN_PAIRS, PairCalibration, calibrate_pairs, intersection
 
-__all__ = ["MODES", "Beta", "PairSample", "estimate_beta", "mismatched_pairs"]
+__all__ = [
+    "MODES",
+    "Beta",
+    "PairSample",
+    "cached_beta",
+    "chance_within",
+    "check_mode",
+    "estimate_beta",
+    "measure_beta",
+    "mismatch_pairs",
+]
 
 MODES = {
     "auto": "random_inputs where it lies clearly between shuffled and given pairs, else intersection",
@@ -27,14 +43,15 @@ MODES = {
     "shuffled_mean": "mean cosine of shuffled pairs: for diagnosis, NOT the paper's quantity, keeps half of the noise",
     "fixed:VALUE": "a number of your own, such as fixed:0.215 (CLIP ViT-B/32) or fixed:0.087 (ALIGN)",
 }
-NOISE_INPUTS = 256  # pictures and texts; all 65,536 combinations count, as in OSA's code
-PAIRS = 10_000
-RESAMPLES = 100
+NEED_DATA = ("intersection", "shuffled_mean")
+NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
+PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most
+RESAMPLES = 100  # bootstrap replicates of an interval
 
 
 @dataclass(frozen=True)
 class Beta:
-    """A value of β with how it was found. `std` is the spread of the cosines behind it, `interval` 95 % by bootstrap."""
+    """A value of β and how it was found: `std` of the cosines behind it, their `count`, and a 95 % bootstrap `interval`."""
 
     value: float
     mode: str
@@ -46,7 +63,9 @@ class Beta:
 
     def __post_init__(self) -> None:
         if not -1 <= self.value <= 1:
-            raise ConfigError(f"beta {self.value} is not a cosine; use one between -1 and 1, such as 0.215")
+            raise ConfigError(
+                f"beta {self.value} is not a cosine; use one between -1 and 1, such as 0.215", "beta", self.value
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -72,21 +91,23 @@ class PairSample:
 
     @cached_property
     def calibration(self) -> PairCalibration | None:
-        """What a cosine means on this data; None where there are too few pairs to tell."""
-        if min(len(self.given), len(self.mismatched)) < LEAST:
+        """The calibration learned from this sample; None if it has too few pairs."""
+        if min(len(self.given), len(self.mismatched)) < MIN_PAIRS:
             return None
         return calibrate_pairs(self.given, self.mismatched)
 
 
-def check_mode(mode: str) -> str:
-    """The mode as given, or a ConfigError that lists the ones there are."""
+def check_mode(mode: str, has_data: bool = True) -> str:
+    """Return the mode; raise ConfigError if it is unknown, or if it needs data and there is none."""
     if mode.startswith("fixed:"):
         try:
             Beta(float(mode.removeprefix("fixed:")), "fixed")
         except ValueError as error:
-            raise ConfigError(f"beta {mode!r}: what follows fixed: must be a number, such as fixed:0.215") from error
+            raise ConfigError(f"beta {mode!r} is not a number; use one such as fixed:0.215", "beta", mode) from error
     elif mode not in MODES or mode == "fixed:VALUE":
-        raise ConfigError(f"beta {mode!r} is unknown; use {', '.join(MODES)} (such as fixed:0.215)")
+        raise ConfigError(f"beta {mode!r} is unknown; use {', '.join(MODES)} (such as fixed:0.215)", "beta", mode)
+    elif mode in NEED_DATA and not has_data:
+        raise ConfigError(f"beta {mode!r} needs data; use --run DIR, random_inputs or fixed:0.215", "beta", mode)
     return mode
 
 
@@ -102,8 +123,9 @@ def estimate_beta(
 ) -> Beta:
     """β by one of `MODES`, with its spread, sample size, seed and a 95 % interval.
 
-    `images` and `texts` are embeddings (N, d) of the given pairs, row by row; `pairs` may bring their cosines ready made.
-    `random_inputs` may bring the model's own β from a cache. A mode that lacks what it needs raises ConfigError.
+    `images` and `texts` are embeddings (N, d) of the given pairs, row by row; `pairs` replaces them if their cosines are
+    known already, and `random_inputs` replaces the estimator if its own β is cached. Raises ConfigError if the mode needs
+    something that was not given.
 
     >>> estimate_beta(mode="fixed:0.215").value
     0.215
@@ -121,49 +143,75 @@ def estimate_beta(
         pairs = sample_pairs(images, texts, np.random.default_rng(seed))
     if mode == "random_inputs":
         if random_inputs is None:
-            raise ConfigError("beta random_inputs needs the model; use intersection for embeddings alone")
+            raise _lacks(mode, "needs the model; use intersection for embeddings alone")
         return random_inputs()
-    if mode in ("intersection", "shuffled_mean"):
+    if mode in NEED_DATA:
         if pairs is None:
-            raise ConfigError(f"beta {mode} needs data; give shards, or use random_inputs for a model alone")
+            raise _lacks(mode, "needs data; give shards, or use random_inputs for a model alone")
         if len(pairs.mismatched) < 2:
             if len(pairs.given) > 2:
-                raise _all_alike(mode, pairs, 2)
-            raise ConfigError(
-                f"beta {mode} needs more than {len(pairs.given)} good pairs; use fixed:0.215, or random_inputs"
-            )
+                raise _too_alike(mode, pairs, 2)
+            raise _lacks(mode, f"needs more than {len(pairs.given)} good pairs; use fixed:0.215, or random_inputs")
         return beta_of_intersection(pairs, seed) if mode == "intersection" else beta_of_shuffled(pairs, seed)
-    return _auto(pairs, random_inputs, seed)
+    return _choose(pairs, random_inputs, seed)
 
 
-def _auto(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, seed: int) -> Beta:
+def _choose(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, seed: int) -> Beta:
+    """Mode `auto`: random inputs if they lie between shuffled and given pairs, else the intersection."""
     if random_inputs is None and pairs is None:
-        raise ConfigError("beta auto needs a model or data; give one, or a number such as fixed:0.215")
+        raise _lacks("auto", "needs a model or data; give one, or a number such as fixed:0.215")
     if pairs is None or pairs.calibration is None:
         if random_inputs is None:
-            if pairs is not None and len(pairs.given) >= LEAST:
-                raise _all_alike("auto", pairs, LEAST)
-            raise ConfigError(f"beta auto needs at least {LEAST} pairs when there is no model; use fixed:0.215")
-        return _because(random_inputs(), "too few pairs to look at the data")
+            if pairs is not None and len(pairs.given) >= MIN_PAIRS:
+                raise _too_alike("auto", pairs, MIN_PAIRS)
+            raise _lacks("auto", f"needs at least {MIN_PAIRS} pairs when there is no model; use fixed:0.215")
+        return _with_reason(random_inputs(), "too few pairs to look at the data")
     if random_inputs is None:
-        return _because(beta_of_intersection(pairs, seed), "embeddings alone")
+        return _with_reason(beta_of_intersection(pairs, seed), "embeddings alone")
     random = random_inputs()
     low, spread, high = np.mean(pairs.mismatched), np.std(pairs.mismatched), np.quantile(pairs.given, 0.9)
     where = f"random inputs {random.value:.3f}, shuffled pairs {low:.3f} ± {spread:.3f}, best given pairs {high:.3f}"
     if low + spread < random.value < high:
-        return _because(random, f"the model has a cone: {where}")
-    return _because(beta_of_intersection(pairs, seed), f"no cone between shuffled and given pairs: {where}")
+        return _with_reason(random, f"the model has a cone: {where}")
+    return _with_reason(beta_of_intersection(pairs, seed), f"no cone between shuffled and given pairs: {where}")
 
 
-def _all_alike(mode: str, pairs: PairSample, least: int) -> ConfigError:
-    return ConfigError(
-        f"beta {mode}: of {len(pairs.given):,} pairs {len(pairs.mismatched):,} mismatched ones can be made, and {least} "
-        "are needed; too few pairs differ from one another in both picture and text; use fixed:0.215"
+def _lacks(mode: str, need: str) -> ConfigError:
+    return ConfigError(f"beta {mode} {need}", "beta", mode)
+
+
+def _too_alike(mode: str, pairs: PairSample, least: int) -> ConfigError:
+    return _lacks(
+        mode,
+        f"needs {least} mismatched pairs, and only {len(pairs.mismatched):,} can be made of {len(pairs.given):,} pairs: too "
+        "few of them differ in both picture and text; use fixed:0.215",
     )
 
 
-def _because(beta: Beta, reason: str) -> Beta:
-    return Beta(**{**vars(beta), "reason": f"{reason}; {beta.reason}" if beta.reason else reason})
+def _with_reason(beta: Beta, reason: str) -> Beta:
+    return replace(beta, reason=f"{reason}; {beta.reason}" if beta.reason else reason)
+
+
+def measure_beta(estimator: Estimator, seed: int = 0) -> Beta:
+    """β of random inputs, from the user's cache folder if it was measured before."""
+    return cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
+
+
+def beta_cache_file(identity: Identity, seed: int) -> Path:
+    """Where the β of this scorer and seed is kept."""
+    return user_cache_path("noisegate") / "beta" / f"{identity.digest}-{NOISE_INPUTS}-{seed}.json"
+
+
+def cached_beta(identity: Identity, seed: int, compute: Callable[[], Beta]) -> Beta:
+    """The β in the cache; a missing or damaged entry is computed and written."""
+    path = beta_cache_file(identity, seed)
+    try:
+        return Beta.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError):
+        beta = compute()
+    with contextlib.suppress(OSError):  # a read-only home folder costs a few seconds next time, nothing else
+        write_atomically(path, json.dumps(beta.to_dict()).encode())
+    return beta
 
 
 def beta_of_random_inputs(estimator: Estimator, count: int = NOISE_INPUTS, seed: int = 0) -> Beta:
@@ -182,10 +230,10 @@ def beta_of_random_inputs(estimator: Estimator, count: int = NOISE_INPUTS, seed:
 
 def beta_of_intersection(pairs: PairSample, seed: int = 0) -> Beta:
     """The cosine at which right and shuffled pairs are equally dense."""
-    found = intersection(pairs.given, pairs.mismatched, seed, pairs.calibration)
-    value, spread = float(np.clip(found.beta, -1, 1)), found.beta_sd
+    cut = intersection(pairs.given, pairs.mismatched, seed, pairs.calibration)
+    value, spread = float(np.clip(cut.beta, -1, 1)), cut.beta_sd
     interval = (max(-1.0, value - 1.96 * spread), min(1.0, value + 1.96 * spread))
-    return Beta(value, "intersection", found.reason, spread, len(pairs.given), seed, interval)
+    return Beta(value, "intersection", cut.reason, spread, len(pairs.given), seed, interval)
 
 
 def beta_of_shuffled(pairs: PairSample, seed: int = 0) -> Beta:
@@ -200,20 +248,22 @@ def sample_pairs(images: Floats, texts: Floats, rng: np.random.Generator, count:
     """Cosines of up to `count` given pairs and of about four times as many mismatched ones; invalid rows are left out."""
     images, texts = normalise(images), normalise(texts)
     if images.shape != texts.shape:
-        raise ConfigError(f"images {images.shape} and texts {texts.shape} must be paired rows of one space")
+        raise ConfigError(
+            f"images {images.shape} and texts {texts.shape} must be paired rows of one space", "texts", texts.shape
+        )
     valid = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
     chosen = np.sort(rng.choice(valid, min(count, len(valid)), replace=False))
     images, texts = images[chosen], texts[chosen]
-    everyone = np.arange(len(chosen))
-    given = paired_cosines(images, texts, everyone, everyone)
-    rows, partners = mismatched_pairs(images, texts, rng)
+    rows = np.arange(len(chosen))
+    given = paired_cosines(images, texts, rows, rows)
+    rows, partners = mismatch_pairs(images, texts, rng)
     return PairSample(given, paired_cosines(images, texts, rows, partners))
 
 
-def mismatched_pairs(images: Floats, texts: Floats, rng: np.random.Generator, rounds: int = 4) -> tuple[Index, Index]:
-    """Row numbers (M,), (M,) of pictures and captions that do not belong together: `rounds` derangements of all rows.
+def mismatch_pairs(images: Floats, texts: Floats, rng: np.random.Generator, rounds: int = 4) -> tuple[Index, Index]:
+    """Combine pictures with other captions by `rounds` derangements of all rows: row numbers (M,) of both.
 
-    Combinations whose pictures or captions are the same vector as those of the given pair are left out.
+    Leaves out combinations in which the picture or the caption is the same vector as in the given pair.
     """
     count = len(images)
     order = rng.permutation(count)
@@ -231,3 +281,12 @@ def mismatched_pairs(images: Floats, texts: Floats, rng: np.random.Generator, ro
 def _interval(values: Floats) -> tuple[float, float]:
     low, high = np.quantile(values, [0.025, 0.975])
     return float(low), float(high)
+
+
+def chance_within(limit: float, dimensions: int) -> float:
+    """P(|cos| <= limit) of two random directions in `dimensions` >= 2 dimensions: I(limit²; 1/2, (d - 1)/2), exact.
+
+    >>> round(chance_within(0.1, 1024), 7)
+    0.9986526
+    """
+    return float(betainc(0.5, (dimensions - 1) / 2, limit * limit))

@@ -25,11 +25,13 @@ from noisegate.pipeline.system.array_types import Float64
 __all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
 
 
-MOST = 1e30  # of f1 / f0, where mismatched pairs are all but impossible
-LEAN = 3.0  # most |q|; the normal has 0, an exponential tail on the left 1
+MAX_RATIO = 1e30  # limit of f1 / f0 where mismatched pairs hardly occur
+MAX_LEAN = 3.0  # limit of |q|; the normal has 0, an exponential tail on the left 1
 
 
 class RatioFit(NamedTuple):
+    """The noise rate ρ and the density ratio of one fitted model."""
+
     rate: float
     ratio: Float64  # f / f0 at the bins, rising
 
@@ -59,7 +61,7 @@ def _fit_gaussian(centres: Float64, g: Float64, m: Float64, shape: Normals) -> R
 
 
 def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """Likeliest ρ, place, spread and lean q of f1, with the mismatched density held fixed."""
+    """Maximum likelihood for ρ and the location, scale and lean q of f1, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate, step = min(max(_tail_ratio(g, m), 1e-3), 1 - 1e-3), centres[1] - centres[0]
     surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
@@ -79,7 +81,7 @@ def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> 
         return float(-share @ np.log(both)), -slope @ share
 
     start = [np.log(rate / (1 - rate)), 0.0, 0.0, 0.1]
-    bounds = [(-12, 12), (None, None), (np.log(2 * step / sd), 3), (-LEAN, LEAN)]
+    bounds = [(-12, 12), (None, None), (np.log(2 * step / sd), 3), (-MAX_LEAN, MAX_LEAN)]
     found = minimize(loss_of, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-9})
     scale = sd * np.exp(found.x[2])
     log_density = _log_gamma((centres - mean - sd * found.x[1]) / scale, found.x[3])[0]
@@ -175,6 +177,8 @@ def _tail_ratio(g: Float64, m: Float64) -> float:
 
 
 class Normals(NamedTuple):
+    """A mixture of normal densities."""
+
     weight: Float64
     mean: Float64
     sd: Float64
@@ -184,7 +188,7 @@ class Normals(NamedTuple):
 
 
 def _fit_normals(centres: Float64, counts: Float64, start: Normals, rounds: int) -> tuple[Normals, float]:
-    """EM from `start`; the log-likelihood comes with it."""
+    """EM from `start`: the mixture and its log-likelihood."""
     total, step, normals, before = counts.sum(), centres[1] - centres[0], start, -np.inf
     likelihood = before
     for _ in range(rounds):
@@ -217,10 +221,10 @@ def choose_normals(centres: Float64, counts: Float64, most: int = 5) -> Normals:
 
 
 def _mixture(rate: float, f1: Float64, f0: Float64, weight: Float64) -> RatioFit:
-    return RatioFit(rate, _rising(np.minimum(rate + (1 - rate) * f1 / f0, MOST), weight))
+    return RatioFit(rate, _make_rising(np.minimum(rate + (1 - rate) * f1 / f0, MAX_RATIO), weight))
 
 
-def _rising(values: Float64, weight: Float64) -> Float64:
+def _make_rising(values: Float64, weight: Float64) -> Float64:
     return np.asarray(isotonic_regression(values, weights=weight + 1e-6).x, dtype=np.float64)
 
 

@@ -12,8 +12,8 @@ from noisegate.pipeline.neighbours.graph import Neighbours
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Integers, Mask
 
-from .beta import mismatched_pairs
-from .calibration import LEAST, Intersection, PairCalibration, calibrate_pairs, intersection
+from .beta import mismatch_pairs
+from .calibration import MIN_PAIRS, Intersection, PairCalibration, calibrate_pairs, intersection
 from .neighbourhood import Side, either_side
 
 __all__ = ["NeighbourhoodScores", "score_neighbourhood"]
@@ -95,7 +95,7 @@ def score_neighbourhood(
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(np.flatnonzero(valid))[:MISMATCHED]
     some_left, some_right = (found[place] for found, place in (gather(rows, chosen) for rows in (left, right)))
-    first, second = mismatched_pairs(some_left, some_right, rng, rounds=1)
+    first, second = mismatch_pairs(some_left, some_right, rng, rounds=1)
     picture, caption = chosen[first], chosen[second]
     of_texts, of_images, every = Side.of(right), Side.of(left), np.arange(len(left))
     given = either_side(of_texts.agreement(every, near_images), of_images.agreement(every, near_texts))
@@ -128,7 +128,7 @@ def _without(lists: Integers, rows: Index) -> Integers:
 def _finish(
     agreement: Float32, score: Floats, wrong: Floats, k: int, weight: float, *, alone: bool, seed: int
 ) -> NeighbourhoodScores:
-    enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= LEAST
+    enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= MIN_PAIRS
     calibration = calibrate_pairs(score, wrong, seed) if enough else None
     # mean + 2 sd loses most pairs of clean data: agreement parts right from wrong less than cosines do
     cut = intersection(score, wrong, seed, calibration, even_if_clean=True) if enough else None
@@ -144,7 +144,7 @@ def _earned_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> fl
 
     given, wrong = given[np.isfinite(given).all(axis=1)], wrong[np.isfinite(wrong).all(axis=1)]
     given = given[rng.permutation(len(given))[: len(wrong)]]
-    if min(len(given), len(wrong)) < 10 * LEAST:
+    if min(len(given), len(wrong)) < 10 * MIN_PAIRS:
         return 0.0
     rows, truth = np.concatenate([given, wrong]), np.repeat([1, 0], [len(given), len(wrong)])
     fold = rng.permutation(len(rows)) % FOLDS

@@ -16,7 +16,7 @@ from noisegate.pipeline.estimators.base import paired_cosines
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
-from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatched_pairs
+from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatch_pairs
 from .calibration import PairCalibration
 from .scorer import PairScores
 
@@ -64,7 +64,7 @@ def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> P
     if not images:
         return PairSample(given, given)
     left, right = np.concatenate(images), np.concatenate(texts)
-    first, second = mismatched_pairs(left, right, np.random.default_rng(seed))
+    first, second = mismatch_pairs(left, right, np.random.default_rng(seed))
     return PairSample(given, paired_cosines(left, right, first, second))
 
 

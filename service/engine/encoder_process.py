@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec, as_estimator
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise
-from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
-from noisegate.pipeline.pairs.beta_cache import cached_beta
+from noisegate.pipeline.pairs.beta import Beta, measure_beta
 from noisegate.pipeline.shards.decode import Preprocessor
 from noisegate.pipeline.system.parent_watch import leave_with
 
@@ -31,7 +30,6 @@ __all__ = ["Answer", "Batch", "EncoderProcess", "Failed", "Ready"]
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _warm(model: Estimator, measure: bool) -> Ready:
             f"model {model.identity.model!r} gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair "
             "needs a model with one space for both"
         )
-    beta = cached_beta(model.identity, SEED, lambda: beta_of_random_inputs(model, seed=SEED)) if measure else None
+    beta = measure_beta(model) if measure else None
     return Ready(model.identity, images.shape[1], model.batch_size, model.preprocess, beta)
 
 
