@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator, Identity
 from noisegate.pipeline.inspect.verify.rescore import dtype_of, recorded_model
-from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, check_mode, estimate_beta
-from noisegate.pipeline.pairs.beta_cache import cached_beta
+from noisegate.pipeline.pairs.beta import Beta, check_mode, estimate_beta, measure_beta
 from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.pairs.pair_fit import recorded_scoring
 from noisegate.pipeline.pairs.scorer import encode, score_pairs
@@ -23,8 +22,6 @@ from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
 
 __all__ = ["LocalScorer", "load_scorer", "scorer_of_run"]
-
-SEED = 0  # as annotate's default, so that both find the same β in the cache
 
 
 @dataclass(frozen=True)
@@ -103,15 +100,11 @@ def scorer_of_run(folder: Path, beta: str = "auto", spec: ModelSpec | None = Non
 
 def check_beta(mode: str) -> None:
     """Refuse, before a model is loaded, what a model alone cannot give."""
-    if check_mode(mode) in ("intersection", "shuffled_mean"):
-        raise ConfigError(f"beta {mode!r} needs data; use --run DIR, random_inputs or fixed:0.215")
+    check_mode(mode, has_data=False)
 
 
 def _own_beta(model: Estimator, mode: str) -> Beta:
-    def random_inputs() -> Beta:
-        return cached_beta(model.identity, SEED, lambda: beta_of_random_inputs(model, seed=SEED))
-
-    return estimate_beta(mode="random_inputs" if mode == "auto" else mode, random_inputs=random_inputs)
+    return estimate_beta(mode="random_inputs" if mode == "auto" else mode, random_inputs=lambda: measure_beta(model))
 
 
 def _first_table(run: RunFolder) -> str:
