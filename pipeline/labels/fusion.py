@@ -12,10 +12,10 @@
    maximum the repaired label.
 
 Confident joint takes wrong predictions for wrong labels, the more so the weaker the embeddings. So T is believed, and
-labels are repaired, only where `noise_evidence` finds noise shown; a mere hint of it is believed in part,
+labels are repaired, only where `repair` finds noise shown; a mere hint of it is believed in part,
 T' = λ T + (1 - λ) I, and repairs nothing. Else every label stands.
 
-Even then no label is changed where nothing tells which of two names is the right one (`doubtful_names`).
+Even then no label is changed where nothing tells which of two names is the right one (`repair`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.pairs.calibration import Expected
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
-from .doubtful_names import withheld_changes
-from .noise_evidence import gather_evidence
 from .pool import Pool, confident_joint, fit_pool, given_true, log_votes, readings, transition_matrix
+from .repair import gather_evidence, repair_labels, withheld_changes
 
 __all__ = ["Fused", "Posterior", "confident_joint", "fuse"]
 
@@ -221,11 +220,7 @@ def _score(
         quality[rows] = given_true(learned.noisy.predict(votes), label, learned.noisy.transition)[at]
         true = given_true(prediction, label, learned.believed.transition)
         clean[rows] = true[at]
-        best = label
-        if learned.repairs:
-            likeliest = true.argmax(axis=1)
-            stands = (true[at] >= true.max(axis=1, initial=0)) | learned.withheld[label, likeliest]
-            best = np.where(stands, label, likeliest)
+        best = repair_labels(true, label, learned.withheld) if learned.repairs else label
         refined[rows], confidence[rows] = present[best], true[np.arange(len(rows)), best]
         reliability += _reliability(prediction @ learned.believed.transition, label)
     scored = clean[np.isfinite(clean)].astype(np.float64)
