@@ -216,11 +216,10 @@ def test_what_a_page_shows_works(name: str, place: Path, service: str, monkeypat
         text = block.text.replace("http://127.0.0.1:8765", service).replace("2000", "80")
         if block.language == "python":
             if name == "guides/train":
-                assert f"```python\n{block.text}```" in README, "tests/trainers/test_readme.py runs the README's"
-            else:
-                with contextlib.redirect_stdout(io.StringIO()) as said:
-                    exec(compile(text, f"{name}.md", "exec"), names)
-                assert said.getvalue()
+                continue  # tests/trainers/test_training_guide.py runs these on small data
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                exec(compile(text, f"{name}.md", "exec"), names)
+            assert said.getvalue()
         elif block.language == "sql":
             assert duckdb.sql(text).fetchall()
         elif block.language == "json":

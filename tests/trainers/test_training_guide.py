@@ -1,4 +1,4 @@
-"""The README's loops run as they stand, but for the model's name, and learn."""
+"""The loops of the training guide run as they stand, but for the model's name, and learn."""
 
 import re
 from pathlib import Path
@@ -13,9 +13,8 @@ from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.trainers.targets import build_target, resolve_target
 from tests.trainers.runs import TARGET
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-SECTION = README.split("## Train against it")[1].split("\n## ")[0]
-BLOCKS = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "train.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 class Net(nn.Module):
@@ -56,17 +55,17 @@ def test_the_loops_learn(scored: Path, tmp_path: Path, monkeypatch: pytest.Monke
             re.sub(r'"ViT-B-32"(, pretrained="openai")?', '"local-dir:tiny"', block) for block in BLOCKS
         )
         exec(compile(first.replace("for batch in data:", "start = [p.clone() for p in model.parameters()]\nfor batch in data:"),
-                     "README.md", "exec"), names)  # fmt: skip
+                     "train.md", "exec"), names)  # fmt: skip
         assert float(names["loss"].detach()) > 0
         assert any(not torch.equal(a, b) for a, b in zip(names["start"], names["model"].parameters(), strict=True))
         assert names["mean"] > 0
 
         names |= {"net": Net(), "loader": numbered(names["data"])}
-        exec(compile(plain, "README.md", "exec"), names)
+        exec(compile(plain, "train.md", "exec"), names)
         assert names["net"].text.weight.grad.abs().sum() > 0
         assert len(names["rows"]) == 32
         assert names["weight"].shape == (160,)
 
         before = [p.clone() for p in names["model"].parameters()]
-        exec(compile(fabric, "README.md", "exec"), names)
+        exec(compile(fabric, "train.md", "exec"), names)
         assert any(not torch.equal(a, b) for a, b in zip(before, names["model"].parameters(), strict=True))
