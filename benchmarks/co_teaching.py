@@ -11,16 +11,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from noisegate.trainers.bench.cells import Cell, plan_cell, run_cell
-from noisegate.trainers.bench.preset import ScenePreset, load_preset, merged
-from noisegate.trainers.bench.scene_data import Prepared, prepare
+from noisegate.trainers.bench.cells import Cell, run_cell
+from noisegate.trainers.bench.scene_bench import PreparedScenes, plan_cell, prepare_scenes
+from noisegate.trainers.bench.scene_preset import ScenePreset, load_preset
+from noisegate.trainers.config import merge_trees
 
 METHODS = ("baseline", "osa", "crcl", "ncr", "lnc", "gsl")
 GOAL = 2.1
 RATE = 0.4
 
 
-def seconds(preset: ScenePreset, prepared: Prepared, method: str, epochs: int, out: Path) -> float:
+def seconds(preset: ScenePreset, prepared: PreparedScenes, method: str, epochs: int, out: Path) -> float:
     """Processor seconds of a whole training of so many epochs, all of them after the warm-up but the first."""
     cell = plan_cell(preset, prepared, method, RATE, 0, out)
     settings: dict[str, object] = {"loop": {"epochs": epochs, "max_steps": None}}
@@ -28,7 +29,7 @@ def seconds(preset: ScenePreset, prepared: Prepared, method: str, epochs: int, o
         settings["method"] = {"warmup": 1}
     if method == "crcl":
         settings["method"] = {"pieces": [epochs]}
-    found = run_cell(Cell(method, RATE, 0, merged(cell.config, settings), out / f"{method}-{epochs}.json"))
+    found = run_cell(Cell(method, RATE, 0, merge_trees(cell.config, settings), out / f"{method}-{epochs}.json"))
     if found.error is not None:
         sys.exit(f"{method}: {found.error}")
     return found.seconds
@@ -41,10 +42,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     preset = load_preset("scenes-retrieval")
-    preset = preset.changed(data={"train": given.scenes, "held_out": 100})
+    preset = preset.with_changes(data={"train": given.scenes, "held_out": 100})
     with tempfile.TemporaryDirectory(prefix="noisegate-") as folder:
         out = Path(folder)
-        prepared = prepare(preset.data, RATE, out, print)
+        prepared = prepare_scenes(preset.data, RATE, out, print)
         seconds(preset, prepared, "baseline", 2, out)  # imports and caches
         costs: dict[str, list[float]] = {method: [] for method in METHODS}
         for _ in range(given.rounds):

@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 import torch
 
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
-from noisegate.trainers.bench.cells import plan_cell
-from noisegate.trainers.bench.preset import load_preset
-from noisegate.trainers.bench.scene_data import prepare
+from noisegate.trainers.bench.scene_bench import plan_cell, prepare_scenes
+from noisegate.trainers.bench.scene_preset import load_preset
 from noisegate.trainers.train import train
 
 PRESET = Path(__file__).parent / "presets" / "pair-parts.yaml"
@@ -31,7 +30,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     preset = load_preset(str(PRESET))
-    prepared = prepare(preset.data, given.rate, given.bench, print)
+    prepared = prepare_scenes(preset.data, given.rate, given.bench, print)
     wrong = pq.read_table(prepared.shards / TRUTH_FILE)["noisy"].to_numpy()
     for method, words in (("lnc", "Eq. 9"), ("lnc@hinges", "hinges")):
         cell = plan_cell(preset, prepared, method, given.rate, given.seed, given.bench)

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Mask
-from noisegate.trainers.bench.cells import plan_cell, run_cell
-from noisegate.trainers.bench.preset import load_preset
-from noisegate.trainers.bench.scene_data import Prepared, prepare
+from noisegate.trainers.bench.cells import run_cell
+from noisegate.trainers.bench.scene_bench import PreparedScenes, plan_cell, prepare_scenes
+from noisegate.trainers.bench.scene_preset import load_preset
 
 SETS: dict[str, Callable[[Mask, Mask], Mask]] = {
     "what the table keeps (select)": lambda kept, right: kept,
@@ -31,7 +31,7 @@ SETS: dict[str, Callable[[Mask, Mask], Mask]] = {
 }
 
 
-def chosen(prepared: Prepared, choose: Callable[[Mask, Mask], Mask], folder: Path) -> tuple[Prepared, int]:
+def chosen(prepared: PreparedScenes, choose: Callable[[Mask, Mask], Mask], folder: Path) -> tuple[PreparedScenes, int]:
     """The data with another set of samples in the place of the truth, and how many these are."""
     table, truth, other = RunFolder(prepared.table), RunFolder(prepared.truth), RunFolder(folder)
     shutil.copytree(prepared.truth, folder)
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     given = parser.parse_args()
     preset = load_preset(given.preset)
-    prepared = prepare(preset.data, given.rate, given.bench, print)
+    prepared = prepare_scenes(preset.data, given.rate, given.bench, print)
     with tempfile.TemporaryDirectory(prefix="noisegate-") as name:
         for number, (words, choose) in enumerate(SETS.items()):
             data, count = chosen(prepared, choose, Path(name) / str(number))

@@ -30,6 +30,7 @@ __all__ = [
     "TaskConfig",
     "TrainConfig",
     "build_method",
+    "merge_trees",
     "parse_settings",
     "read_config",
 ]
@@ -194,6 +195,19 @@ def read_config(
     for name, value in {**(flags or {}), **parse_settings(settings)}.items():
         _put(values, name, value)
     return values
+
+
+def merge_trees(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a tree of settings in which those of `changes` replace its own.
+
+    >>> merge_trees({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    {'a': {'b': 3, 'c': 2}}
+    """
+    merged = dict(tree)
+    for name, value in changes.items():
+        own = merged.get(name)
+        merged[name] = merge_trees(own, value) if isinstance(own, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _read_yaml(path: str | Path) -> dict[str, Any]:

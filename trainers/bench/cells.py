@@ -1,31 +1,41 @@
-"""One cell of a bench: a method at a noise rate with a seed, trained, measured, and written down."""
+"""The cells of a bench: one is a method at a noise rate with a seed. Train several at a time and keep each finished one."""
 
 import hashlib
 import json
 import math
+import multiprocessing
+import os
+import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.trainers.data.scratch import ScratchFolder
+from noisegate.pipeline.system.parent_watch import leave_with
 
-from .learnt import judge_learnt
-from .peak_memory import forget_peak, peak_megabytes
-from .preset import ORACLE, PASSES, ScenePreset, merged, rate_name
-from .scene_data import Prepared
+__all__ = ["Cell", "CellResult", "judge_learnt", "kept_rows", "read_result", "run_cell", "run_cells", "write_result"]
 
-__all__ = ["Cell", "CellResult", "plan_cell", "read_result", "run_cell"]
+CELLS_PER_PROCESS = 12
+"""Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
+max_tasks_per_child of one pool hangs in Python 3.11 when more was submitted than it allows."""
+NOISE_FIGURES = ("noise_precision", "noise_recall", "noise_f1")
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What to train, as a tree for `TrainConfig`, and where its result goes."""
+    """What to train, as a tree for `TrainConfig`, and the file of its result."""
 
     method: str
     rate: float
@@ -33,21 +43,21 @@ class Cell:
     config: dict[str, Any]
     file: Path
     threads: int | None = 1
-    """of torch, one so that several cells do not get in each other's way; None leaves them as they are"""
+    """threads of torch: one, so that cells that run at once do not slow each other down; None keeps the current number"""
 
     @property
     def digest(self) -> str:
-        """Of the settings: a result made with others is not taken for this cell's."""
+        """Digest of the settings; a result with another digest is trained again."""
         text = json.dumps(self.config, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """Figures of a trained cell; `error` in their place where it failed.
+    """Figures of a trained cell, or the `error` if it failed.
 
-    train_seconds: in training alone, by the clock; seconds: of processor time, from configuration to figures.
-    memory_mb: the process's largest, libraries included. nan where it is not known.
+    train_seconds: wall-clock time of training alone. seconds: processor time from configuration to figures.
+    memory_mb: peak memory of the process, libraries included. nan if unknown.
     """
 
     method: str
@@ -61,97 +71,164 @@ class CellResult:
     seconds: float = math.nan
     memory_mb: float = math.nan
     learnt: dict[str, float] = field(default_factory=dict)
-    """what the method found of the noise by itself, in percent"""
+    """how much of the noise the method found by itself, in percent"""
     error: str | None = None
 
 
-def plan_cell(preset: ScenePreset, prepared: Prepared, method: str, rate: float, seed: int, out: Path) -> Cell:
-    """The settings of a cell: so many epochs of what the method trains on that it makes `preset.updates` updates.
-
-    With `@passes` behind its name it makes as many passes over its own samples as plain training does over all.
-    """
-    plain, _, variant = method.partition("@")
-    name = "select" if plain == ORACLE else plain
-    base: dict[str, Any] = {
-        "data": {
-            "shards": [str(path) for path in sorted(prepared.shards.glob("*.tar"))],
-            "table": str(prepared.truth if plain == ORACLE else prepared.table),
-            "eval_shards": [str(path) for path in sorted(prepared.held_out.glob("*.tar"))],
-        },
-        "method": {"name": name},
-        "task": {"name": preset.task},
-        "logging": {"every": 1_000_000, "tensorboard": False},
-        "seed": seed,
-    }
-    if preset.task == "classification":
-        base["target"] = {"classes": str(prepared.classes)}
-    config = merged(merged(base, preset.config), preset.settings.get(plain, {}))
-    config = merged(config, preset.settings.get(method, {}) if variant else {})
-    if config["target"].get("anchors") == "table":
-        config = merged(config, {"target": {"anchors": str(anchors_file(RunFolder(prepared.table)))}})
-    if config["target"].get("vocabulary") == {"kind": "captions"}:
-        config = merged(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
-    rule = config["method"].get("rule") or config["data"].get("where")
-    rows = prepared.selected(plain) if rule is None else prepared.selected_by(rule)
-    own, every = (max(1, n // int(config["data"]["batch_size"])) for n in (rows, prepared.rows))
-    if variant == PASSES:
-        budget: dict[str, Any] = {"epochs": math.ceil(preset.updates / every)}
-    else:
-        budget = {"epochs": math.ceil(preset.updates / own), "max_steps": preset.updates}
-    config = merged({"loop": {**budget, "evaluate_every": 10_000}}, config)
-    file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
-    return Cell(method, rate, seed, config, file)
+def run_cells(
+    cells: Sequence[Cell],
+    jobs: int,
+    *,
+    run: Callable[[Cell], CellResult] | None = None,
+    progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
+) -> list[CellResult]:
+    """Results in the order of the cells; finished cells are read from their files."""
+    run = run or run_cell
+    results = {place: result for place, cell in enumerate(cells) if (result := read_result(cell)) is not None}
+    todo = [place for place in range(len(cells)) if place not in results]
+    new = ((place, run(cells[place])) for place in todo) if jobs == 1 else _run_in_processes(cells, todo, jobs, run)
+    for place, result in new:
+        results[place] = result
+        progress(result, len(results), len(cells))
+    return [results[place] for place in range(len(cells))]
 
 
-def read_result(cell: Cell) -> CellResult | None:
-    """The result of an earlier bench, where it was made with the same settings and did not fail."""
-    try:
-        stored = json.loads(cell.file.read_text(encoding="utf-8"))
-        values: dict[str, Any] = {k: math.nan if v is None and k != "error" else v for k, v in stored.items()}
-        found = CellResult(**values)
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # none, or of another version
-        return None
-    return found if found.digest == cell.digest and found.error is None else None
-
-
-def write_result(cell: Cell, result: CellResult) -> None:
-    """For `read_result`."""
-    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
-    write_atomically(cell.file, (json.dumps(values, indent=1) + "\n").encode())
+def _run_in_processes(
+    cells: Sequence[Cell], todo: Sequence[int], jobs: int, run: Callable[[Cell], CellResult]
+) -> Iterator[tuple[int, CellResult]]:
+    """Yield results as they come. A killed process loses only the cells it had begun; they are tried again."""
+    left = list(todo)
+    while left:
+        before, broken = len(left), False
+        context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+        with ProcessPoolExecutor(jobs, context, leave_with, (os.getpid(),)) as pool:
+            waiting = {pool.submit(run, cells[place]): place for place in left[: jobs * CELLS_PER_PROCESS]}
+            try:
+                for future in as_completed(waiting):
+                    try:
+                        result = future.result()
+                    except BrokenProcessPool:
+                        broken = True
+                        continue
+                    left.remove(waiting[future])
+                    yield waiting[future], result
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in set(multiprocessing.active_children()) - others:
+                    child.terminate()  # a training stops after its next update
+                raise
+        if broken and len(left) == before:  # no cell was finished, so trying again will not help
+            for place in left:
+                cell = cells[place]
+                error = "its process was killed, perhaps for want of memory; use fewer --jobs"
+                yield place, CellResult(cell.method, cell.rate, cell.seed, cell.digest, {}, error=error)
+            return
 
 
 def run_cell(cell: Cell) -> CellResult:
-    """Train and measure; what goes wrong is the cell's result, not the bench's end."""
-    import torch
+    """Train and measure one cell; an exception becomes the `error` of its result."""
+    import torch  # and what imports it: processes that wait for cells stay small
 
+    from noisegate.trainers.data.scratch import ScratchFolder
     from noisegate.trainers.train import train
 
     if cell.threads is not None:
         torch.set_num_threads(cell.threads)
-    forget_peak()
+    _reset_peak_memory()
     began = time.process_time()
-    what: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
+    names: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
     truth = Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
-    scratch = ScratchFolder("bench")  # a run's checkpoints are worth nothing once it is measured
+    scratch = ScratchFolder("bench")  # checkpoints are not needed once the run is measured
     try:
-        done = train({**cell.config, "out": str(scratch.path)}, quiet=True)
-        if done.stopped:
+        trained = train({**cell.config, "out": str(scratch.path)}, quiet=True)
+        if trained.stopped:
             raise StoppedError("stopped; run the same command again, finished cells are kept")
-        found = CellResult(
-            **what,
-            figures=done.last,
-            updates=done.steps,
-            skipped=done.skipped,
-            train_seconds=done.seconds,
+        result = CellResult(
+            **names,
+            figures=trained.last,
+            updates=trained.steps,
+            skipped=trained.skipped,
+            train_seconds=trained.seconds,
             seconds=time.process_time() - began,
-            memory_mb=peak_megabytes(),
-            learnt=judge_learnt(done.sample_columns, truth) if truth.exists() else {},
+            memory_mb=_peak_megabytes(),
+            learnt=judge_learnt(trained.sample_columns, truth) if truth.exists() else {},
         )
     except StoppedError:
         raise
     except Exception as error:  # a method that diverges is a row of the table
-        found = CellResult(**what, figures={}, error=f"{type(error).__name__}: {error}")
+        result = CellResult(**names, figures={}, error=f"{type(error).__name__}: {error}")
     finally:
         scratch.remove()
-    write_result(cell, found)
-    return found
+    write_result(cell, result)
+    return result
+
+
+def read_result(cell: Cell) -> CellResult | None:
+    """The stored result, if it was made with the same settings and did not fail."""
+    try:
+        stored = json.loads(cell.file.read_text(encoding="utf-8"))
+        values: dict[str, Any] = {k: math.nan if v is None and k != "error" else v for k, v in stored.items()}
+        result = CellResult(**values)
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):  # no file, or of another version
+        return None
+    return result if result.digest == cell.digest and result.error is None else None
+
+
+def write_result(cell: Cell, result: CellResult) -> None:
+    """Store a result for `read_result`."""
+    values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}
+    write_atomically(cell.file, (json.dumps(values, indent=1) + "\n").encode())
+
+
+# --- how well a method found the noise (LNC table 7, GSL table 3, TANGO table 9) -----------------------------------------
+
+
+def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, float]:
+    """Compare a method's sample columns with `truth` (noise.parquet of the shards): figures in percent, noise as positive.
+
+    Figures that cannot be computed are left out: without noise, or for methods that judge no samples.
+    """
+    from noisegate.pipeline.inspect.metrics import relabel_accuracy, selection_metrics  # imports scipy
+
+    known = pq.read_table(truth)
+    figures: dict[str, float] = {}
+    kept = kept_rows(columns)
+    if kept is not None:
+        metrics = selection_metrics(None, kept, known["noisy"].to_numpy())
+        figures = {name: 100 * float(getattr(metrics, name)) for name in NOISE_FIGURES}
+    if "refined_label" in columns and "clean_label" in known.column_names:
+        clean_labels = known["clean_label"].fill_null(-1).to_numpy()
+        figures["relabel_accuracy"] = 100 * relabel_accuracy(np.asarray(columns["refined_label"]), clean_labels)
+    return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+def kept_rows(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
+    """(N,) rows a method takes for clean: `clean`, weight > 0, or probability or confidence > 0.5; None without these."""
+    for name in ("clean", "osa_weight"):
+        if name in columns:
+            return np.asarray(columns[name]) > 0
+    probability = next((n for n in columns if n.endswith(("_probability", "lnc_confidence", "ncr_confidence"))), None)
+    return None if probability is None else np.nan_to_num(np.asarray(columns[probability]), nan=1.0) > 0.5
+
+
+# --- peak memory of this process ---------------------------------------------------------------------------------------
+
+
+def _reset_peak_memory() -> None:
+    """Reset the kernel's peak, where possible; otherwise a process reports the largest of all its cells for each."""
+    with suppress(OSError):
+        CLEAR.write_text("5", encoding="ascii")
+
+
+def _peak_megabytes() -> float:
+    """Peak resident memory, libraries included; nan where the system does not tell."""
+    if STATUS.exists():
+        for line in STATUS.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    if sys.platform == "win32":
+        return math.nan
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024**2 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""A bench on a data set of the papers: their set-up and noise on your copy of the data, their figures beside ours."""
+"""A bench on a data set of the papers: their set-up and noise on your copy of the data, to compare with their figures."""
 
 import shlex
 import subprocess
@@ -14,32 +14,23 @@ from noisegate.pipeline.datasets.noise.protocols import find_protocol
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE, noise_captions
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.trainers.config import merge_trees
 
-from .cells import Cell, CellResult
-from .paper_figures import DATA, PaperFigure, PaperPreset, Setup, paper_figures
-from .paper_tables import paper_json, paper_markdown, write_paper_tables
-from .preset import merged, rate_name
-from .runner import run_cells
-from .scene_data import identification
+from .cells import Cell, CellResult, run_cells
+from .paper_preset import DATA, PaperFigure, PaperPreset, PaperSetup, paper_figures
+from .scene_bench import judge_table
+from .scene_preset import rate_name
 
-__all__ = [
-    "Condition",
-    "PaperBench",
-    "conditions",
-    "paper_json",
-    "paper_markdown",
-    "run_paper_bench",
-    "write_paper_tables",
-]
+__all__ = ["Condition", "PaperBench", "list_conditions", "run_paper_bench"]
 
 REAL = "real"
-SEED = 0
-"""of the noise, which is the same for all seeds of training"""
+NOISE_SEED = 0
+"""the noise is the same for all seeds of training"""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One kind of noise at one rate; `real` is the data's own, whose rate nobody knows."""
+    """One noise protocol at one rate; `real` is the noise of the data itself, at an unknown rate (None)."""
 
     protocol: str
     rate: float | None
@@ -56,7 +47,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class PaperBench:
-    """Our cells, and the figures of the papers that belong to the same set-up."""
+    """Our results, and the figures that the papers report for the same set-up."""
 
     preset: PaperPreset
     setup: str
@@ -66,16 +57,18 @@ class PaperBench:
     """by method and condition's name, one per seed"""
     reported: tuple[PaperFigure, ...]
     tables: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """what the weight table of a condition is worth by the truth, in percent, where there is one and the noise is known"""
+    """by condition's name: `judge_table` of its weight table, where there is one and the noise is known"""
 
 
-def conditions(preset: PaperPreset, rates: Sequence[float] | None = None) -> tuple[Condition, ...]:
-    """The noise of the papers, or the given rates of it; raises ConfigError where a rate makes no sense."""
+def list_conditions(preset: PaperPreset, rates: Sequence[float] | None = None) -> tuple[Condition, ...]:
+    """The noise of the papers, or the given rates of it."""
     if rates is not None and any(noise.protocol == REAL for noise in preset.noise):
-        raise ConfigError(f"--rates {rates}: {preset.name} has noise of its own and takes none; leave it out")
+        raise ConfigError(
+            f"--rates {rates}: {preset.name} has noise of its own and takes none; leave it out", "rates", rates
+        )
     wrong = [rate for rate in rates or () if not 0 <= rate < 1]
     if wrong:
-        raise ConfigError(f"--rates {wrong[0]:g} is no share of noise; use for example 0.4")
+        raise ConfigError(f"--rates {wrong[0]:g} is no share of noise; use for example 0.4", "rates", wrong[0])
     found = []
     for noise in preset.noise:
         if noise.protocol == REAL:
@@ -99,64 +92,66 @@ def run_paper_bench(
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
 ) -> PaperBench:
-    """Put noise into the shards in `data`, score them where a method reads a table, train, and measure.
+    """Add noise to the shards in `data`, score them if a method reads a table, train, and measure.
 
-    `settings` is a tree laid over every run's configuration; `estimator` a model in place of the preset's for the tables.
-    What is done is kept below `out`, as in `run_bench`.
+    `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
+    model. Finished parts are kept below `out`, as in `run_bench`.
     """
-    found = preset.setups.get(setup)
-    if found is None:
-        raise ConfigError(f"--setup {setup}: {preset.name} has {', '.join(preset.setups)}")
-    chosen = tuple(methods or found.methods)
+    described = preset.setups.get(setup)
+    if described is None:
+        raise ConfigError(f"--setup {setup} is unknown; {preset.name} has {', '.join(preset.setups)}", "setup", setup)
+    chosen = tuple(methods or described.methods)
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
-    asked = conditions(preset, rates)
-    require_shards(preset, setup, data)
+    conditions = list_conditions(preset, rates)
+    check_shards(preset, setup, data)
     place = out / preset.name / setup
     cells: list[Cell] = []
     judged: dict[str, dict[str, float | None]] = {}
-    for condition in asked:
-        shards = noisy_shards(configs[chosen[0]], condition, place, note)
+    for condition in conditions:
+        shards = make_noisy_shards(configs[chosen[0]], condition, place, note)
         table: Path | None = None
         for method in chosen:
             config = configs[method]
             if config["data"].get("table"):
-                table = table or table_of(found, condition, shards, data, place, estimator, note)
-                config = merged(config, {"data": {"table": str(table)}})
-            config = merged(config, {"data": {"shards": shards}, "logging": {"every": 100, "tensorboard": False}})
-            config = merged(config, settings or {})
+                table = table or make_table(described, condition, shards, data, place, estimator, note)
+                config = merge_trees(config, {"data": {"table": str(table)}})
+            config = merge_trees(config, {"data": {"shards": shards}, "logging": {"every": 100, "tensorboard": False}})
+            config = merge_trees(config, settings or {})
             for seed in seeds:
                 file = place / "cells" / f"{method}-{condition.name}-{seed}.json"
                 own = {**config, "seed": seed}
                 cells.append(Cell(method, condition.rate or 0.0, seed, own, file, threads=None if jobs == 1 else 1))
         if table is not None and condition.rate:
-            judged[condition.name] = identification(table, preset.task != "retrieval")
+            judged[condition.name] = judge_table(table, preset.task != "retrieval")
     results = iter(run_cells(cells, jobs, progress=progress))
     by_place: dict[tuple[str, str], list[CellResult]] = {}
-    for condition in asked:
+    for condition in conditions:
         for method in chosen:
             by_place[method, condition.name] = [next(results) for _ in seeds]
-    return PaperBench(preset, setup, chosen, asked, by_place, paper_figures(preset.name, setup=setup), judged)
+    return PaperBench(preset, setup, chosen, conditions, by_place, paper_figures(preset.name, setup=setup), judged)
 
 
-def require_shards(preset: PaperPreset, setup: str, data: Path) -> None:
-    """Raises ConfigError that says which shards are missing and which commands make them."""
+def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
+    """Raise ConfigError if shards are missing, with the commands that make them."""
     found = preset.setups[setup]
     config = preset.run_config(setup, next(iter(found.methods)), data)
     wanted = [config["data"]["shards"], config["data"]["eval_shards"]]
-    missing = [pattern for pattern in wanted if not _tars(pattern)]
+    missing = [pattern for pattern in wanted if not _find_tars(pattern)]
     if missing:
         commands = "\n  ".join(line.replace(f"{DATA}/", f"{data}/") for line in found.convert)
         raise ConfigError(
             f"{preset.name} ({preset.summary}): there are no shards {' and no '.join(missing)}; make them from the usual "
-            f"download, of which `noisegate convert {preset.name} --help` says the files:\n  {commands}"
+            f"download; its files are listed by `noisegate convert {preset.name} --help`:\n  {commands}",
+            "data",
+            str(data),
         )
 
 
-def noisy_shards(
+def make_noisy_shards(
     config: Mapping[str, Any], condition: Condition, place: Path, note: Callable[[str], None]
 ) -> list[str]:
-    """Tars with the condition's noise, made once; the given ones where it adds none."""
-    sources = _tars(config["data"]["shards"])
+    """Tars with the noise of the condition, made once; the given ones for rate 0 and for noise of the data itself."""
+    sources = _find_tars(config["data"]["shards"])
     if not condition.rate:
         return sources
     folder = place / f"noisy-{condition.name}"
@@ -164,7 +159,7 @@ def noisy_shards(
         note(f"noise: {condition.title}")
         if find_protocol(condition.protocol).noises == "captions":
             noise_captions(
-                sources, folder, protocol=condition.protocol, rate=condition.rate, seed=SEED, **condition.options
+                sources, folder, protocol=condition.protocol, rate=condition.rate, seed=NOISE_SEED, **condition.options
             )
         else:
             classes = config["target"].get("classes") or None
@@ -173,19 +168,19 @@ def noisy_shards(
                 folder,
                 protocol=condition.protocol,
                 rate=condition.rate,
-                seed=SEED,
+                seed=NOISE_SEED,
                 classes=classes,
                 **condition.options,
             )
     return [str(path) for path in sorted(folder.glob("*.tar"))]
 
 
-def _tars(pattern: str) -> list[str]:
+def _find_tars(pattern: str) -> list[str]:
     return [str(path) for path in sorted(Path(pattern).parent.glob(Path(pattern).name))]
 
 
-def table_of(
-    setup: Setup,
+def make_table(
+    setup: PaperSetup,
     condition: Condition,
     shards: Sequence[str],
     data: Path,
@@ -193,7 +188,7 @@ def table_of(
     estimator: str | None,
     note: Callable[[str], None],
 ) -> Path:
-    """The weight table of these shards, by the preset's own command; DATA/tables where the shards are the given ones."""
+    """The weight table of these shards, by the preset's command; DATA/tables if no noise was added."""
     own = data / "tables"
     if not condition.rate and estimator is None and (RunFolder(own).read_run() or {}).get("finished"):
         return own

@@ -1,41 +1,44 @@
-"""A bench on a data set of the papers as one table: ours with the papers' figures in brackets, what it took, curves."""
-
-from __future__ import annotations
+"""Results of a bench on a data set of the papers: ours with the papers' figures in brackets, costs, curves."""
 
 import json
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
 
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.pipeline.system.progress import counted
 
-from .curves import alone, draw_curves
-from .tables import Spread, found_of_noise, html_page, markdown_row, notes_on, plain, spread, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from markupsafe import Markup
-
-    from .cells import CellResult
-    from .paper_bench import Condition, PaperBench
-    from .paper_figures import PaperFigure
+from .cells import NOISE_FIGURES, CellResult
+from .paper_bench import Condition, PaperBench
+from .paper_preset import MAIN_FIGURE, PaperFigure
+from .tables import (
+    Spread,
+    draw_curves,
+    format_noise_found,
+    format_whole,
+    html_page,
+    json_values,
+    markdown_table,
+    method_notes,
+    svg_file,
+)
 
 __all__ = ["paper_json", "paper_markdown", "write_paper_tables"]
 
-MAIN = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accuracy",), "image_retrieval": ("map_at_r",)}
-CURVE = {"retrieval": "rsum", "classification": "accuracy", "image_retrieval": "map_at_r"}
-NOISE = ("noise_precision", "noise_recall", "noise_f1")
+FIGURES = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accuracy",), "image_retrieval": ("map_at_r",)}
+"""of each task, those that always get a table"""
 
 
 def paper_markdown(bench: PaperBench) -> str:
     """One table for each figure: ours, and in brackets what a paper reports of the same method, data and noise."""
     preset = bench.preset
     trained = [row for row in bench.reported if row.part is None and row.also_on is None]
-    names = list(dict.fromkeys([*MAIN[preset.task], *(name for row in trained for name in row.figures)]))
+    names = list(dict.fromkeys([*FIGURES[preset.task], *(name for row in trained for name in row.figures)]))
     seeds = max(len(cells) for cells in bench.cells.values())
     lines = [
         f"**{preset.name}, {bench.setup}:** {preset.summary}. Ours, mean ± standard deviation of {counted(seeds, 'seed')}; "
@@ -45,10 +48,10 @@ def paper_markdown(bench: PaperBench) -> str:
     for name in names:
         rows = []
         for method in bench.methods:
-            words = [_beside(bench, trained, name, method, condition) for condition in bench.conditions]
+            words = [_ours_and_theirs(bench, trained, name, method, condition) for condition in bench.conditions]
             if any(word != "–" for word in words):
                 rows.append([method, *words])
-        lines += _table([name, *titles], rows)
+        lines += _optional_table([name, *titles], rows)
     lines += _costs(bench)
     judged = [row for row in bench.reported if row.part is not None and row.method in bench.methods]
     lines += _noise_found(bench, judged, titles)
@@ -56,8 +59,8 @@ def paper_markdown(bench: PaperBench) -> str:
     witnesses = {row.paper: row.witness for row in trained}
     lines += ["", *(f"- {title} (figures from {'the paper' if kind == 'paper' else 'reading notes'})"
                     for title, kind in witnesses.items())]  # fmt: skip
-    lines += [*notes_on(bench.methods), *(f"- {text}" for text in notes)]
-    lines += [f"- {_sentence(row)}" for row in judged if any(_same_noise(row, c) for c in bench.conditions)]
+    lines += [*method_notes(bench.methods), *(f"- {text}" for text in notes)]
+    lines += [f"- {_judgement_note(row)}" for row in judged if any(_same_noise(row, c) for c in bench.conditions)]
     others = [row for row in bench.reported if row.also_on is not None]
     lines += [
         f"- on {row.also_on} the paper has {row.method} "
@@ -70,15 +73,16 @@ def paper_markdown(bench: PaperBench) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Nothing where there are no rows."""
-    if not rows:
-        return []
-    return ["", markdown_row(head), markdown_row(["---"] * len(head)), *(markdown_row(row) for row in rows)]
+def _optional_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """An empty line and a table; no lines without rows."""
+    return ["", *markdown_table(head, rows)] if rows else []
 
 
-def _beside(bench: PaperBench, trained: Sequence[PaperFigure], name: str, method: str, condition: Condition) -> str:
-    ours = ours_of(bench, name, method, condition)
+def _ours_and_theirs(
+    bench: PaperBench, trained: Sequence[PaperFigure], name: str, method: str, condition: Condition
+) -> str:
+    """Our mean, with the figures of the papers in brackets; a dash if there is neither."""
+    ours = our_spread(bench, name, method, condition)
     theirs = [
         row.figures[name]
         for row in trained
@@ -89,10 +93,10 @@ def _beside(bench: PaperBench, trained: Sequence[PaperFigure], name: str, method
     return f"{ours} ({', '.join(f'{value:g}' for value in theirs)})" if theirs else str(ours)
 
 
-def ours_of(bench: PaperBench, name: str, method: str, condition: Condition) -> Spread:
-    """Of the cells that measured this figure."""
+def our_spread(bench: PaperBench, name: str, method: str, condition: Condition) -> Spread:
+    """Mean and deviation over the cells that measured this figure, or failed."""
     cells = bench.cells[method, condition.name]
-    return spread([cell.figures.get(name) for cell in cells if cell.error is not None or name in cell.figures])
+    return Spread.of([cell.figures.get(name) for cell in cells if cell.error is not None or name in cell.figures])
 
 
 def _same_noise(row: PaperFigure, condition: Condition) -> bool:
@@ -102,45 +106,45 @@ def _same_noise(row: PaperFigure, condition: Condition) -> bool:
 
 
 def _costs(bench: PaperBench) -> list[str]:
-    """Medians over all noise and seeds."""
+    """Processor time and memory of each method: medians over all noise and seeds."""
 
-    def median(method: str, what: Callable[[CellResult], float]) -> str:
+    def median(method: str, read: Callable[[CellResult], float]) -> str:
         cells = [cell for (name, _), found in bench.cells.items() if name == method for cell in found]
-        values = [value for cell in cells if cell.error is None and math.isfinite(value := what(cell))]
-        return whole(statistics.median(values) if values else math.nan)
+        values = [value for cell in cells if cell.error is None and math.isfinite(value := read(cell))]
+        return format_whole(statistics.median(values) if values else math.nan)
 
     rows = [
         [method, median(method, lambda cell: cell.seconds), median(method, lambda cell: cell.memory_mb)]
         for method in bench.methods
     ]
-    return _table(["what it took", "CPU seconds", "memory MB"], rows)
+    return _optional_table(["what it took", "CPU seconds", "memory MB"], rows)
 
 
 def _noise_found(bench: PaperBench, judged: Sequence[PaperFigure], titles: Sequence[str]) -> list[str]:
-    """Precision, recall and F1 of the noise that methods found by themselves; in brackets those of their papers."""
+    """A table of precision, recall and F1 of the noise that table and methods found; in brackets those of the papers."""
     rows = []
     for method in bench.methods:
         words = []
         for condition in bench.conditions:
-            ours = found_of_noise(cell.learnt for cell in bench.cells[method, condition.name])
+            ours = format_noise_found(cell.learnt for cell in bench.cells[method, condition.name])
             theirs = [
-                " / ".join(f"{row.figures[name]:g}" for name in NOISE)
+                " / ".join(f"{row.figures[name]:g}" for name in NOISE_FIGURES)
                 for row in judged
-                if row.method == method and set(NOISE) <= set(row.figures) and _same_noise(row, condition)
+                if row.method == method and set(NOISE_FIGURES) <= set(row.figures) and _same_noise(row, condition)
             ]
             words.append(f"{ours} ({', '.join(theirs)})" if theirs else ours)
         if any(word != "–" for word in words):
             rows.append([method, *words])
-    by_table = [found_of_noise([bench.tables.get(condition.name, {})]) for condition in bench.conditions]
+    by_table = [format_noise_found([bench.tables.get(condition.name, {})]) for condition in bench.conditions]
     if any(word != "–" for word in by_table):
         rows.insert(0, ["the weight table", *by_table])
     if not rows:
         return []
     title = "What the table and the methods found of the noise (percent: precision / recall / F1, right labels after repair):"
-    return ["", title, *_table(["method", *titles], rows)]
+    return ["", title, *_optional_table(["method", *titles], rows)]
 
 
-def _sentence(row: PaperFigure) -> str:
+def _judgement_note(row: PaperFigure) -> str:
     where = "on its own noise" if row.rate is None else f"at {100 * row.rate:g} %"
     figures = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in row.figures.items())
     return f"the paper's {row.part} by {row.method} {where}: {figures}{f' ({row.note})' if row.note else ''}"
@@ -148,15 +152,15 @@ def _sentence(row: PaperFigure) -> str:
 
 def paper_json(bench: PaperBench) -> dict[str, Any]:
     """Every cell with its noise, and the papers' figures."""
-    cells = [{"noise": name, **plain(asdict(cell))} for (_, name), found in bench.cells.items() for cell in found]
+    cells = [{"noise": name, **json_values(asdict(cell))} for (_, name), found in bench.cells.items() for cell in found]
     reported = [row.model_dump(mode="json") for row in bench.reported]
-    tables = {name: plain(found) for name, found in bench.tables.items()}
+    tables = {name: json_values(found) for name, found in bench.tables.items()}
     return {"preset": bench.preset.name, "setup": bench.setup, "cells": cells, "tables": tables, "papers": reported}
 
 
 def paper_curves(bench: PaperBench) -> dict[str, Markup]:
-    """The deciding figure over the rates of each kind of noise that has several."""
-    name = CURVE[bench.preset.task]
+    """The main figure over the noise rates, for each protocol with several."""
+    name = MAIN_FIGURE[bench.preset.task]
     kinds: dict[str, dict[float, Condition]] = {}
     for condition in bench.conditions:
         if condition.rate is not None:
@@ -166,21 +170,21 @@ def paper_curves(bench: PaperBench) -> dict[str, Markup]:
         if len(by_rate) > 1:
             rates = sorted(by_rate)
             lines = {
-                method: [ours_of(bench, name, method, by_rate[rate]) for rate in rates] for method in bench.methods
+                method: [our_spread(bench, name, method, by_rate[rate]) for rate in rates] for method in bench.methods
             }
             found[protocol] = draw_curves(f"{bench.preset.name}, {protocol}", name, rates, lines)
     return found
 
 
 def write_paper_tables(bench: PaperBench, out: Path) -> list[Path]:
-    """`results.md`, `results.json`, `results.html`, and curves where there are several rates, in the set-up's folder."""
+    """Write `results.md`, `results.json`, `results.html` and, with several rates, curves into the set-up's folder."""
     place = out / bench.preset.name / bench.setup
     markdown, pictures = paper_markdown(bench), paper_curves(bench)
     texts = {
         "results.md": markdown,
         "results.json": json.dumps(paper_json(bench), indent=1) + "\n",
         "results.html": html_page(f"{bench.preset.name}, {bench.setup}", list(pictures.values()), markdown),
-        **{f"curves-{protocol}.svg": alone(picture) for protocol, picture in pictures.items()},
+        **{f"curves-{protocol}.svg": svg_file(picture) for protocol, picture in pictures.items()},
     }
     for name, text in texts.items():
         write_atomically(place / name, text.encode())

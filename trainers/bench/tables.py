@@ -1,211 +1,42 @@
-"""Results of a bench as one table: Markdown to read, JSON to compute with, HTML with curves to look at."""
+"""Parts of result tables that both kinds of bench use: means, Markdown rows, curves over the noise rate, an HTML page."""
 
-import json
+from __future__ import annotations
+
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from noisegate.pipeline.inspect.report.svg import element
-from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.inspect.report.svg import drawing, element, label, ticks
 from noisegate.trainers.methods import METHODS
-
-from .cells import CellResult
-from .curves import alone, draw_curves
-from .runner import BenchResult
 
 __all__ = [
     "Spread",
-    "curves",
-    "figure_of",
-    "found_of_noise",
+    "draw_curves",
+    "format_noise_found",
+    "format_whole",
     "html_page",
+    "json_values",
     "markdown_row",
-    "notes_on",
-    "plain",
-    "spread",
-    "to_json",
-    "to_markdown",
-    "whole",
-    "write_tables",
+    "markdown_table",
+    "method_notes",
+    "svg_file",
 ]
 
-IDENTIFICATION = {
-    "noise_precision": "noise precision",
-    "noise_recall": "noise recall",
-    "noise_f1": "noise F1",
-    "clean_auroc": "AUROC",
-    "relabel_accuracy": "relabel accuracy",
+COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e")
+DASHES = ("7 3", "2 3", "7 3 2 3", "12 4")
+ASIDE = 2.5  # pixels between the points of one rate, so that their deviation bars do not overlap
+SVG_STYLE = """
+text { font: 12px sans-serif; fill: #374151 }
+@media (prefers-color-scheme: dark) {
+text { fill: #a6adb4 } line.grid { stroke: #33393f }
+polyline, circle, line:not(.grid) { filter: brightness(1.5) }
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (N - 1) of the cells that did not fail; nan without any, 0 deviation for one."""
-
-    mean: float
-    sd: float
-    count: int
-    failed: int
-
-    def __str__(self) -> str:
-        if not self.count:
-            return "failed" if self.failed else "–"
-        text = f"{self.mean:.1f} ± {self.sd:.1f}" if self.count > 1 else f"{self.mean:.1f}"
-        return f"{text} ({self.failed} failed)" if self.failed else text
-
-
-def spread(values: Iterable[float | None]) -> Spread:
-    """Of figures, None for a cell that failed.
-
-    >>> str(spread([1.0, 2.0, 3.0, None]))
-    '2.0 ± 1.0 (1 failed)'
-    """
-    every = list(values)
-    good = [value for value in every if value is not None and math.isfinite(value)]
-    sd = statistics.stdev(good) if len(good) > 1 else 0.0
-    return Spread(statistics.fmean(good) if good else math.nan, sd, len(good), len(every) - len(good))
-
-
-def figure_of(result: BenchResult, cell: CellResult) -> float | None:
-    """The deciding figure of a cell, None where it failed."""
-    value = cell.figures.get(result.preset.figure.name)
-    return None if value is None else value / result.preset.figure.divide
-
-
-def _cells(result: BenchResult, method: str, rate: float | None = None) -> list[CellResult]:
-    return [c for c in result.cells if c.method == method and (rate is None or c.rate == rate)]
-
-
-def _spread(result: BenchResult, method: str, rate: float) -> Spread:
-    return spread(figure_of(result, cell) for cell in _cells(result, method, rate))
-
-
-def _of_all(result: BenchResult, method: str, what: Callable[[CellResult], float]) -> float:
-    good = [what(cell) for cell in _cells(result, method) if cell.error is None]
-    return statistics.median(good) if good else math.nan
-
-
-def to_markdown(result: BenchResult) -> str:
-    """The table with a line on how it was made."""
-    preset = result.preset
-    rates = sorted(preset.rates)
-    lines = [
-        f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
-        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {preset.updates:,} updates for every "
-        "method"
-        + (" (@passes: as many passes over its own samples)." if any("@passes" in m for m in preset.methods) else "."),
-        "",
-        markdown_row(
-            ["method", *(f"{100 * rate:g} %" for rate in rates), "CPU seconds", "memory MB", "skipped batches"]
-        ),
-        markdown_row(["---"] * (len(rates) + 4)),
-    ]
-    for method in preset.methods:
-        seconds = _of_all(result, method, lambda cell: cell.seconds)
-        memory = _of_all(result, method, lambda cell: cell.memory_mb)
-        skipped = sum(cell.skipped for cell in _cells(result, method))
-        figures = [str(_spread(result, method, rate)) for rate in rates]
-        lines.append(markdown_row([method, *figures, whole(seconds), whole(memory), str(skipped)]))
-    lines += ["", "What the weight table said of the noise (percent):", ""]
-    names = [name for name in IDENTIFICATION if any(name in found for found in result.identification.values())]
-    lines += [
-        markdown_row(["noise rate", *(IDENTIFICATION[name] for name in names)]),
-        markdown_row(["---"] * (len(names) + 1)),
-    ]
-    for rate in rates:
-        found = result.identification[rate]
-        shown = ["–" if math.isnan(found.get(name, math.nan)) else f"{found[name]:.1f}" for name in names]
-        lines.append(markdown_row([f"{100 * rate:g} %", *shown]))
-    lines += _learnt(result, rates)
-    failed = [cell for cell in result.cells if cell.error is not None]
-    lines += ["", *notes_on(preset.methods)]
-    lines += [f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def notes_on(methods: Iterable[str]) -> list[str]:
-    """What must be known of a method's figures, such as that it is a reconstruction."""
-    plain_names = dict.fromkeys(name.partition("@")[0] for name in methods)
-    return [f"- {METHODS[name].provenance}" for name in plain_names if name in METHODS and METHODS[name].provenance]
-
-
-def _learnt(result: BenchResult, rates: Sequence[float]) -> list[str]:
-    """A table of what methods found of the noise by themselves; nothing where none of them judges samples."""
-    rows = []
-    for method in result.preset.methods:
-        if any(cell.learnt for cell in _cells(result, method)):
-            found = [found_of_noise(cell.learnt for cell in _cells(result, method, rate)) for rate in rates]
-            rows.append(markdown_row([method, *found]))
-    if not rows:
-        return []
-    head = [
-        markdown_row(["method", *(f"{100 * rate:g} %" for rate in rates)]),
-        markdown_row(["---"] * (len(rates) + 1)),
-    ]
-    title = (
-        "What methods found of the noise by themselves (percent: precision / recall / F1, right labels after repair):"
-    )
-    return ["", title, "", *head, *rows]
-
-
-def found_of_noise(found: Iterable[Mapping[str, float | None]]) -> str:
-    """Precision / recall / F1 and right labels after repair, means over the seeds; a dash where nothing was judged."""
-    every = list(found)
-    means = {
-        name: statistics.fmean(values)
-        for name in ("noise_precision", "noise_recall", "noise_f1", "relabel_accuracy")
-        if (values := [value for one in every if (value := one.get(name)) is not None and math.isfinite(value)])
-    }
-    parts = [f"{means[name]:.1f}" if name in means else "–" for name in ("noise_precision", "noise_recall", "noise_f1")]
-    repaired = f", {means['relabel_accuracy']:.1f}" if "relabel_accuracy" in means else ""
-    return " / ".join(parts) + repaired if means else "–"
-
-
-def markdown_row(words: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(words)} |"
-
-
-def whole(value: float) -> str:
-    """Without decimals; a dash where it is not known."""
-    return "–" if math.isnan(value) else f"{value:,.0f}"
-
-
-def to_json(result: BenchResult) -> dict[str, Any]:
-    """Every cell, and the same means."""
-    means: dict[str, dict[str, Mapping[str, float | int | None]]] = {}
-    for method in result.preset.methods:
-        means[method] = {
-            f"{rate:g}": plain(asdict(_spread(result, method, rate))) for rate in sorted(result.preset.rates)
-        }
-    return {
-        "preset": result.preset.model_dump(mode="json"),
-        "figure": result.preset.figure.label,
-        "means": means,
-        "identification": {f"{rate:g}": plain(found) for rate, found in result.identification.items()},
-        "cells": [plain(asdict(cell)) for cell in result.cells],
-    }
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no nan."""
-    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-
-
-def curves(result: BenchResult) -> Markup:
-    """The deciding figure over the noise rate."""
-    preset, rates = result.preset, sorted(result.preset.rates)
-    lines = {method: [_spread(result, method, rate) for rate in rates] for method in preset.methods}
-    return draw_curves(preset.name, preset.figure.label, rates, lines)
-
-
-STYLE = """
+"""
+PAGE_STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #111827 }
 table { border-collapse: collapse; margin: 1rem 0 }
 td, th { padding: .3rem .8rem; border-bottom: 1px solid #e5e7eb; text-align: right }
@@ -215,13 +46,129 @@ svg { max-width: 100%; height: auto }
 """
 
 
-def to_html(result: BenchResult) -> str:
-    """One page: curves, then the tables."""
-    return html_page(result.preset.name, [curves(result)], to_markdown(result))
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation (N - 1) of the cells that did not fail; nan without any, deviation 0 for one."""
+
+    mean: float
+    sd: float
+    count: int
+    failed: int
+
+    @classmethod
+    def of(cls, figures: Iterable[float | None]) -> Spread:
+        """Spread of figures, None for a cell that failed.
+
+        >>> str(Spread.of([1.0, 2.0, 3.0, None]))
+        '2.0 ± 1.0 (1 failed)'
+        """
+        values = list(figures)
+        good = [value for value in values if value is not None and math.isfinite(value)]
+        sd = statistics.stdev(good) if len(good) > 1 else 0.0
+        return cls(statistics.fmean(good) if good else math.nan, sd, len(good), len(values) - len(good))
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "failed" if self.failed else "–"
+        text = f"{self.mean:.1f} ± {self.sd:.1f}" if self.count > 1 else f"{self.mean:.1f}"
+        return f"{text} ({self.failed} failed)" if self.failed else text
+
+
+def markdown_row(words: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(words)} |"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [markdown_row(head), markdown_row(["---"] * len(head)), *(markdown_row(row) for row in rows)]
+
+
+def method_notes(methods: Iterable[str]) -> list[str]:
+    """What a reader must know of the methods, such as that one is a reconstruction."""
+    plain_names = dict.fromkeys(name.partition("@")[0] for name in methods)
+    return [f"- {METHODS[name].provenance}" for name in plain_names if name in METHODS and METHODS[name].provenance]
+
+
+def format_noise_found(judged: Iterable[Mapping[str, float | None]]) -> str:
+    """Precision / recall / F1 and correct labels after repair, means over the seeds; a dash where nothing was judged."""
+    results = list(judged)
+    means = {
+        name: statistics.fmean(values)
+        for name in ("noise_precision", "noise_recall", "noise_f1", "relabel_accuracy")
+        if (values := [value for one in results if (value := one.get(name)) is not None and math.isfinite(value)])
+    }
+    parts = [f"{means[name]:.1f}" if name in means else "–" for name in ("noise_precision", "noise_recall", "noise_f1")]
+    repaired = f", {means['relabel_accuracy']:.1f}" if "relabel_accuracy" in means else ""
+    return " / ".join(parts) + repaired if means else "–"
+
+
+def format_whole(value: float) -> str:
+    """Without decimals; a dash for nan."""
+    return "–" if math.isnan(value) else f"{value:,.0f}"
+
+
+def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values with None for nan and infinities, which JSON lacks."""
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+
+
+def draw_curves(
+    name: str,
+    figure: str,
+    rates: Sequence[float],
+    lines: Mapping[str, Sequence[Spread]],
+    width: int = 660,
+    height: int = 350,
+) -> Markup:
+    """A line of means over the noise rates for each method, deviations as bars; NAME@WORD is NAME dashed."""
+    values = [one.mean for line in lines.values() for one in line if one.count]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    low, high = max(0.0, low - 0.05 * (high - low) - 1), high + 0.05 * (high - low) + 1
+    left, right, top, bottom = 44, width - 70 - 7 * max(map(len, lines)), 28, height - 40
+
+    def x(rate: float) -> float:
+        return left + 14 + (right - left - 28) * (rate - rates[0]) / max(rates[-1] - rates[0], 1e-9)
+
+    def y(value: float) -> float:
+        return bottom - (bottom - top) * (value - low) / (high - low)
+
+    parts = [label(figure, 4, 14, "start")]
+    for tick in ticks(low, high, 6):
+        parts.append(element("line", class_="grid", x1=left, x2=right, y1=y(tick), y2=y(tick), stroke="#d1d5db"))
+        parts.append(label(f"{tick:g}", left - 6, y(tick) + 4, "end"))
+    parts += [label(f"{100 * rate:g} %", x(rate), bottom + 18) for rate in rates]
+    parts.append(label("noise rate", (left + right) / 2, height - 6))
+    methods: dict[str, list[str]] = {}
+    for place, (method, line) in enumerate(lines.items()):
+        plain = method.partition("@")[0]
+        methods.setdefault(plain, []).append(method)
+        colour = COLOURS[list(methods).index(plain) % len(COLOURS)]
+        variant = len([one for one in methods[plain] if one != plain])
+        dashes = None if method == plain else DASHES[(variant - 1) % len(DASHES)]
+        aside = ASIDE * (place - (len(lines) - 1) / 2)
+        known = [(x(rate) + aside, one) for rate, one in zip(rates, line, strict=True) if one.count]
+        path = " ".join(f"{at:.1f},{y(one.mean):.1f}" for at, one in known)
+        stroke = {"stroke": colour, "stroke_width": 2, "stroke_dasharray": dashes}
+        parts.append(element("polyline", points=path, fill="none", **stroke))
+        for at, one in known:
+            above, below = (y(min(high, max(low, one.mean + sign * one.sd))) for sign in (1, -1))
+            parts.append(element("line", x1=at, x2=at, y1=below, y2=above, stroke=colour))
+            parts.append(element("circle", cx=at, cy=y(one.mean), r=2.5, fill=colour))
+        row = top + 10.0 + 18 * place
+        parts.append(element("line", x1=right + 20, x2=right + 46, y1=row - 4, y2=row - 4, **stroke))
+        parts.append(label(method, right + 54, row, "start"))
+    what = "One line for each method; variants of a method are dashed."
+    return drawing(f"curves-{name}", width, height, f"{figure} over the noise rate", what, parts)
+
+
+def svg_file(picture: Markup) -> str:
+    """A drawing as a file of its own: with fonts, and with lighter lines on a dark page."""
+    return str(picture).replace("</desc>", f"</desc><style>{SVG_STYLE}</style>", 1) + "\n"
 
 
 def html_page(title: str, pictures: Sequence[Markup], markdown: str) -> str:
-    """Pictures, then the lines and tables of what `to_markdown` made."""
+    """One page: pictures, then the lines and tables of a Markdown text."""
     body: list[Markup] = [element("h1", escape(f"noisegate bench: {title}")), *pictures]
     rows: list[Markup] = []
     for line in [*markdown.splitlines(), ""]:
@@ -234,19 +181,5 @@ def html_page(title: str, pictures: Sequence[Markup], markdown: str) -> str:
         if not words and line:
             body.append(element("p", escape(line.replace("**", ""))))
     page = element("body", *body)
-    head = f'<head><meta charset="utf-8"><title>noisegate bench</title><style>{STYLE}</style></head>'
+    head = f'<head><meta charset="utf-8"><title>noisegate bench</title><style>{PAGE_STYLE}</style></head>'
     return f'<!doctype html><html lang="en">{head}{page}</html>\n'
-
-
-def write_tables(result: BenchResult, out: Path) -> list[Path]:
-    """`results.md`, `results.json`, `results.html` and `curves.svg` in the preset's folder."""
-    place = out / result.preset.name
-    texts = {
-        "results.md": to_markdown(result),
-        "results.json": json.dumps(to_json(result), indent=1) + "\n",
-        "results.html": to_html(result),
-        "curves.svg": alone(curves(result)),
-    }
-    for name, text in texts.items():
-        write_atomically(place / name, text.encode())
-    return [place / name for name in texts]

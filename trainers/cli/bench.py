@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from noisegate.pipeline.cli.output import JsonOption, Output, escape
+from noisegate.pipeline.errors import ConfigError, did_you_mean
+from noisegate.pipeline.system.extras import require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,60 +85,64 @@ def bench(
     A preset of your own says what it changes, such as [cyan]base: scenes-retrieval[/] and [cyan]settings: {lnc@mine: {method:
     {warmup: 2}}}[/] in mine.yaml: [cyan]noisegate bench --preset mine.yaml --methods lnc,lnc@mine[/]
     """
-    from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.system.extras import require_extra
-
     require_extra("trainers", "noisegate bench")
-    from noisegate.trainers.bench.paper_figures import paper_presets
-    from noisegate.trainers.bench.preset import preset_names
+    from noisegate.trainers.bench.paper_preset import paper_presets
+    from noisegate.trainers.bench.scene_preset import preset_names
 
     output = Output(as_json)
-    names = presets_of(preset, preset_names(), paper_presets())
-    wanted = Wanted(
+    names = expand_presets(preset, preset_names(), paper_presets())
+    choices = BenchChoices(
         None if methods is None else [word.strip() for word in methods.split(",")],
-        numbers(rates, float, "--rates"),
-        numbers(seeds, int, "--seeds"),
+        _parse_numbers(rates, float, "rates"),
+        _parse_numbers(seeds, int, "seeds"),
         jobs,
     )
     papers = [name for name in names if name in paper_presets()]
-    for name, value in (("--data", data), ("--setup", setup), ("--estimator", estimator), ("--set", settings)):
+    for name, value in (("data", data), ("setup", setup), ("estimator", estimator), ("set", settings)):
         if value and not papers:
-            raise ConfigError(f"{name} is for data sets of the papers, such as --preset flickr30k; leave it out")
+            raise ConfigError(
+                f"--{name} is for data sets of the papers, such as --preset flickr30k; leave it out", name, value
+            )
     if papers and data is None:
-        raise ConfigError(f"--preset {papers[0]} needs its shards; give their folder, for example --data {papers[0]}")
+        raise ConfigError(
+            f"--preset {papers[0]} needs its shards; give their folder, for example --data {papers[0]}", "data", None
+        )
     if papers and quick:
         raise ConfigError(
-            "--quick is for drawn scenes; use for example --set loop.max_steps=100 --methods baseline,osa"
+            "--quick is for drawn scenes; use for example --set loop.max_steps=100 --methods baseline,osa",
+            "quick",
+            True,
         )
     results = {}
     for name in names:
         if name in papers:
             assert data is not None
-            results[name] = bench_paper(name, wanted, data, out, setup, estimator, settings or [], output)
+            results[name] = bench_paper(name, choices, data, out, setup, estimator, settings or [], output)
         else:
-            results[name] = bench_scenes(name, wanted, out, quick, output)
+            results[name] = bench_scenes(name, choices, out, quick, output)
     output.result(results)
 
 
-def presets_of(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
-    """The presets asked for, each once; raises ConfigError with the nearest of all there are.
+def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
+    """The given presets, each once, with `scenes` replaced by all presets of scenes.
 
-    >>> presets_of(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
+    >>> expand_presets(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
     ['scenes-a', 'scenes-b', 'coco']
     """
-    from noisegate.pipeline.errors import ConfigError, did_you_mean
-    from noisegate.trainers.bench.preset import is_file_name
+    from noisegate.trainers.bench.scene_preset import is_file_name
 
     known = [*scenes, "scenes", *papers]
     for name in given:
         if name not in known and not is_file_name(name):
-            raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
+            raise ConfigError(
+                f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}", "preset", name
+            )
     return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What was asked for in place of the preset's; None leaves it."""
+class BenchChoices:
+    """What the command line gives in place of the preset's values; None keeps them."""
 
     methods: list[str] | None
     rates: list[float] | None
@@ -144,38 +150,33 @@ class Wanted:
     jobs: int | None
 
 
-def bench_scenes(name: str, wanted: Wanted, out: Path, quick: bool, output: Output) -> dict[str, Any]:
+def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, output: Output) -> dict[str, Any]:
     """Run a preset of drawn scenes, write its tables and show them."""
-    from noisegate.pipeline.errors import ConfigError
-    from noisegate.trainers.bench.preset import check_methods, load_preset
-    from noisegate.trainers.bench.runner import run_bench
-    from noisegate.trainers.bench.tables import figure_of, to_json, to_markdown, write_tables
+    from noisegate.trainers.bench.scene_bench import run_bench
+    from noisegate.trainers.bench.scene_preset import check_methods, load_preset
+    from noisegate.trainers.bench.scene_tables import to_json, to_markdown, write_tables
     from noisegate.trainers.methods import METHODS
 
-    found = load_preset(name)
-    found = (found.quickly() if quick else found).changed(
-        methods=wanted.methods, rates=wanted.rates, seeds=wanted.seeds
+    preset = load_preset(name)
+    preset = (preset.quick_version() if quick else preset).with_changes(
+        methods=choices.methods, rates=choices.rates, seeds=choices.seeds
     )
-    check_methods(found, list(METHODS))
-    place = out / "quick" if quick else out
+    check_methods(preset, list(METHODS))
+    folder = out / "quick" if quick else out
     result = run_bench(
-        found,
-        place,
-        jobs=wanted.jobs or 0,
+        preset,
+        folder,
+        jobs=choices.jobs or 0,
         note=lambda text: output.tell(escape(text)),
-        progress=teller(output, found.figure.name, found.figure.divide),
+        progress=_cell_printer(output, preset.figure.name, preset.figure.divide),
     )
-    files = write_tables(result, place)
-    output.say(escape(to_markdown(result)))
-    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
-    if all(figure_of(result, cell) is None for cell in result.cells):
-        raise ConfigError(f"preset {name}: every cell failed, the first with: {result.cells[0].error}")
+    _show_tables(name, to_markdown(result), write_tables(result, folder), result.cells, output)
     return to_json(result)
 
 
 def bench_paper(
     name: str,
-    wanted: Wanted,
+    choices: BenchChoices,
     data: Path,
     out: Path,
     setup: str | None,
@@ -184,52 +185,54 @@ def bench_paper(
     output: Output,
 ) -> dict[str, Any]:
     """Run a data set of the papers, write its tables and show them."""
-    from noisegate.pipeline.errors import ConfigError
-    from noisegate.trainers.bench.paper_bench import paper_json, paper_markdown, run_paper_bench, write_paper_tables
-    from noisegate.trainers.bench.paper_figures import load_paper_preset
+    from noisegate.trainers.bench.paper_bench import run_paper_bench
+    from noisegate.trainers.bench.paper_preset import MAIN_FIGURE, load_paper_preset
+    from noisegate.trainers.bench.paper_tables import paper_json, paper_markdown, write_paper_tables
     from noisegate.trainers.config import read_config
 
-    found = load_paper_preset(name)
+    preset = load_paper_preset(name)
     result = run_paper_bench(
-        found,
-        setup or next(iter(found.setups)),
+        preset,
+        setup or next(iter(preset.setups)),
         data,
         out,
-        methods=wanted.methods,
-        rates=wanted.rates,
-        seeds=wanted.seeds or (0,),
+        methods=choices.methods,
+        rates=choices.rates,
+        seeds=choices.seeds or (0,),
         settings=read_config(settings=settings),
         estimator=estimator,
-        jobs=wanted.jobs or 1,
+        jobs=choices.jobs or 1,
         note=lambda text: output.tell(escape(text)),
-        progress=teller(output, {"retrieval": "rsum", "classification": "accuracy"}.get(found.task, "map_at_r"), 1.0),
+        progress=_cell_printer(output, MAIN_FIGURE[preset.task], 1.0),
     )
-    files = write_paper_tables(result, out)
-    output.say(escape(paper_markdown(result)))
-    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
-    every = [cell for cells in result.cells.values() for cell in cells]
-    if all(cell.error is not None for cell in every):
-        raise ConfigError(f"preset {name}: every cell failed, the first with: {every[0].error}")
+    cells = [cell for cells in result.cells.values() for cell in cells]
+    _show_tables(name, paper_markdown(result), write_paper_tables(result, out), cells, output)
     return paper_json(result)
 
 
-def teller(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
-    """A line for every cell that is done."""
+def _show_tables(name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], output: Output) -> None:
+    """Print the tables and where they are; raise ConfigError if all cells failed."""
+    output.say(escape(markdown))
+    output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
+    if all(cell.error is not None for cell in cells):
+        raise ConfigError(f"preset {name}: every cell failed, the first with: {cells[0].error}", "preset", name)
 
-    def tell(result: CellResult, done: int, total: int) -> None:
+
+def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
+    """A function that prints a line for a finished cell."""
+
+    def show(result: CellResult, done: int, total: int) -> None:
         value = result.figures.get(figure)
         shown = result.error if value is None else f"{value / divide:.1f}"
-        what = f"{result.method} at {100 * result.rate:g} % noise, seed {result.seed}"
-        output.tell(f"{done}/{total} {what}: {escape(str(shown))}")
+        cell = f"{result.method} at {100 * result.rate:g} % noise, seed {result.seed}"
+        output.tell(f"{done}/{total} {cell}: {escape(str(shown))}")
 
-    return tell
+    return show
 
 
-def numbers(text: str | None, kind: type[Number], setting: str) -> list[Number] | None:
-    """A list such as 0,0.4; raises ConfigError where it is none."""
-    from noisegate.pipeline.errors import ConfigError
-
+def _parse_numbers(text: str | None, kind: type[Number], setting: str) -> list[Number] | None:
+    """A list such as 0,0.4."""
     try:
         return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise ConfigError(f"{setting} {text!r} is no list of numbers; use for example 0,1") from error
+        raise ConfigError(f"--{setting} {text!r} is no list of numbers; use for example 0,1", setting, text) from error

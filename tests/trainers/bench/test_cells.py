@@ -1,186 +1,166 @@
-"""A bench of seconds with everything real: scenes, noise, scores, training, figures."""
+"""Cells that train nothing: what is kept, what is made again, and what a failure is; and judgements against a truth."""
 
-import dataclasses
-import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from noisegate import read_table
-from noisegate.pipeline.errors import ConfigError
-from noisegate.trainers.bench.cells import plan_cell
-from noisegate.trainers.bench.preset import ScenePreset, check_methods, load_preset, merged, preset_names
-from noisegate.trainers.bench.runner import BenchResult, run_bench
-from noisegate.trainers.bench.scene_data import Prepared
-from noisegate.trainers.cli.bench import presets_of
-from noisegate.trainers.methods import METHODS
-from tests.trainers.runs import TARGET
-
-TINY = ScenePreset.model_validate(
-    {
-        "name": "tiny",
-        "summary": "tiny",
-        "task": "retrieval",
-        "figure": {"name": "rsum", "label": "rSum/6", "divide": 6},
-        "data": {"train": 120, "held_out": 20, "size": 32, "seed": 3, "protocol": "shuffle-captions"},
-        "rates": [0.5],
-        "seeds": [0],
-        "methods": ["oracle", "osa"],
-        "updates": 7,
-        "config": {"data": {"batch_size": 16, "keep_decoded": True}, "target": {**TARGET, "augment": {"crop": None}}},
-        "settings": {"osa": {"optimizer": {"lr": 3e-3}}},
-    }
+from noisegate.trainers.bench.cells import (
+    CELLS_PER_PROCESS,
+    Cell,
+    CellResult,
+    judge_learnt,
+    kept_rows,
+    read_result,
+    run_cells,
+    write_result,
 )
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bench")
+def cell(folder: Path, seed: int, **config: object) -> Cell:
+    return Cell("osa", 0.4, seed, dict(config), folder / "cells" / f"osa-40-{seed}.json")
 
 
-@pytest.fixture(scope="module")
-def done(out: Path) -> BenchResult:
-    return run_bench(TINY, out, jobs=1)
+def squares(one: Cell) -> CellResult:
+    """Stands for a training: its figure follows from the cell alone. Each call leaves a mark."""
+    with (one.file.parent.parent / "calls.txt").open("a") as marks:
+        marks.write(f"{one.seed}\n")
+    if one.config.get("dies"):
+        os._exit(9)
+    error = "ValueError: it diverged" if one.config.get("fails") else None
+    figures = {} if error else {"accuracy": float(one.seed**2)}
+    measured = {"train_seconds": 1.0, "seconds": 2.0, "memory_mb": 3.0}
+    result = CellResult(one.method, one.rate, one.seed, one.digest, figures, updates=5, **measured, error=error)
+    write_result(one, result)
+    return result
 
 
-def test_every_cell_makes_the_updates_of_the_preset(done: BenchResult) -> None:
-    assert [(cell.method, cell.updates, cell.error) for cell in done.cells] == [("oracle", 7, None), ("osa", 7, None)]
-    assert all(0 <= cell.figures["rsum"] <= 600 and cell.figures["images"] == 20 for cell in done.cells)
-    assert all(cell.seconds > 0 and cell.memory_mb > 50 for cell in done.cells)
+def calls(folder: Path) -> list[int]:
+    file = folder / "calls.txt"
+    return sorted(int(word) for word in file.read_text().split()) if file.exists() else []
 
 
-def test_the_oracle_s_table_is_the_truth(done: BenchResult, out: Path) -> None:
-    folder = out / "data" / "shuffle-captions-120-32px-3"
-    noisy = pq.read_table(folder / "noisy-50" / "noise.parquet")["noisy"].to_numpy()
-    found = read_table(folder / "truth-50", ["clean"])["clean"].to_numpy()
-    assert noisy.sum() > 40
-    np.testing.assert_array_equal(found, ~noisy)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "cells").mkdir()
+    return tmp_path
 
 
-def test_the_table_is_judged_by_the_truth(done: BenchResult, out: Path) -> None:
-    folder = out / "data" / "shuffle-captions-120-32px-3"
-    noisy = pq.read_table(folder / "noisy-50" / "noise.parquet")["noisy"].to_numpy()
-    rejected = ~read_table(folder / "tables-50", ["clean"])["clean"].to_numpy().astype(bool)
-    found = done.identification[0.5]
-    assert found["noise_precision"] == pytest.approx(100 * (rejected & noisy).sum() / rejected.sum())
-    assert found["noise_recall"] == pytest.approx(100 * (rejected & noisy).sum() / noisy.sum())
+def figures(results: list[CellResult]) -> list[float | None]:
+    return [result.figures.get("accuracy") for result in results]
 
 
-def test_a_second_bench_trains_nothing(done: BenchResult, out: Path) -> None:
-    made: list[str] = []
-    again = run_bench(TINY, out, jobs=1, note=made.append, progress=lambda cell, *_: made.append(cell.method))
-    assert made == []
-    assert again.cells == done.cells
-    changed = run_bench(
-        TINY.changed(settings={"osa": {"optimizer": {"lr": 1e-9}}}),
-        out,
-        jobs=1,
-        progress=lambda cell, *_: made.append(cell.method),
+def test_finished_cells_are_not_made_again(folder: Path) -> None:
+    assert figures(run_cells([cell(folder, seed) for seed in (1, 2)], 1, run=squares)) == [1, 4]
+    seen: list[tuple[int, int, int]] = []
+    found = run_cells(
+        [cell(folder, seed) for seed in (1, 3, 2)],
+        1,
+        run=squares,
+        progress=lambda result, done, total: seen.append((result.seed, done, total)),
     )
-    assert made == ["osa"]
-    assert changed.cells[0] == done.cells[0]
+    assert figures(found) == [1, 9, 4]
+    assert calls(folder) == [1, 2, 3]
+    assert seen == [(3, 3, 3)]
 
 
-PREPARED = Prepared(Path("s"), Path("t"), Path("truth"), Path("h"), Path("c"), 100, 60, 40, {}, (3, 4))
+def test_a_cell_with_other_settings_is_made_again(folder: Path) -> None:
+    run_cells([cell(folder, 2, optimizer={"lr": 0.1})], 1, run=squares)
+    run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
+    run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
+    assert calls(folder) == [2, 2]
 
 
-def test_a_method_that_selects_passes_more_often_over_what_it_keeps() -> None:
-    plans = {name: plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "select", "oracle")}
-    # 100 rows make 6 batches of 16, 60 make 3, 40 make 2: 7 updates take 2, 3 and 4 epochs
-    assert {name: plan.config["loop"]["epochs"] for name, plan in plans.items()} == {
-        "baseline": 2,
-        "select": 3,
-        "oracle": 4,
-    }
-    assert {plan.config["loop"]["max_steps"] for plan in plans.values()} == {7}
-    assert plans["oracle"].config["method"] == {"name": "select"}
-    assert (plans["oracle"].config["data"]["table"], plans["select"].config["data"]["table"]) == ("truth", "t")
+def test_a_failure_is_a_row_and_is_tried_again(folder: Path) -> None:
+    found = run_cells([cell(folder, 1, fails=True), cell(folder, 2)], 1, run=squares)
+    assert [result.error for result in found] == ["ValueError: it diverged", None]
+    assert figures(found) == [None, 4]
+    run_cells([cell(folder, 1, fails=True), cell(folder, 2)], 1, run=squares)
+    assert calls(folder) == [1, 1, 2]
 
 
-def test_with_passes_the_oracle_sees_each_sample_as_often_as_plain_training_does() -> None:
-    plain, oracle = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "oracle@passes"))
-    assert oracle.config["loop"]["epochs"] == plain.config["loop"]["epochs"] == 2
-    assert "max_steps" not in oracle.config["loop"]
-    assert (oracle.config["method"], oracle.config["data"]["table"]) == ({"name": "select"}, "truth")
-    assert oracle.file != plan_cell(TINY, PREPARED, "oracle", 0.5, 0, Path("out")).file
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"method": "osa"}', '{"other": 1}'])
+def test_a_damaged_result_is_none(folder: Path, text: str) -> None:
+    one = cell(folder, 1)
+    one.file.write_text(text)
+    assert read_result(one) is None
 
 
-def test_a_variant_is_its_method_with_settings_on_top() -> None:
-    preset = TINY.changed(methods=["osa@sharp"], settings={"osa@sharp": {"method": {"mode": "max1"}}})
-    check_methods(preset, list(METHODS))
-    found = plan_cell(preset, PREPARED, "osa@sharp", 0.5, 0, Path("out"))
-    assert found.config["method"] == {"name": "osa", "mode": "max1"}
-    assert found.config["optimizer"] == {"lr": 3e-3}
+def test_processes_give_what_one_gives_also_when_they_are_replaced(folder: Path) -> None:
+    seeds = range(2 * CELLS_PER_PROCESS + 1)
+    cells = [cell(folder, seed, fails=seed == 2) for seed in seeds]
+    in_turn = run_cells(cells, 1, run=squares)
+    for one in cells:
+        one.file.unlink()
+    assert run_cells(cells, 2, run=squares) == in_turn
+    assert calls(folder) == sorted([*seeds, *seeds])
 
 
-@pytest.mark.parametrize(("name", "answer"), [("osb", "use baseline, .*oracle"), ("osa@blunt", "use osa@passes")])
-def test_an_unknown_method_is_answered_with_those_there_are(name: str, answer: str) -> None:
-    with pytest.raises(ConfigError, match=f"method '{name}'.*{answer}"):
-        check_methods(TINY.changed(methods=[name]), list(METHODS))
+def test_a_killed_process_is_a_row_too(folder: Path) -> None:
+    found = run_cells([cell(folder, 1, dies=True)], 2, run=squares)
+    assert found[0].error is not None and found[0].error.startswith("its process was killed")
 
 
-def test_updates_are_counted_in_what_the_rule_leaves(done: BenchResult, out: Path) -> None:
-    folder = out / "data" / "shuffle-captions-120-32px-3"
-    prepared = dataclasses.replace(PREPARED, table=folder / "tables-50", rows=120)
-    left = int((read_table(folder / "tables-50", ["similarity"])["similarity"].to_numpy() > 0.2).sum())
-    preset = TINY.changed(settings={"select@near": {"method": {"rule": "similarity > 0.2"}}})
-    found = plan_cell(preset, prepared, "select@near", 0.5, 0, out)
-    assert 16 <= left < 120
-    assert found.config["loop"]["epochs"] == -(-7 // (left // 16))
+def waits(one: Cell) -> CellResult:
+    """A training without end."""
+    print("begun", flush=True)
+    signal.pause()
+    raise AssertionError
 
 
-def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
-    osa, baseline = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("osa", "baseline"))
-    assert osa.config["optimizer"] == {"lr": 3e-3} and "optimizer" not in baseline.config
-    assert osa.config["target"]["vocabulary"] == {"kind": "captions", "ids": [3, 4]}
-    other = dataclasses.replace(osa, config=merged(osa.config, {"optimizer": {"lr": 4e-3}}))
-    assert other.digest != osa.digest
-    assert dataclasses.replace(osa, config=json.loads(json.dumps(osa.config))).digest == osa.digest
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> None:
-    preset = load_preset(name)
-    assert preset.name == name
-    check_methods(preset, list(METHODS))
-    assert {name.partition("@")[0] for name in preset.settings} <= {*METHODS, "oracle"}
-    quick = preset.quickly()
-    assert len(quick.seeds) == 1 and len(quick.rates) == 2
-    assert quick.updates < preset.updates
-
-
-def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"preset 'scene' is unknown; use .*scenes-retrieval"):
-        load_preset("scene")
-
-
-def test_a_preset_of_ones_own_changes_a_known_one(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "base: scenes-retrieval\nmethods: [lnc, lnc@plain]\nsettings: {lnc@plain: {method: {abandon: 0}}}\n"
+def test_trainings_do_not_outlive_a_killed_bench(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from tests.trainers.bench.test_cells import cell, waits\n"
+        "from noisegate.trainers.bench.cells import run_cells\n"
+        "if __name__ == '__main__':\n"
+        f"    run_cells([cell(Path({str(folder)!r}), 1)], 2, run=waits)\n"
     )
-    mine, base = load_preset(str(file)), load_preset("scenes-retrieval")
-    assert mine.name == "mine" and mine.methods == ("lnc", "lnc@plain") and mine.data == base.data
-    check_methods(mine, list(METHODS))
-    plain = plan_cell(mine, PREPARED, "lnc@plain", 0.5, 0, tmp_path).config["method"]
-    assert plain["abandon"] == 0 and plain["warmup"] == base.settings["lnc"]["method"]["warmup"]
-    assert presets_of([str(file), "scenes-retrieval"], preset_names(), []) == [str(file), "scenes-retrieval"]
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=where)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)  # trainings hold the other end of this pipe: it ends when the last has gone
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (None, r"mine.yaml cannot be read: .*No such file"),
-        ("base: [", r"mine.yaml cannot be read"),
-        ("methods: [lnc]", r"mine.yaml does not say what it changes; begin it with base: scenes-retrieval"),
-        ("base: scenes-retreival", r"preset 'scenes-retreival' is unknown.*scenes-retrieval"),
-        ("base: scenes-retrieval\nrate: [0]", r"preset .*mine.yaml: rate: Extra inputs"),
-    ],
-)
-def test_a_preset_file_that_cannot_work_says_why(text: str | None, answer: str, tmp_path: Path) -> None:
-    if text is not None:
-        (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=answer):
-        load_preset(str(tmp_path / "mine.yaml"))
+NOISY = [True, True, True, False, False, False, False, False]
+CLEAN_LABEL = [0, 1, 2, 0, 1, 2, 0, None]
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Path:
+    path = tmp_path / "noise.parquet"
+    pq.write_table(pa.table({"noisy": NOISY, "clean_label": pa.array(CLEAN_LABEL, pa.int32())}), path)
+    return path
+
+
+def test_noise_is_the_positive_class(truth: Path) -> None:
+    clean = np.array([False, False, True, False, True, True, True, True])  # rejects 3: two of them rightly, of 3
+    found = judge_learnt({"clean": clean}, truth)
+    assert found == pytest.approx({"noise_precision": 200 / 3, "noise_recall": 200 / 3, "noise_f1": 200 / 3})
+
+
+def test_repaired_labels_are_counted_where_the_right_one_is_known(truth: Path) -> None:
+    refined = np.array([0, 1, 0, 0, 1, 2, 1, 5])  # right: 0, 1, 3, 4, 5 of the seven known
+    assert judge_learnt({"refined_label": refined}, truth) == pytest.approx({"relabel_accuracy": 500 / 7})
+
+
+def test_weights_and_probabilities_are_judgements_too() -> None:
+    np.testing.assert_array_equal(kept_rows({"osa_weight": np.array([0.0, 0.1])}), [False, True])
+    np.testing.assert_array_equal(kept_rows({"gsl_probability": np.array([0.4, 0.6, np.nan])}), [False, True, True])
+    np.testing.assert_array_equal(
+        kept_rows({"clean": np.array([1, 0]), "x_probability": np.array([0, 1])}), [True, False]
+    )
+    assert kept_rows({"crcl_label": np.array([0.4])}) is None
+
+
+def test_nothing_learnt_is_nothing_told(truth: Path) -> None:
+    assert judge_learnt({}, truth) == {}
+    assert "noise_precision" not in judge_learnt({"clean": np.ones(8, bool)}, truth)  # nothing rejected: 0 / 0

@@ -1,8 +1,8 @@
-"""The papers' own set-ups and figures, as data: what is trained how on which data set, and what was reported.
+"""Set-ups and figures of the papers, read from YAML files.
 
-`presets/NAME.yaml` holds one data set: how its shards are made from the usual download, which noise is put in, and for each
-set-up (a target with its optimiser) the settings of a training run and what each method changes.  `presets/papers.yaml` holds
-the figures.  SOURCE in a command is the user's download, DATA the folder of shards.
+`presets/NAME.yaml` describes one data set: how its shards are made from the usual download, which noise is added, and for each
+set-up (a target with its optimiser) the settings of a training run and what each method changes. `presets/papers.yaml` holds
+the reported figures. In commands SOURCE stands for the user's download, DATA for the folder of shards.
 """
 
 from __future__ import annotations
@@ -16,14 +16,22 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
+from noisegate.trainers.config import merge_trees
 
-from .preset import merged
-
-__all__ = ["Noise", "PaperFigure", "PaperPreset", "Setup", "load_paper_preset", "paper_figures", "paper_presets"]
+__all__ = [
+    "PaperFigure",
+    "PaperNoise",
+    "PaperPreset",
+    "PaperSetup",
+    "load_paper_preset",
+    "paper_figures",
+    "paper_presets",
+]
 
 FOLDER = Path(__file__).resolve().parent / "presets"
 FIGURES = "papers.yaml"
 DATA = "DATA"
+MAIN_FIGURE = {"retrieval": "rsum", "classification": "accuracy", "image_retrieval": "map_at_r"}
 Kind = TypeVar("Kind", bound="_Fact")
 
 
@@ -31,15 +39,15 @@ class _Fact(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Noise(_Fact):
-    """A protocol of `noisegate noise` with the papers' rates, or `real`: the data's own."""
+class PaperNoise(_Fact):
+    """A protocol of `noisegate noise` with the rates of the papers, or `real`: the noise of the data itself."""
 
     protocol: str
     rates: tuple[float, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class Setup(_Fact):
+class PaperSetup(_Fact):
     """A target with its training settings, and what each method changes in them."""
 
     convert: tuple[str, ...]
@@ -59,26 +67,28 @@ class PaperPreset(_Fact):
     name: str
     summary: str
     task: Literal["retrieval", "classification", "image_retrieval"]
-    noise: tuple[Noise, ...]
-    setups: dict[str, Setup]
+    noise: tuple[PaperNoise, ...]
+    setups: dict[str, PaperSetup]
 
     def run_config(self, setup: str, method: str, data: str | Path = DATA) -> dict[str, Any]:
-        """The settings of one run as a tree for `TrainConfig.parse`; `data` takes the place of DATA in it."""
+        """Settings of one run as a tree for `TrainConfig.parse`; `data` replaces DATA."""
         found = self.setups.get(setup)
         if found is None:
-            raise ConfigError(f"setup={setup!r}: {self.name} has {', '.join(self.setups)}")
+            raise ConfigError(f"setup={setup!r} is unknown; {self.name} has {', '.join(self.setups)}", "setup", setup)
         if method not in found.methods:
-            raise ConfigError(f"method={method!r}: {self.name} {setup} has {', '.join(found.methods)}")
-        base = merged(found.config, {"task": {"name": self.task}, "method": {"name": method}})
-        settled: dict[str, Any] = _placed(merged(base, found.methods[method]), str(data))
+            raise ConfigError(
+                f"method={method!r} is unknown; {self.name} {setup} has {', '.join(found.methods)}", "methods", method
+            )
+        base = merge_trees(found.config, {"task": {"name": self.task}, "method": {"name": method}})
+        settled: dict[str, Any] = _fill_data_folder(merge_trees(base, found.methods[method]), str(data))
         return settled
 
 
 class PaperFigure(_Fact):
-    """What a paper reports of one method: `figures` by the names that our evaluation uses.
+    """Figures that a paper reports for one method, by the names that our evaluation uses.
 
-    rate: share of noise, None for the data's own. part: of what the figures are, where not of the trained model.
-    witness: `paper`, or `notes` where only reading notes of the paper were at hand.
+    rate: share of noise, None for that of the data itself. part: what was measured, if not the trained model.
+    witness: `paper`, or `notes` if the figures come from reading notes.
     """
 
     paper: str
@@ -95,18 +105,20 @@ class PaperFigure(_Fact):
 
 
 def paper_presets() -> tuple[str, ...]:
-    """Names of the data sets that have a set-up of the papers."""
+    """Names of the data sets with a set-up of the papers."""
     named = {row.preset for row in _all_figures()}
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem in named))
 
 
 @cache
 def load_paper_preset(name: str) -> PaperPreset:
-    """The preset of that name; raises ConfigError with the names there are."""
+    """The preset of that name; raise ConfigError with the known names for another."""
     if name not in paper_presets():
         known = paper_presets()
-        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
-    return _checked(PaperPreset, _read(f"{name}.yaml"), f"{name}.yaml")
+        raise ConfigError(
+            f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}", "preset", name
+        )
+    return _validate(PaperPreset, _read(f"{name}.yaml"), f"{name}.yaml")
 
 
 def paper_figures(
@@ -117,7 +129,7 @@ def paper_figures(
     noise: str | None = None,
     rate: float | None = None,
 ) -> tuple[PaperFigure, ...]:
-    """The figures for which all that is given holds, in the order of the papers.
+    """Figures that match all given values, in the order of the papers.
 
     >>> [row.figures for row in paper_figures("flickr30k", method="crcl", rate=0.4)]
     [{'rsum': 505.2}]
@@ -130,7 +142,7 @@ def paper_figures(
 @cache
 def _all_figures() -> tuple[PaperFigure, ...]:
     return tuple(
-        _checked(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, FIGURES)
+        _validate(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, FIGURES)
         for paper in _read(FIGURES).values()
         for row in paper["rows"]
     )
@@ -141,21 +153,23 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-def _checked(kind: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
+def _validate(kind: type[Kind], values: Mapping[str, Any], name: str) -> Kind:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"presets/{name}: {place}={first.get('input')!r}: {first['msg']}") from error
+        raise ConfigError(
+            f"presets/{name}: {place}={first.get('input')!r}: {first['msg']}", place, first.get("input")
+        ) from error
 
 
-def _placed(value: Any, data: str) -> Any:
-    """DATA at the beginning of a text becomes the folder."""
+def _fill_data_folder(value: Any, data: str) -> Any:
+    """Replace DATA at the beginning of texts by the folder."""
     if isinstance(value, Mapping):
-        return {name: _placed(inner, data) for name, inner in value.items()}
+        return {name: _fill_data_folder(inner, data) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_placed(inner, data) for inner in value]
+        return [_fill_data_folder(inner, data) for inner in value]
     if isinstance(value, str) and value.startswith(f"{DATA}/"):
         return data + value.removeprefix(DATA)
     return value

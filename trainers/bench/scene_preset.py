@@ -1,4 +1,4 @@
-"""What a bench compares: a task on drawn scenes, noise rates, methods and seeds, with one training set-up for all."""
+"""Presets of drawn scenes: task, noise rates, methods and seeds that a bench compares, and one training set-up for all."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -9,13 +9,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
+from noisegate.trainers.config import merge_trees
 
 __all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "is_file_name", "load_preset", "preset_names"]
 
 ORACLE = "oracle"
-"""`select` on the truth in place of the table's own verdict: what a perfect table would give"""
+"""`select` with the truth in place of the table's `clean`: the result of a perfect table"""
 PASSES = "passes"
-"""NAME@passes: as many passes over its own samples as plain training makes over all, in place of as many updates"""
+"""NAME@passes makes as many passes over its own samples as plain training over all, instead of as many updates"""
 
 
 class _Part(BaseModel):
@@ -23,7 +24,7 @@ class _Part(BaseModel):
 
 
 class Figure(_Part):
-    """The number that decides, of those that the task measures."""
+    """The main figure of those that the task measures."""
 
     name: str
     label: str
@@ -31,7 +32,7 @@ class Figure(_Part):
 
 
 class SceneData(_Part):
-    """Scenes to draw, and how they are spoilt."""
+    """Scenes to draw, and the noise to add."""
 
     train: int = Field(ge=10)
     held_out: int = Field(ge=10)
@@ -60,54 +61,40 @@ class ScenePreset(_Part):
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     quick: dict[str, Any] = Field(default_factory=dict)
 
-    def changed(self, **changes: Any) -> "ScenePreset":
-        """With other rates, seeds or methods; None leaves them."""
+    def with_changes(self, **changes: Any) -> "ScenePreset":
+        """A copy with other rates, seeds, methods or settings; None keeps a value."""
         values = {name: value for name, value in changes.items() if value is not None}
-        return _checked(merged(self.model_dump(), values), self.name)
+        return _validate(merge_trees(self.model_dump(), values), self.name)
 
-    def quickly(self) -> "ScenePreset":
-        """The small version."""
-        return self.changed(**self.quick)
-
-
-def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree with another laid over it.
-
-    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
-    {'a': {'b': 3, 'c': 2}}
-    """
-    found = dict(tree)
-    for name, value in changes.items():
-        inner = found.get(name)
-        found[name] = merged(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return found
+    def quick_version(self) -> "ScenePreset":
+        """The small version that runs in minutes."""
+        return self.with_changes(**self.quick)
 
 
 def preset_names() -> list[str]:
-    """Presets of drawn scenes that can be run as they are."""
+    """Names of the presets of drawn scenes."""
     names = [entry.name for entry in files("noisegate.trainers.bench").joinpath("presets").iterdir()]
     return sorted(name.removesuffix(".yaml") for name in names if name.startswith("scenes-") and name.endswith(".yaml"))
 
 
 def load_preset(name: str) -> ScenePreset:
-    """A preset by name, or from a YAML file that says what it changes in one of them (`base: scenes-retrieval`).
-
-    Raises ConfigError that lists the known ones.
-    """
+    """A preset by name, or from a YAML file with the changes to one of them (`base: scenes-retrieval`)."""
     if not is_file_name(name):
-        return _checked(_read(name), name)
+        return _validate(_read_preset(name), name)
     try:
         given = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"preset {name} cannot be read: {error}") from error
+        raise ConfigError(f"preset {name} cannot be read: {error}", "preset", name) from error
     if not isinstance(given, dict) or "base" not in given:
-        raise ConfigError(f"preset {name} does not say what it changes; begin it with base: {preset_names()[-1]}")
+        raise ConfigError(
+            f"preset {name} does not say what it changes; begin it with base: {preset_names()[-1]}", "preset", name
+        )
     changes = {key: value for key, value in given.items() if key != "base"}
-    return _checked(merged(_read(str(given["base"])), {"name": Path(name).stem, **changes}), name)
+    return _validate(merge_trees(_read_preset(str(given["base"])), {"name": Path(name).stem, **changes}), name)
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a preset is meant as a file.
+    """Whether a preset is given as a file.
 
     >>> [is_file_name(name) for name in ("scenes-retrieval", "mine.yaml")]
     [False, True]
@@ -115,26 +102,29 @@ def is_file_name(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read_preset(name: str) -> dict[str, Any]:
     known = preset_names()
     if name not in known:
-        raise ConfigError(f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}")
+        raise ConfigError(
+            f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}", "preset", name
+        )
     tree: dict[str, Any] = yaml.safe_load(
         files("noisegate.trainers.bench").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     )
     return tree
 
 
-def _checked(values: Mapping[str, Any], name: str) -> ScenePreset:
+def _validate(values: Mapping[str, Any], name: str) -> ScenePreset:
     try:
         return ScenePreset.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"preset {name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"preset {name}: {place}: {first['msg']}", place, first.get("input")) from error
 
 
 def rate_name(rate: float) -> str:
-    """As part of a file name.
+    """A noise rate as part of a file name, in percent.
 
     >>> rate_name(0.2)
     '20'
@@ -143,12 +133,16 @@ def rate_name(rate: float) -> str:
 
 
 def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
-    """Raises ConfigError where the preset names a method, or a variant of one, that does not exist."""
+    """Raise ConfigError for a method, or a variant of one, that does not exist."""
     for name in preset.methods:
         plain, _, variant = name.partition("@")
         if plain not in (*known, ORACLE):
             there = (*known, ORACLE)
-            raise ConfigError(f"method {name!r} is unknown; use {', '.join(there)}{did_you_mean(plain, there)}")
+            raise ConfigError(
+                f"method {name!r} is unknown; use {', '.join(there)}{did_you_mean(plain, there)}", "methods", name
+            )
         if variant and variant != PASSES and name not in preset.settings:
             variants = [f"{plain}@{PASSES}", *(one for one in preset.settings if one.startswith(f"{plain}@"))]
-            raise ConfigError(f"method {name!r}: preset {preset.name} has no such variant; use {', '.join(variants)}")
+            raise ConfigError(
+                f"method {name!r}: preset {preset.name} has no such variant; use {', '.join(variants)}", "methods", name
+            )

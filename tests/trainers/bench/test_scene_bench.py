@@ -1,0 +1,188 @@
+"""A bench of seconds with everything real: scenes, noise, scores, training, figures."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from noisegate import read_table
+from noisegate.trainers.bench.scene_bench import PreparedScenes, SceneBench, plan_cell, run_bench
+from noisegate.trainers.bench.scene_preset import ScenePreset, check_methods, load_preset, preset_names
+from noisegate.trainers.cli.bench import expand_presets
+from noisegate.trainers.config import merge_trees
+from noisegate.trainers.methods import METHODS
+from tests.errors import refused
+from tests.trainers.runs import TARGET
+
+TINY = ScenePreset.model_validate(
+    {
+        "name": "tiny",
+        "summary": "tiny",
+        "task": "retrieval",
+        "figure": {"name": "rsum", "label": "rSum/6", "divide": 6},
+        "data": {"train": 120, "held_out": 20, "size": 32, "seed": 3, "protocol": "shuffle-captions"},
+        "rates": [0.5],
+        "seeds": [0],
+        "methods": ["oracle", "osa"],
+        "updates": 7,
+        "config": {"data": {"batch_size": 16, "keep_decoded": True}, "target": {**TARGET, "augment": {"crop": None}}},
+        "settings": {"osa": {"optimizer": {"lr": 3e-3}}},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def done(out: Path) -> SceneBench:
+    return run_bench(TINY, out, jobs=1)
+
+
+def test_every_cell_makes_the_updates_of_the_preset(done: SceneBench) -> None:
+    assert [(cell.method, cell.updates, cell.error) for cell in done.cells] == [("oracle", 7, None), ("osa", 7, None)]
+    assert all(0 <= cell.figures["rsum"] <= 600 and cell.figures["images"] == 20 for cell in done.cells)
+    assert all(cell.seconds > 0 and cell.memory_mb > 50 for cell in done.cells)
+
+
+def test_the_oracle_s_table_is_the_truth(done: SceneBench, out: Path) -> None:
+    folder = out / "data" / "shuffle-captions-120-32px-3"
+    noisy = pq.read_table(folder / "noisy-50" / "noise.parquet")["noisy"].to_numpy()
+    found = read_table(folder / "truth-50", ["clean"])["clean"].to_numpy()
+    assert noisy.sum() > 40
+    np.testing.assert_array_equal(found, ~noisy)
+
+
+def test_the_table_is_judged_by_the_truth(done: SceneBench, out: Path) -> None:
+    folder = out / "data" / "shuffle-captions-120-32px-3"
+    noisy = pq.read_table(folder / "noisy-50" / "noise.parquet")["noisy"].to_numpy()
+    rejected = ~read_table(folder / "tables-50", ["clean"])["clean"].to_numpy().astype(bool)
+    found = done.identification[0.5]
+    assert found["noise_precision"] == pytest.approx(100 * (rejected & noisy).sum() / rejected.sum())
+    assert found["noise_recall"] == pytest.approx(100 * (rejected & noisy).sum() / noisy.sum())
+
+
+def test_a_second_bench_trains_nothing(done: SceneBench, out: Path) -> None:
+    made: list[str] = []
+    again = run_bench(TINY, out, jobs=1, note=made.append, progress=lambda cell, *_: made.append(cell.method))
+    assert made == []
+    assert again.cells == done.cells
+    changed = run_bench(
+        TINY.with_changes(settings={"osa": {"optimizer": {"lr": 1e-9}}}),
+        out,
+        jobs=1,
+        progress=lambda cell, *_: made.append(cell.method),
+    )
+    assert made == ["osa"]
+    assert changed.cells[0] == done.cells[0]
+
+
+PREPARED = PreparedScenes(Path("s"), Path("t"), Path("truth"), Path("h"), Path("c"), 100, 60, 40, {}, (3, 4))
+
+
+def test_a_method_that_selects_passes_more_often_over_what_it_keeps() -> None:
+    plans = {name: plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "select", "oracle")}
+    # 100 rows make 6 batches of 16, 60 make 3, 40 make 2: 7 updates take 2, 3 and 4 epochs
+    assert {name: plan.config["loop"]["epochs"] for name, plan in plans.items()} == {
+        "baseline": 2,
+        "select": 3,
+        "oracle": 4,
+    }
+    assert {plan.config["loop"]["max_steps"] for plan in plans.values()} == {7}
+    assert plans["oracle"].config["method"] == {"name": "select"}
+    assert (plans["oracle"].config["data"]["table"], plans["select"].config["data"]["table"]) == ("truth", "t")
+
+
+def test_with_passes_the_oracle_sees_each_sample_as_often_as_plain_training_does() -> None:
+    plain, oracle = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "oracle@passes"))
+    assert oracle.config["loop"]["epochs"] == plain.config["loop"]["epochs"] == 2
+    assert "max_steps" not in oracle.config["loop"]
+    assert (oracle.config["method"], oracle.config["data"]["table"]) == ({"name": "select"}, "truth")
+    assert oracle.file != plan_cell(TINY, PREPARED, "oracle", 0.5, 0, Path("out")).file
+
+
+def test_a_variant_is_its_method_with_settings_on_top() -> None:
+    preset = TINY.with_changes(methods=["osa@sharp"], settings={"osa@sharp": {"method": {"mode": "max1"}}})
+    check_methods(preset, list(METHODS))
+    found = plan_cell(preset, PREPARED, "osa@sharp", 0.5, 0, Path("out"))
+    assert found.config["method"] == {"name": "osa", "mode": "max1"}
+    assert found.config["optimizer"] == {"lr": 3e-3}
+
+
+@pytest.mark.parametrize(("name", "answer"), [("osb", "use baseline, "), ("osa@blunt", "use osa@passes")])
+def test_an_unknown_method_is_answered_with_those_there_are(name: str, answer: str) -> None:
+    with refused("methods", name) as caught:
+        check_methods(TINY.with_changes(methods=[name]), list(METHODS))
+    assert answer in str(caught.value)
+
+
+def test_updates_are_counted_in_what_the_rule_leaves(done: SceneBench, out: Path) -> None:
+    folder = out / "data" / "shuffle-captions-120-32px-3"
+    prepared = dataclasses.replace(PREPARED, table=folder / "tables-50", rows=120)
+    left = int((read_table(folder / "tables-50", ["similarity"])["similarity"].to_numpy() > 0.2).sum())
+    preset = TINY.with_changes(settings={"select@near": {"method": {"rule": "similarity > 0.2"}}})
+    found = plan_cell(preset, prepared, "select@near", 0.5, 0, out)
+    assert 16 <= left < 120
+    assert found.config["loop"]["epochs"] == -(-7 // (left // 16))
+
+
+def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
+    osa, baseline = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("osa", "baseline"))
+    assert osa.config["optimizer"] == {"lr": 3e-3} and "optimizer" not in baseline.config
+    assert osa.config["target"]["vocabulary"] == {"kind": "captions", "ids": [3, 4]}
+    other = dataclasses.replace(osa, config=merge_trees(osa.config, {"optimizer": {"lr": 4e-3}}))
+    assert other.digest != osa.digest
+    assert dataclasses.replace(osa, config=json.loads(json.dumps(osa.config))).digest == osa.digest
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> None:
+    preset = load_preset(name)
+    assert preset.name == name
+    check_methods(preset, list(METHODS))
+    assert {name.partition("@")[0] for name in preset.settings} <= {*METHODS, "oracle"}
+    quick = preset.quick_version()
+    assert len(quick.seeds) == 1 and len(quick.rates) == 2
+    assert quick.updates < preset.updates
+
+
+def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
+    with refused("preset", "scene") as caught:
+        load_preset("scene")
+    assert "scenes-retrieval" in str(caught.value)
+
+
+def test_a_preset_of_ones_own_changes_a_known_one(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "base: scenes-retrieval\nmethods: [lnc, lnc@plain]\nsettings: {lnc@plain: {method: {abandon: 0}}}\n"
+    )
+    mine, base = load_preset(str(file)), load_preset("scenes-retrieval")
+    assert mine.name == "mine" and mine.methods == ("lnc", "lnc@plain") and mine.data == base.data
+    check_methods(mine, list(METHODS))
+    plain = plan_cell(mine, PREPARED, "lnc@plain", 0.5, 0, tmp_path).config["method"]
+    assert plain["abandon"] == 0 and plain["warmup"] == base.settings["lnc"]["method"]["warmup"]
+    assert expand_presets([str(file), "scenes-retrieval"], preset_names(), []) == [str(file), "scenes-retrieval"]
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "answer"),
+    [
+        (None, "preset", "mine.yaml cannot be read: [Errno 2] No such file"),
+        ("base: [", "preset", "mine.yaml cannot be read"),
+        ("methods: [lnc]", "preset", "begin it with base: scenes-retrieval"),
+        ("base: scenes-retreival", "preset", "preset 'scenes-retreival' is unknown"),
+        ("base: scenes-retrieval\nrate: [0]", "rate", "mine.yaml: rate: Extra inputs"),
+    ],
+)
+def test_a_preset_file_that_cannot_work_says_why(text: str | None, setting: str, answer: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "mine.yaml").write_text(text)
+    with refused(setting) as caught:
+        load_preset(str(tmp_path / "mine.yaml"))
+    assert answer in str(caught.value)

@@ -1,0 +1,150 @@
+"""Results of a bench on drawn scenes: Markdown to read, JSON to compute with, HTML with curves to look at."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system.progress import counted
+
+from .cells import CellResult
+from .scene_bench import SceneBench
+from .tables import (
+    Spread,
+    draw_curves,
+    format_noise_found,
+    format_whole,
+    html_page,
+    json_values,
+    markdown_table,
+    method_notes,
+    svg_file,
+)
+
+__all__ = ["draw_scene_curves", "main_figure", "to_html", "to_json", "to_markdown", "write_tables"]
+
+IDENTIFICATION = {
+    "noise_precision": "noise precision",
+    "noise_recall": "noise recall",
+    "noise_f1": "noise F1",
+    "clean_auroc": "AUROC",
+    "relabel_accuracy": "relabel accuracy",
+}
+
+
+def to_markdown(bench: SceneBench) -> str:
+    """The table of figures, how it was made, and how well tables and methods found the noise."""
+    preset = bench.preset
+    rates = sorted(preset.rates)
+    percents = [f"{100 * rate:g} %" for rate in rates]
+    passes = " (@passes: as many passes over its own samples)" if any("@passes" in m for m in preset.methods) else ""
+    lines = [
+        f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
+        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {preset.updates:,} updates for every "
+        f"method{passes}.",
+        "",
+    ]
+    rows = []
+    for method in preset.methods:
+        seconds = _median(bench, method, lambda cell: cell.seconds)
+        memory = _median(bench, method, lambda cell: cell.memory_mb)
+        skipped = sum(cell.skipped for cell in _cells(bench, method))
+        figures = [str(_spread(bench, method, rate)) for rate in rates]
+        rows.append([method, *figures, format_whole(seconds), format_whole(memory), str(skipped)])
+    lines += markdown_table(["method", *percents, "CPU seconds", "memory MB", "skipped batches"], rows)
+    lines += ["", "What the weight table said of the noise (percent):", ""]
+    names = [name for name in IDENTIFICATION if any(name in found for found in bench.identification.values())]
+    judged = []
+    for rate, percent in zip(rates, percents, strict=True):
+        found = bench.identification[rate]
+        judged.append(
+            [percent, *("–" if math.isnan(found.get(name, math.nan)) else f"{found[name]:.1f}" for name in names)]
+        )
+    lines += markdown_table(["noise rate", *(IDENTIFICATION[name] for name in names)], judged)
+    lines += _noise_found(bench, rates, percents)
+    failed = [cell for cell in bench.cells if cell.error is not None]
+    lines += ["", *method_notes(preset.methods)]
+    lines += [f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _noise_found(bench: SceneBench, rates: Sequence[float], percents: Sequence[str]) -> list[str]:
+    """A table of the noise that methods found by themselves; no lines if none of them judges samples."""
+    rows = [
+        [method, *(format_noise_found(cell.learnt for cell in _cells(bench, method, rate)) for rate in rates)]
+        for method in bench.preset.methods
+        if any(cell.learnt for cell in _cells(bench, method))
+    ]
+    if not rows:
+        return []
+    title = (
+        "What methods found of the noise by themselves (percent: precision / recall / F1, right labels after repair):"
+    )
+    return ["", title, "", *markdown_table(["method", *percents], rows)]
+
+
+def main_figure(bench: SceneBench, cell: CellResult) -> float | None:
+    """The preset's main figure of a cell, None if it failed."""
+    value = cell.figures.get(bench.preset.figure.name)
+    return None if value is None else value / bench.preset.figure.divide
+
+
+def _cells(bench: SceneBench, method: str, rate: float | None = None) -> list[CellResult]:
+    return [c for c in bench.cells if c.method == method and (rate is None or c.rate == rate)]
+
+
+def _spread(bench: SceneBench, method: str, rate: float) -> Spread:
+    return Spread.of(main_figure(bench, cell) for cell in _cells(bench, method, rate))
+
+
+def _median(bench: SceneBench, method: str, value: Callable[[CellResult], float]) -> float:
+    good = [value(cell) for cell in _cells(bench, method) if cell.error is None]
+    return statistics.median(good) if good else math.nan
+
+
+def to_json(bench: SceneBench) -> dict[str, Any]:
+    """Every cell, and the same means."""
+    preset = bench.preset
+    means: dict[str, dict[str, Mapping[str, float | int | None]]] = {
+        method: {f"{rate:g}": json_values(asdict(_spread(bench, method, rate))) for rate in sorted(preset.rates)}
+        for method in preset.methods
+    }
+    return {
+        "preset": preset.model_dump(mode="json"),
+        "figure": preset.figure.label,
+        "means": means,
+        "identification": {f"{rate:g}": json_values(found) for rate, found in bench.identification.items()},
+        "cells": [json_values(asdict(cell)) for cell in bench.cells],
+    }
+
+
+def draw_scene_curves(bench: SceneBench) -> Markup:
+    """The main figure over the noise rate."""
+    preset, rates = bench.preset, sorted(bench.preset.rates)
+    lines = {method: [_spread(bench, method, rate) for rate in rates] for method in preset.methods}
+    return draw_curves(preset.name, preset.figure.label, rates, lines)
+
+
+def to_html(bench: SceneBench) -> str:
+    """One page: curves, then the tables."""
+    return html_page(bench.preset.name, [draw_scene_curves(bench)], to_markdown(bench))
+
+
+def write_tables(bench: SceneBench, out: Path) -> list[Path]:
+    """Write `results.md`, `results.json`, `results.html` and `curves.svg` into the preset's folder."""
+    folder = out / bench.preset.name
+    texts = {
+        "results.md": to_markdown(bench),
+        "results.json": json.dumps(to_json(bench), indent=1) + "\n",
+        "results.html": to_html(bench),
+        "curves.svg": svg_file(draw_scene_curves(bench)),
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in texts]
