@@ -1,17 +1,16 @@
 """The captions of a few rows, read from their shards where these are at hand, and made fit to print."""
 
 import unicodedata
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.read import RawSample, ShardReader
-
-from .verify.shard import options_of
+from noisegate.pipeline.shards.samples import read_samples
+from noisegate.pipeline.shards.workers import DecodeOptions
 
 __all__ = ["one_line", "read_captions"]
 
@@ -38,22 +37,13 @@ def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dic
 
 
 def _captions(shard: Shard, keys: Mapping[int, str], reading: Mapping[str, Any]) -> dict[int, str]:
-    options, found, last = options_of(reading), {}, max(keys)
-    try:
-        with closing(_samples(shard)) as samples:
-            for raw in samples:
-                if keys.get(raw.index) == raw.key:  # another key: the shard is not the one that was scored
-                    with suppress(BadSample):
-                        found[raw.index] = decode_text(raw.parts, options.text_field, options.limits)
-                if raw.index >= last:
-                    break
-    except ShardError:
-        return found
-    return found
-
-
-def _samples(shard: Shard) -> Generator[RawSample, None, None]:
-    yield from ShardReader(shard)
+    options, captions = DecodeOptions.from_record(reading), {}
+    with suppress(ShardError):
+        for raw in read_samples(shard, keys):
+            if keys[raw.index] == raw.key:  # another key: the shard has changed since it was scored
+                with suppress(BadSample):
+                    captions[raw.index] = decode_text(raw.parts, options.text_field, options.limits)
+    return captions
 
 
 def one_line(text: str, limit: int = 500) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
@@ -42,6 +42,11 @@ class RawSample:
     @property
     def image(self) -> bytes | None:
         return next((self.parts[name] for name in IMAGE_PARTS if name in self.parts), None)
+
+
+def is_read(name: str, size: int) -> bool:
+    """Whether scoring reads a part of this name and size."""
+    return size <= MAX_PART_BYTES and name.rpartition(".")[2].lower() in READ_PARTS
 
 
 class _Hashed:
@@ -87,7 +92,7 @@ class ShardReader:
         """Bytes of the shard read so far."""
         return self._stream.size if self._stream else 0
 
-    def __iter__(self) -> Iterator[RawSample]:
+    def __iter__(self) -> Generator[RawSample, None, None]:
         with self.shard.open() as stream:
             hashed = self._stream = _Hashed(stream, self.shard.url)
             members = TarMembers(hashed.read, self._wanted)
@@ -99,7 +104,7 @@ class ShardReader:
         self._check_whole(members)
         self._finish(members)
 
-    def index(self) -> Iterator[RawSample]:
+    def index(self) -> Generator[RawSample, None, None]:
         """The same samples by their headers alone, with `places` instead of `parts`; for a local tar that is not packed.
 
         Hashes nothing; `size` and `damage` are told afterwards.
@@ -132,7 +137,7 @@ class ShardReader:
         self.damage = members.damage if self.size else "the file is empty (0 bytes)"
 
     def _wanted(self, name: str, size: int) -> bool:
-        return size <= MAX_PART_BYTES and (self._all_parts or name.rpartition(".")[2].lower() in READ_PARTS)
+        return size <= MAX_PART_BYTES if self._all_parts else is_read(name, size)
 
     def _samples(self, members: TarMembers, places: bool = False) -> Iterator[RawSample]:
         seen: set[bytes] = set()

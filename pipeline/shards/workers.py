@@ -5,11 +5,11 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,14 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(TASKS):
-            raise ConfigError(f"task {','.join(self.tasks)!r} is unknown; use pairs, labels or pairs,labels")
+            task = ",".join(self.tasks)
+            raise ConfigError(f"task {task!r} is unknown; use pairs, labels or pairs,labels", "task", task)
+
+    @classmethod
+    def from_record(cls, reading: Mapping[str, Any]) -> Self:
+        """The options that a run's samples were read with, from `reading` in its record or a table's metadata."""
+        limits = Limits(**reading["limits"])
+        return cls(tuple(reading["tasks"]), reading["text_field"], reading["label_field"], limits)
 
 
 @dataclass

@@ -6,29 +6,24 @@ A position is only served while it still holds what was scored: the key and the 
 import hashlib
 import io
 import threading
-from array import array
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from PIL import Image
 
 from noisegate.pipeline.errors import NoisegateError, ShardError
 from noisegate.pipeline.inspect.report.pictures import thumbnail
 from noisegate.pipeline.shards.decode import FORMATS, BadSample, Limits, decode_image, decode_text
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.read import MAX_PART_BYTES, READ_PARTS, RawSample, ShardReader
+from noisegate.pipeline.shards.read import MAX_PART_BYTES, READ_PARTS, RawSample
+from noisegate.pipeline.shards.samples import TarSamples, index_samples, is_compressed, read_samples
 
 __all__ = ["NoPicture", "SampleGone", "ShardSamples", "caption_of", "original", "small_picture"]
 
 SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
-PARTS = tuple(sorted(READ_PARTS))
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
@@ -44,20 +39,12 @@ class NoPicture(NoisegateError):
     """The sample has no picture, or none that can be shown."""
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the parts of a shard's samples lie: keys (N,), and offsets and sizes (N, parts, 2), -1 for no such part."""
-
-    keys: pa.StringArray
-    parts: NDArray[np.int64]
-
-
 class ShardSamples:
-    """Raw samples by shard and position; remembers where the samples of the shards asked for last begin."""
+    """Raw samples by shard and position; keeps the indexes of the shards read last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, int, int], _Places | None] = OrderedDict()
+        self._known: OrderedDict[tuple[str, int, int], pa.Table | None] = OrderedDict()
 
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
@@ -74,43 +61,28 @@ class ShardSamples:
         return raw
 
     def _sample(self, path: Path, index: int) -> RawSample | None:
-        places = self._places(path)
-        if places is None:
-            with closing(iter(ShardReader(Shard(str(path))))) as samples:  # type: ignore[type-var]
-                return next((raw for raw in samples if raw.index == index), None)
-        if index >= len(places.keys):
+        table = self._index(path)
+        if table is None:
+            return next(read_samples(Shard(str(path)), [index]), None)
+        if index >= len(table):
             return None
-        found = RawSample(places.keys[index].as_py(), index)
-        with path.open("rb") as stream:
-            for part, (offset, size) in zip(PARTS, places.parts[index].tolist(), strict=True):
-                if 0 <= size <= MAX_PART_BYTES:
-                    stream.seek(offset)
-                    found.parts[part] = stream.read(size)
-        return found
+        samples = TarSamples(path, table, path.name)
+        try:
+            return RawSample(samples.key(index), index, samples.read(index, READ_PARTS, MAX_PART_BYTES))
+        finally:
+            samples.close()
 
-    def _places(self, path: Path) -> _Places | None:
+    def _index(self, path: Path) -> pa.Table | None:
         """None for a compressed shard, which can only be read from its beginning."""
         stat = path.stat()
         name = (str(path), stat.st_mtime_ns, stat.st_size)
         with self._lock:
             if name not in self._known:
-                self._known[name] = _index(path)
+                self._known[name] = None if is_compressed(Shard(str(path))) else index_samples(path)
             self._known.move_to_end(name)
             while len(self._known) > SHARDS_REMEMBERED:
                 self._known.popitem(last=False)
             return self._known[name]
-
-
-def _index(path: Path) -> _Places | None:
-    with path.open("rb") as stream:
-        if stream.read(2) == b"\x1f\x8b":
-            return None
-    keys, offsets = [], array("q")
-    for raw in ShardReader(Shard(str(path))).index():
-        keys.append(raw.key)
-        for part in PARTS:
-            offsets.extend(raw.places.get(part, (-1, -1)))
-    return _Places(pa.array(keys, pa.string()), np.array(offsets, np.int64).reshape(-1, len(PARTS), 2))
 
 
 def _same(raw: RawSample, row: Mapping[str, Any]) -> bool:

@@ -12,11 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.inspect.verify.shard import options_of
 from noisegate.pipeline.runs.table import ALL_COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.shards.decode import Limits, decode_text
-from noisegate.pipeline.shards.index import TarSamples
 from noisegate.pipeline.shards.read import IMAGE_PARTS
+from noisegate.pipeline.shards.samples import TarSamples
 from noisegate.pipeline.shards.workers import DecodeOptions
 
 __all__ = ["EXAMPLES", "JoinedShard", "Reading", "column_values", "join", "number_columns", "shares"]
@@ -97,7 +96,7 @@ def join(
     table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
     keys = table["key"].combine_chunks()
     places = _places(samples, keys, strict)
-    scored = options_of(metadata["reading"])
+    scored = DecodeOptions.from_record(metadata["reading"])
     options = DecodeOptions(
         scored.tasks,
         reading.text_field or scored.text_field,

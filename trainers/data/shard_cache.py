@@ -11,13 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from noisegate.pipeline.errors import ShardError
-from noisegate.pipeline.shards.index import TarSamples, write_index
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.samples import TarSamples, index_samples, is_compressed, load_index, save_index
 from noisegate.pipeline.shards.tar import plain_bytes
 
 __all__ = ["ShardCache"]
-
-_GZIP = b"\x1f\x8b"
 
 
 class ShardCache:
@@ -33,23 +31,23 @@ class ShardCache:
     def open(self, shard: Shard) -> TarSamples:
         """Raises ShardError where the shard cannot be read at all."""
         name = PurePosixPath(shard.url).name
-        plain = shard.is_local and not _is_packed(shard)
+        plain = shard.is_local and not is_compressed(shard)
         place = self.folder / f"{shard.stem[:80]}-{_digest(shard, plain)}"
         index = place.with_name(f"{place.name}.index")
         with self._alone(place):
             if plain:
                 if not index.exists():
-                    write_index(Path(shard.url), index)
-                return TarSamples(Path(shard.url), index, name)
+                    save_index(index_samples(Path(shard.url)), index)
+                return TarSamples(Path(shard.url), load_index(index), name)
             copy = place.with_name(f"{place.name}.tar")
             while True:
                 try:
                     os.utime(copy)  # used just now, so not the next to be deleted
-                    samples = TarSamples(copy, index, name)
+                    samples = TarSamples(copy, load_index(index), name)
                     break
                 except FileNotFoundError:  # not here yet, or deleted by another process in between
                     _copy(shard, copy)
-                    write_index(copy, index)
+                    save_index(index_samples(copy), index)
         self._forget()
         return samples
 
@@ -79,11 +77,6 @@ def _digest(shard: Shard, plain: bool) -> str:
         size, changed = shard.size_and_time()
         what = f"{Path(shard.url).resolve()} {size} {changed}"
     return hashlib.blake2b(f"{plain} {what}".encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def _is_packed(shard: Shard) -> bool:
-    with shard.open() as stream:
-        return stream.read(2) == _GZIP
 
 
 def _copy(shard: Shard, to: Path) -> None:

@@ -1,11 +1,10 @@
-"""Pictures and captions of the chosen samples: only the shards that hold some are opened, each once, until all are found."""
+"""Pictures and captions of the chosen samples, read from the shards that hold them."""
 
 import base64
 import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,8 @@ from PIL import Image
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_text
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.read import RawSample, ShardReader
+from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.shards.samples import read_samples
 
 from .picks import Pick
 
@@ -64,7 +64,10 @@ def fetch(
     for number, (stem, rows) in enumerate(sorted(wanted.items()), start=1):
         note(f"pictures: shard {number} of {len(wanted)}, {stem}")
         try:
-            found = _from_shard(Shard(urls[stem]), rows, text_field, limits)
+            found = {
+                raw.index: _shown(raw, rows[raw.index], text_field, limits)
+                for raw in read_samples(Shard(urls[stem]), rows)
+            }
         except ShardError as error:
             album.missing[stem] = str(error)
             continue
@@ -73,17 +76,6 @@ def fetch(
         if len(found) < len(rows):
             album.missing[stem] = f"{len(rows) - len(found)} chosen samples are no longer in the shard"
     return album
-
-
-def _from_shard(shard: Shard, rows: Mapping[int, Pick], text_field: str | None, limits: Limits) -> dict[int, Shown]:
-    found: dict[int, Shown] = {}
-    with closing(iter(ShardReader(shard))) as samples:  # type: ignore[type-var]
-        for raw in samples:
-            if raw.index in rows:
-                found[raw.index] = _shown(raw, rows[raw.index], text_field, limits)
-                if len(found) == len(rows):
-                    break
-    return found
 
 
 def _shown(raw: RawSample, pick: Pick, text_field: str | None, limits: Limits) -> Shown:

@@ -15,10 +15,9 @@ from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.scorer import encode, score_pairs
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 
 from .problems import Problems
-from .shard import options_of
 
 __all__ = ["Drift", "Rescoring", "no_frozen_model", "recorded_model"]
 
@@ -101,7 +100,7 @@ class Rescoring:
         self, table: Any, rows: set[int], metadata: Mapping[str, Any], embeddings: Path, problems: Problems
     ) -> Callable[[int, RawSample], None]:
         """What to call with the unchanged samples of one table; only those in `rows` are scored."""
-        options = options_of(metadata["reading"])
+        options = DecodeOptions.from_record(metadata["reading"])
         beta = Beta.from_dict(metadata["beta"]) if metadata.get("beta") else None
 
         def take(row: int, raw: RawSample) -> None:

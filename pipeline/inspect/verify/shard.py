@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from noisegate.pipeline.errors import ShardError
-from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample, ShardReader
@@ -17,16 +16,9 @@ from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sam
 
 from .problems import Problems
 
-__all__ = ["check_shard", "options_of"]
+__all__ = ["check_shard"]
 
 _NO_PIXELS = Preprocess(1)  # never called: pictures are only hashed here
-
-
-def options_of(reading: Mapping[str, Any]) -> DecodeOptions:
-    """How the samples of a table were read."""
-    return DecodeOptions(
-        tuple(reading["tasks"]), reading["text_field"], reading["label_field"], Limits(**reading["limits"])
-    )
 
 
 def check_shard(
@@ -42,7 +34,7 @@ def check_shard(
     `unchanged` gets the row and the raw sample wherever picture, caption and label are as recorded; `advance` the samples
     and bytes read since its last call.
     """
-    facts, rows = metadata["shard"], _Rows(table, options_of(metadata["reading"]), problems)
+    facts, rows = metadata["shard"], _Rows(table, DecodeOptions.from_record(metadata["reading"]), problems)
     reader, told = ShardReader(shard), 0
     try:
         for raw in reader:
