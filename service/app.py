@@ -1,16 +1,19 @@
-"""The ASGI application: routes, middleware, and the life of what is behind them."""
+"""The ASGI application: put together scorer, engine, runs, jobs, routes and middleware, and start and stop them."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 
-from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.runs.lock import folder_lock
 
 from .api import embed, health, jobs, page, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest
@@ -22,9 +25,9 @@ from .errors import ApiError, add_handlers
 from .guards.auth import Keys, RequireKey
 from .guards.body_limit import BodyLimit
 from .guards.headers import SecurityHeaders
+from .jobs.roots import Roots
 from .jobs.runner import JobRunner
-from .jobs.setup import open_runner
-from .jobs.store import STATES
+from .jobs.store import STATES, JobStore
 from .logs import RequestLog
 from .metrics import Metrics
 from .runs.catalogue import RunRegistry
@@ -34,11 +37,13 @@ from .settings import Settings
 
 __all__ = ["create_app"]
 
+JOBS_RECORD = "_jobs.sqlite"  # no job can have this name
+
 log = logging.getLogger("noisegate.app")
 
 
 def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
-    """The service for these settings; `engine` replaces the one they ask for, in tests. Raises NoisegateError."""
+    """Build the application; tests give their own `engine`. Raises NoisegateError for settings that cannot work."""
     service = _service(settings, engine)
 
     @asynccontextmanager
@@ -82,7 +87,9 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
 def _service(settings: Settings, engine: Engine | None) -> Service:
     for name, path in settings.runs.items():
         if not path.is_dir():
-            raise ConfigError(f"run {name}={path} is no folder; give one that noisegate annotate wrote")
+            raise ConfigError(
+                f"run {name}={path} is not a folder; give one that noisegate annotate wrote", "runs", path
+            )
     scorer, metrics = plan_scorer(settings), Metrics()
 
     def complete(ready: Ready) -> None:
@@ -91,20 +98,45 @@ def _service(settings: Settings, engine: Engine | None) -> Service:
     if engine is None:
         engine = LocalEngine(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
     classes = ClassSets(settings.classes)
-    runner = open_runner(settings, scorer.spec, classes)
-    if runner is not None:
-        _show_jobs(runner, metrics)
+    runner = _open_jobs(settings, scorer.spec, classes, metrics)
     runs = RunRegistry(settings.runs, runner.outputs if runner is not None else dict)
     return Service(settings, engine, scorer, runs, classes, metrics, runner)
 
 
-def _show_jobs(runner: JobRunner, metrics: Metrics) -> None:
+def _open_jobs(settings: Settings, spec: ModelSpec, classes: ClassSets, metrics: Metrics) -> JobRunner | None:
+    """The runner of background jobs, None without `jobs_folder`; locks the folder until the runner stops."""
+    folder = settings.jobs_folder
+    if folder is None:
+        return None
+    roots = Roots.of(settings.roots)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock(folder))
+            store = JobStore(folder / JOBS_RECORD)
+        except LockedError as error:
+            problem = f"jobs_folder {folder} is used by another server; give each its own"
+            raise ConfigError(problem, "jobs_folder", folder) from error
+        except OSError as error:
+            problem = f"jobs_folder {folder} cannot be written ({error.strerror}); use another folder"
+            raise ConfigError(problem, "jobs_folder", folder) from error
+        stack.callback(store.close)
+        runner = JobRunner(
+            store,
+            folder,
+            replace(spec, device=settings.device),
+            roots,
+            classes.find_for_job,
+            parallel=settings.parallel_jobs,
+            workers=settings.decode_workers,
+            on_stop=stack.pop_all().close,
+        )
     metrics.gauges("jobs", "Jobs by state.", "state", {state: partial(runner.count, state) for state in STATES})
     metrics.gauge("jobs_bytes_left", "Bytes of shards that running jobs have not read yet.", runner.bytes_left)
+    return runner
 
 
 async def _embed_classes(service: Service) -> None:
-    """Once the engine works; again from the start where it stops working meanwhile."""
+    """Embed the class sets once the engine is ready; start over if it fails meanwhile."""
     while not service.class_sets.ready():
         while service.engine.ready():
             await asyncio.sleep(0.1)
@@ -118,7 +150,7 @@ async def _embed_classes(service: Service) -> None:
 
 
 def _describe(app: FastAPI, with_keys: bool) -> None:
-    """Bodies that the routes read by themselves, and the key, in the OpenAPI schema."""
+    """Add to the OpenAPI schema what FastAPI cannot see: bodies that routes parse themselves, and the key."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -126,9 +158,9 @@ def _describe(app: FastAPI, with_keys: bool) -> None:
             schema = plain()
             parts = schema.setdefault("components", {})
             for model in (ScoreRequest, EmbedRequest):
-                found = model.model_json_schema(ref_template="#/components/schemas/{model}")
-                parts["schemas"] |= found.pop("$defs", {})
-                parts["schemas"][model.__name__] = found
+                body = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                parts["schemas"] |= body.pop("$defs", {})
+                parts["schemas"][model.__name__] = body
             if with_keys:
                 parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 schema["security"] = [{"key": []}]

@@ -14,7 +14,6 @@ from noisegate.pipeline.score_run import ScoreSettings
 from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.service.errors import ApiError, InvalidRequest
 from noisegate.service.jobs.runner import JobEvent, JobRunner
-from noisegate.service.jobs.setup import job_classes
 from noisegate.service.jobs.store import Job
 
 from .schemas import Problem
@@ -232,7 +231,7 @@ def _settings(body: JobRequest, service: Service, jobs: JobRunner) -> dict[str, 
         DecodeOptions(tasks)
     except ConfigError as error:
         raise InvalidRequest(str(error)) from error
-    classes = job_classes(service.class_sets)(body.classes) if body.classes else None
+    classes = service.class_sets.find_for_job(body.classes) if body.classes else None
     asked = [body.shards] if isinstance(body.shards, str) else body.shards
     return {
         "asked": asked,

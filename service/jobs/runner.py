@@ -1,4 +1,4 @@
-"""Runs jobs one after another, or a few at a time; whatever happens to the server, a job ends once and only once."""
+"""Queue jobs, run each in a process, and record how it ended, exactly once, also across restarts of the server."""
 
 import asyncio
 import contextlib
@@ -13,25 +13,24 @@ from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.service.errors import ApiError
 
-from .paths import Roots
 from .process import Task
-from .reports import advanced, differences, noted
+from .process_handle import JobProcess
+from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
-from .worker import JobProcess
 
 __all__ = ["JobEvent", "JobRunner"]
 
 ATTEMPTS = 2  # a process that crashes is started once more
-AGAIN = 30.0  # seconds until a job that could not be recorded is taken up once more
-SAVE_EVERY = 1.0  # seconds between two records of the progress
-HEARTBEAT = 15.0
+RETRY_SECONDS = 30.0  # until a job that could not be recorded is tried again
+SAVE_SECONDS = 1.0  # between two records of the progress
+HEARTBEAT_SECONDS = 15.0
 
 log = logging.getLogger("noisegate.jobs")
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """`progress` with the job as it is, `note`, or `done`, the last one; None stands for a sign of life."""
+    """One event of a job's stream: `progress`, `note`, or `done`, which is the last."""
 
     kind: str
     number: int
@@ -40,10 +39,10 @@ class JobEvent:
 
 
 class JobRunner:
-    """Owns the queue and the processes. All but `current` and `all` belongs to the event loop it was started in.
+    """The queue and the running processes. Only `current` and `all` may be called outside its event loop.
 
-    `classes` gives a class set by its name. A job found `running` at the start was cut off with the server, and goes on
-    by itself; so does one that was running when the server was stopped in order. `on_stop` is called at the very end.
+    `classes` finds a class set by name. A job recorded as `running` at the start was interrupted with the server and is
+    resumed; so is one that was running when the server stopped. `on_stop` is called at the very end.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class JobRunner:
         *,
         parallel: int = 1,
         workers: int | None = None,
-        again: float = AGAIN,
+        retry_seconds: float = RETRY_SECONDS,
         on_stop: Callable[[], None] = lambda: None,
         start: Callable[[Task], Awaitable[JobProcess]] = JobProcess.start,
     ) -> None:
         self.store, self.folder, self.roots = store, folder.resolve(), roots
         self._spec, self._classes, self._parallel, self._start = spec, classes, parallel, start
-        self._workers, self._again, self._on_stop = workers, again, on_stop
+        self._workers, self._retry_seconds, self._on_stop = workers, retry_seconds, on_stop
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._live: dict[str, Job] = {}
         self._processes: dict[str, JobProcess] = {}
@@ -71,21 +70,19 @@ class JobRunner:
         self._tick = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    # --- life -------------------------------------------------------------------------------------------------------
-
     async def start(self) -> None:
-        """Take up what is waiting, and what was cut off."""
+        """Queue the jobs that were waiting or interrupted, and start working."""
         for job in await asyncio.to_thread(self.store.in_state, "queued", "running"):
             if job.state == "running":
-                log.info("job %s (%s) was cut off and goes on", job.id, job.name)
+                log.info("job %s (%s) was interrupted and is resumed", job.id, job.name)
                 self.store.update(job.id, state="queued")
             self._queue.put_nowait(job.id)
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._parallel)]
 
     async def stop(self) -> None:
-        """End all processes; their jobs go on at the next start."""
+        """Stop all processes; their jobs are resumed at the next start."""
         self._stopping = True
-        self._announce()
+        self._notify()
         await asyncio.gather(*(process.stop() for process in self._processes.values()))
         while self._live:
             await self._next_tick()
@@ -94,10 +91,8 @@ class JobRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._on_stop()
 
-    # --- what clients ask for -----------------------------------------------------------------------------------------
-
     def current(self, job_id: str) -> Job:
-        """The job as it is at this moment; raises ApiError 404 `unknown_job`."""
+        """The job's present state; raises ApiError 404 `unknown_job`."""
         job = self._live.get(job_id) or (self.store.get(job_id) if job_id.isalnum() else None)
         if job is None:
             raise ApiError(404, "unknown_job", f"there is no job {job_id[:100]!r}; GET /v1/jobs lists them")
@@ -115,7 +110,7 @@ class JobRunner:
             return float("nan")
 
     def bytes_left(self) -> int:
-        """Of the shards of all running jobs."""
+        """Bytes of shards that running jobs have not read yet."""
         return sum(max(0, job.progress.bytes_todo - job.progress.bytes_done) for job in [*self._live.values()])
 
     def outputs(self) -> dict[str, Path]:
@@ -123,7 +118,7 @@ class JobRunner:
         return {job.name: self.folder / job.name for job in self.store.in_state("done")}
 
     def submit(self, name: str, request: Mapping[str, Any]) -> Job:
-        """Queue a job. One that has the same name and settings already is returned, and taken up again if it is over.
+        """Queue a job. An existing one with the same name and settings is returned, and queued again if it is over.
 
         Raises ApiError 409 `name_taken`, with the difference, for other settings.
         """
@@ -132,7 +127,7 @@ class JobRunner:
             job = self.store.add(name, request)
             self._queue.put_nowait(job.id)
             return job
-        different = differences(before.request, request)
+        different = _differences(before.request, request)
         if different:
             raise ApiError(
                 409,
@@ -152,11 +147,11 @@ class JobRunner:
                 summary=None,
             )
             self._queue.put_nowait(before.id)
-            self._announce()
+            self._notify()
         return before
 
     async def cancel(self, job_id: str) -> Job:
-        """End a job; what it wrote stays, and the same job submitted again goes on there."""
+        """Stop a job; what it wrote stays, and the same job submitted again continues from there."""
         job = self.current(job_id)
         if job.is_over:
             if job.state != "cancelled":
@@ -173,7 +168,9 @@ class JobRunner:
             await self._next_tick()
         job = self.current(job_id)
         if not job.is_over:
-            raise ApiError(503, "no_record", f"the job {job.name} has ended but that could not be recorded", AGAIN)
+            raise ApiError(
+                503, "no_record", f"the job {job.name} has ended but that could not be recorded", RETRY_SECONDS
+            )
         return job
 
     def forget(self, job_id: str) -> None:
@@ -184,11 +181,11 @@ class JobRunner:
         self.store.delete(job_id)
 
     async def events(
-        self, job_id: str, after: int, closing: asyncio.Event, heartbeat: float = HEARTBEAT
+        self, job_id: str, after: int, closing: asyncio.Event, heartbeat: float = HEARTBEAT_SECONDS
     ) -> AsyncIterator[JobEvent | None]:
-        """What happened after event number `after`, beginning with the job as it is; ends with `done`, or at shutdown.
+        """Events after number `after`, starting with the present state; ends with `done` or at shutdown. None: heartbeat.
 
-        A reader that is too slow misses states in between, never the last one.
+        A slow reader misses states in between, never the last one.
         """
         seen = after
         first = True
@@ -203,10 +200,8 @@ class JobRunner:
                 seen, first = job.progress.events, False
                 if job.is_over:
                     return
-            if not await _first_of(tick, closing, timeout=heartbeat):
+            if not await _wait_for_any(tick, closing, timeout=heartbeat):
                 yield None
-
-    # --- work ---------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while not self._stopping:
@@ -214,25 +209,25 @@ class JobRunner:
             if job_id in self._live or self._stopping:
                 continue  # queued twice
             try:
-                await self._take_up(job_id)
+                await self._run_queued(job_id)
             except NoRecord as error:
-                log.error("job %s is taken up again in %g s: %s", job_id, self._again, error)
-                asyncio.get_running_loop().call_later(self._again, self._queue.put_nowait, job_id)
+                log.error("job %s is tried again in %g s: %s", job_id, self._retry_seconds, error)
+                asyncio.get_running_loop().call_later(self._retry_seconds, self._queue.put_nowait, job_id)
             finally:
                 self._live.pop(job_id, None)
-                self._announce()
+                self._notify()
 
-    async def _take_up(self, job_id: str) -> None:
+    async def _run_queued(self, job_id: str) -> None:
         job = self.store.get(job_id)
         if job is not None and not job.is_over:
-            if job_id in self._cancelled:  # and that could not be recorded when it happened
+            if job_id in self._cancelled:  # but the record could not be written then
                 self._end(job, "cancelled")
             else:
                 self._change(replace(job, state="running", started=job.started or now()), save=True)
-                await self._attempt(job)
+                await self._run_safely(job)
         self._cancelled.discard(job_id)
 
-    async def _attempt(self, job: Job) -> None:
+    async def _run_safely(self, job: Job) -> None:
         try:
             await self._run(job.id)
         except NoRecord:
@@ -247,26 +242,26 @@ class JobRunner:
                 await process.stop()
 
     async def _run(self, job_id: str) -> None:
-        """Attempts until the job is over, or the server is."""
+        """Start the process, again after a crash, until the job is over or the server stops."""
         while True:
             job = self._live[job_id]
-            await asyncio.to_thread(self.roots.still_hold, job.request["shards"])
+            await asyncio.to_thread(self.roots.check_again, job.request["shards"])
             process = self._processes[job_id] = await self._start(self._task(job))
-            if job_id in self._cancelled or self._stopping:  # came while it started
+            if job_id in self._cancelled or self._stopping:  # requested while it started
                 await process.stop()
             last: dict[str, Any] = {}
             saved = time.monotonic()
             async for report in process.reports():
                 last = report
-                due = report["kind"] in ("shard", "note") or time.monotonic() - saved >= SAVE_EVERY
-                with contextlib.suppress(NoRecord):  # how far it is may be lost; how it ended may not
-                    self._change(advanced(self._live[job_id], report), save=due)
+                due = report["kind"] in ("shard", "note") or time.monotonic() - saved >= SAVE_SECONDS
+                with contextlib.suppress(NoRecord):  # progress may be lost, the outcome may not
+                    self._change(self._live[job_id].advance(report), save=due)
                 saved = time.monotonic() if due else saved
             problem = await process.outcome()
             del self._processes[job_id]
             job = self._live[job_id]
             if last.get("kind") == "done":
-                return self._end(job, "done", summary=_public(last["summary"], job))
+                return self._end(job, "done", summary=_hide_path(last["summary"], job))
             if last.get("kind") == "failed":
                 return self._end(job, "failed", last["error"].replace(f"{self.folder}/", ""))
             if job_id in self._cancelled:
@@ -274,11 +269,11 @@ class JobRunner:
             if self._stopping:
                 self._change(replace(job, state="queued"), save=True)
                 return None
-            problem = problem or "the job's process ended without a word"
+            problem = problem or "the job's process ended without a message"
             log.warning("job %s (%s): %s", job.id, job.name, problem)
             if job.attempts + 1 >= ATTEMPTS:
                 return self._end(replace(job, attempts=job.attempts + 1), "failed", f"{problem} (attempt {ATTEMPTS})")
-            again = noted(replace(job, attempts=job.attempts + 1), f"{problem}; it is started once more")
+            again = replace(job, attempts=job.attempts + 1).add_note(f"{problem}; it is started once more")
             self._change(again, save=True)
 
     def _task(self, job: Job) -> Task:
@@ -302,18 +297,18 @@ class JobRunner:
         ended = replace(job, state=state, error=error, summary=summary, ended=now(), progress=progress)
         self.store.update(job.id, **{name: getattr(ended, name) for name in _CHANGING})
         self._live.pop(job.id, None)
-        self._announce()
+        self._notify()
 
     def _change(self, job: Job, save: bool) -> Job:
-        """Make this the job's state for everybody who looks."""
+        """Set the job's state for all readers."""
         job = replace(job, progress=replace(job.progress, events=job.progress.events + 1))
         self._live[job.id] = job
         if save:
             self.store.update(job.id, **{name: getattr(job, name) for name in _CHANGING})
-        self._announce()
+        self._notify()
         return job
 
-    def _announce(self) -> None:
+    def _notify(self) -> None:
         tick, self._tick = self._tick, asyncio.Event()
         tick.set()
 
@@ -324,13 +319,27 @@ class JobRunner:
 _CHANGING = ("state", "progress", "attempts", "started", "ended", "error", "summary")
 
 
-def _public(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The summary without the place of the output on the server's disk."""
+def _hide_path(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The summary without the output's path on the server."""
     return {**summary, "out": job.name}
 
 
-async def _first_of(*events: asyncio.Event, timeout: float) -> bool:
-    """Wait for one of the events; False when none came in time."""
+def _differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """One line for each setting that differs; of shards only how many."""
+    lines = []
+    for name in wanted:
+        then, new = before.get(name), wanted[name]
+        if name != "asked" and then != new:
+            if name == "shards":
+                gone, fresh = len(set(then or []) - set(new)), len(set(new) - set(then or []))
+                lines.append(f"shards: {gone} of {len(then or [])} there are not named now, {fresh} are new")
+            else:
+                lines.append(f"{name}: {then} there, {new} now")
+    return lines
+
+
+async def _wait_for_any(*events: asyncio.Event, timeout: float) -> bool:
+    """Wait for one of the events; False on timeout."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         done, _ = await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The record of all jobs: one SQLite file, one row per job, written before anything happens so that nothing is lost."""
+"""The record of all jobs in one SQLite file, one row per job; every change is on disk before it takes effect."""
 
 import json
 import sqlite3
@@ -20,6 +20,7 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 STATES: tuple[State, ...] = ("queued", "running", *ENDED)
 VERSION = 1
+MAX_NOTES = 20  # the last ones are kept
 _TABLE = """
 create table jobs (
     number integer primary key, id text not null unique, name text not null unique, request text not null,
@@ -31,7 +32,7 @@ create table jobs (
 
 @dataclass(frozen=True)
 class Note:
-    """Something the job said; `number` counts its events."""
+    """A message of the job; `number` counts its events."""
 
     number: int
     text: str
@@ -39,9 +40,9 @@ class Note:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is. Shards and bytes are of this attempt's work; `shards_before` were done already.
+    """Progress of a job. Shards and bytes count this attempt's work; `shards_before` were done already.
 
-    `events` numbers what was reported, and goes on after a restart.
+    `events` counts what was reported, and goes on after a restart.
     """
 
     shards_before: int = 0
@@ -57,7 +58,7 @@ class JobProgress:
 
     @property
     def share(self) -> float | None:
-        """Of the shards' bytes, those that are done; None before it is known what there is to do."""
+        """Fraction of the shards' bytes that are done; None before the total is known."""
         if not self.bytes_todo:
             return None
         return min(1.0, self.bytes_done / self.bytes_todo)
@@ -65,7 +66,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class Job:
-    """One job as it is recorded. `request` holds the settings that its tables depend on, with every shard by name."""
+    """One job. `request` holds the settings that its tables depend on, with every shard by name."""
 
     id: str
     name: str
@@ -83,16 +84,44 @@ class Job:
     def is_over(self) -> bool:
         return self.state in ENDED
 
+    def advance(self, report: Mapping[str, Any]) -> "Job":
+        """The job after one report of its process."""
+        progress = self.progress
+        match report["kind"]:
+            case "start":
+                progress = JobProgress(
+                    shards_before=report["done"],
+                    shards_todo=report["todo"],
+                    bytes_todo=report["size"],
+                    shard=progress.shard,
+                    events=progress.events,
+                    notes=progress.notes,
+                )
+            case "advance":
+                samples, size = progress.samples + report["samples"], progress.bytes_done + report["size"]
+                progress = replace(progress, samples=samples, bytes_done=size)
+            case "shard":
+                done, failed = progress.shards_done + 1, progress.failed_samples + report["failed"]
+                progress = replace(progress, shard=report["name"], shards_done=done, failed_samples=failed)
+            case "note":
+                return self.add_note(report["text"])
+        return replace(self, progress=progress)
+
+    def add_note(self, text: str) -> "Job":
+        """The job with one more note."""
+        note = Note(self.progress.events + 1, text)
+        return replace(self, progress=replace(self.progress, notes=(*self.progress.notes, note)[-MAX_NOTES:]))
+
 
 class NoRecord(Unavailable):
-    """The file cannot be read or written at the moment: the disk is full, or another program holds the file."""
+    """The file cannot be read or written now: the disk is full, or another program locks it."""
 
     def __init__(self, error: sqlite3.Error) -> None:
         super().__init__("no_record", f"the record of jobs cannot be used at the moment: {error}", 30)
 
 
 class JobStore:
-    """All methods may be called from any thread; every change is on disk when it returns. All raise NoRecord."""
+    """The table of jobs. Methods are thread-safe, write to disk before they return, and raise NoRecord."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,20 +130,22 @@ class JobStore:
             self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
-            found = self._db.execute("pragma user_version").fetchone()[0]
-            if found == 0:
+            version = self._db.execute("pragma user_version").fetchone()[0]
+            if version == 0:
                 with self._change():
                     self._db.execute(_TABLE)
                     self._db.execute(f"pragma user_version={VERSION}")
         except NoRecord as error:
-            raise ConfigError(
-                f"jobs_folder: {path} cannot be written ({error.__cause__}); use another folder"
-            ) from error
+            problem = f"jobs_folder: {path} cannot be written ({error.__cause__}); use another folder"
+            raise ConfigError(problem, "jobs_folder", path) from error
         except sqlite3.DatabaseError as error:
-            raise ConfigError(f"jobs_folder: {path} is no record of jobs ({error}); use another folder") from error
-        if found not in (0, VERSION):
+            problem = f"jobs_folder: {path} is not a record of jobs ({error}); use another folder"
+            raise ConfigError(problem, "jobs_folder", path) from error
+        if version not in (0, VERSION):
             raise ConfigError(
-                f"jobs_folder: {path} is of version {found}, not {VERSION}; use another folder, or the noisegate that made it"
+                f"jobs_folder: {path} has version {version}, not {VERSION}; use another folder, or the noisegate that made it",
+                "jobs_folder",
+                path,
             )
 
     def close(self) -> None:
@@ -122,7 +153,7 @@ class JobStore:
             self._db.close()
 
     def add(self, name: str, request: Mapping[str, Any]) -> Job:
-        """A new job in the queue; raises KeyError where the name is taken."""
+        """Record a new queued job; raises KeyError if the name is taken."""
         job = Job(uuid.uuid4().hex[:12], name, json.loads(json.dumps(request)), created=now())
         row = _row(job)
         with self._change():
@@ -153,12 +184,12 @@ class JobStore:
             return int(self._db.execute("select count(*) from jobs where state = ?", [state]).fetchone()[0])
 
     def update(self, job_id: str, **changes: Any) -> Job:
-        """Replace fields of a job; raises KeyError where it is gone."""
+        """Replace fields of a job; raises KeyError if it was deleted."""
         with self._change():
-            found = self._select("where id = ?", [job_id])
-            if not found:
+            jobs = self._select("where id = ?", [job_id])
+            if not jobs:
                 raise KeyError(job_id)
-            job = replace(found[0], **changes)
+            job = replace(jobs[0], **changes)
             row = _row(job)
             self._db.execute(
                 f"update jobs set {', '.join(f'{name} = ?' for name in row)} where id = ?", [*row.values(), job_id]

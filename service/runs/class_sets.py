@@ -7,7 +7,7 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.labels.classes import ClassSet, load_classes
+from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes
 from noisegate.pipeline.labels.tango.semantic import text_anchor_logits
 from noisegate.pipeline.system.array_types import Float32
 from noisegate.service.errors import ApiError, Unavailable
@@ -81,6 +81,10 @@ class ClassSets:
             known = ", ".join(self._sets) or "none; start the server with --classes"
             raise ApiError(404, "unknown_classes", f"there is no class set {name[:100]!r}; known are: {known}")
         return self._sets[name]
+
+    def find_for_job(self, name: str) -> ClassSet:
+        """A registered set, else a built-in list; never a file that the client names."""
+        return load_classes(name) if name in BUILT_IN and name not in self._sets else self.source(name)
 
     async def warm_up(self, encode: EncodeTexts) -> None:
         """Embed every prompt of every set; again after the model was loaded anew. Raises ConfigError."""

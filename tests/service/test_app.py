@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
 from noisegate.service.guards.auth import hash_key
 from noisegate.service.logs import JsonLines, TextLines
+from tests.errors import refused
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
 from tests.service.serving import ask, base64_of, settings
@@ -229,7 +229,7 @@ def test_a_request_that_the_server_gives_up_at_the_end_is_told_to_come_back() ->
 
 
 def test_a_run_that_is_not_there_ends_the_start_whichever_it_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run typo=.*tabels is no folder"):
+    with refused("runs", tmp_path / "tabels"):
         create_app(settings(runs={"fine": tmp_path, "typo": tmp_path / "tabels"}), FakeEngine())
 
 

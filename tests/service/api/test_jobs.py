@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
 from noisegate.service.jobs.store import STATES
+from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
 from tests.service.serving import ask, base64_of, settings
@@ -165,9 +165,9 @@ def test_without_a_folder_there_are_no_jobs(place: Path) -> None:
 
 def test_two_servers_do_not_share_a_folder(place: Path) -> None:
     async def work(client: httpx.AsyncClient, service: Service) -> None:
-        with pytest.raises(ConfigError, match="is used by another server"):
+        with refused("jobs_folder", place / "jobs"):
             await asyncio.to_thread(create_app, settings(**on(place)))
 
     ask(work, **on(place))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with refused("roots", str(place / "nowhere")):
         create_app(settings(**on(place, roots=[place / "nowhere"])))

@@ -13,8 +13,8 @@ import pytest
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.labels.classes import ClassSet, load_classes
 from noisegate.service.errors import ApiError
-from noisegate.service.jobs.paths import Roots
 from noisegate.service.jobs.process import ORPHANED, Task, command
+from noisegate.service.jobs.roots import Roots
 from noisegate.service.jobs.runner import JobEvent, JobRunner
 from noisegate.service.jobs.store import Job, JobStore, NoRecord
 from tests.commands import ROOT
@@ -66,7 +66,7 @@ class Bench:
         store = kind(folder / "jobs" / "_jobs.sqlite")
         self.runner = JobRunner(
             store, folder / "jobs", ModelSpec(model or COLOURS), roots, self.classes,
-            parallel=parallel, workers=0, again=0, on_stop=store.close, **by_hand,
+            parallel=parallel, workers=0, retry_seconds=0, on_stop=store.close, **by_hand,
         )  # fmt: skip
 
     def classes(self, name: str) -> ClassSet:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.jobs.store import JobProgress, JobStore, NoRecord, Note
+from tests.errors import refused
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def test_share_of_the_bytes() -> None:
 
 def test_records_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, whatever else it may be" * 50)
-    with pytest.raises(ConfigError, match="is no record of jobs"):
+    with refused("jobs_folder", tmp_path / "text"):
         JobStore(tmp_path / "text")
     JobStore(tmp_path / "later").close()
     with sqlite3.connect(tmp_path / "later") as db:
         db.execute("pragma user_version=9")
-    with pytest.raises(ConfigError, match="is of version 9, not 1"):
+    with refused("jobs_folder", tmp_path / "later"):
         JobStore(tmp_path / "later")

@@ -1,4 +1,4 @@
-"""Which shards a client may name: everything resolves inside the configured roots, symbolic links and lists included."""
+"""Find the shards that a client names, and refuse all that lie outside the configured roots, links and lists included."""
 
 import math
 import re
@@ -14,9 +14,9 @@ from noisegate.service.errors import ApiError
 
 __all__ = ["Roots"]
 
-MOST = 100_000  # shards of one job
-LIST_BYTES = 16 << 20
-PATTERN_CHARS = 4096
+MAX_SHARDS = 100_000  # of one job
+MAX_LIST_BYTES = 16 << 20
+MAX_PATTERN_CHARS = 4096
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
 _TARS = (".tar", ".tgz", ".tar.gz")
 _LISTS = (".txt", ".list")
@@ -27,14 +27,14 @@ _GROUP = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Roots:
-    """Folders and URL prefixes that jobs may read. The folders are resolved once, at the start."""
+    """Folders and URL prefixes that jobs may read; folders are resolved once, at the start."""
 
     folders: tuple[Path, ...]
     prefixes: tuple[str, ...]
 
     @classmethod
     def of(cls, roots: Sequence[str | Path]) -> "Roots":
-        """A root that reads like a URL is a prefix, also where `Path` has swallowed one of its slashes.
+        """Sort roots into folders and URL prefixes; `Path` may have removed one of a URL's slashes.
 
         >>> Roots.of([Path("s3://bucket/data")]).prefixes
         ('s3://bucket/data/',)
@@ -48,47 +48,54 @@ class Roots:
             elif Path(root).is_dir():
                 folders.append(Path(root).resolve())
             else:
-                raise ConfigError(f"roots: {root} is no folder; name one that holds shards, such as data")
+                raise ConfigError(
+                    f"roots: {root} is not a folder; name one that holds shards, such as data", "roots", root
+                )
         return cls(tuple(folders), tuple(prefixes))
 
     def find(self, patterns: Sequence[str]) -> list[str]:
-        """Every shard that the patterns mean, by its real path or URL, in order and without repeats.
+        """Every shard that the patterns match, by its real path or URL, in order and without repeats.
 
         Patterns are those of `find_shards`; a relative one is looked for in each root. Raises ApiError 403
-        `outside_roots`, 404 `unknown_shards` for patterns that match nothing, 422 `bad_shards` for what is no pattern.
+        `outside_roots`, 404 `unknown_shards` for patterns that match nothing, 422 `bad_shards` for invalid ones.
         """
         if not self.folders and not self.prefixes:
             raise ApiError(403, "outside_roots", "this server reads no shards; start it with --root DIR")
         try:
-            found = list(dict.fromkeys(islice(self._expand(patterns, ()), MOST + 1)))
-            if not found:
+            names = list(dict.fromkeys(islice(self._expand(patterns, ()), MAX_SHARDS + 1)))
+            if not names:
                 raise _unknown("the patterns are empty; name shards such as x-{000000..000012}.tar")
-            if len(found) > MOST:
-                raise _bad(f"more than {MOST:,} shards; split the job")
-            return [shard.url for shard in find_shards(found)]  # two with one name would share a table
+            if len(names) > MAX_SHARDS:
+                raise _bad(f"more than {MAX_SHARDS:,} shards; split the job")
+            return [shard.url for shard in find_shards(names)]  # refuses two of one name: they would share a table
         except ConfigError as error:
             raise _bad(str(error)) from error
-        except (OSError, ValueError, NotImplementedError, re.error) as error:  # no name, or no glob, of this system
-            raise _unknown("a pattern is no name of a file on this system; give one such as x-*.tar") from error
+        except (
+            OSError,
+            ValueError,
+            NotImplementedError,
+            re.error,
+        ) as error:  # not a valid file name or glob on this system
+            raise _unknown("a pattern is not a file name on this system; give one such as x-*.tar") from error
 
-    def hold(self, path: Path) -> bool:
+    def contain(self, path: Path) -> bool:
         """Whether a resolved path lies inside one of the folders."""
         return any(path.is_relative_to(folder) for folder in self.folders)
 
-    def still_hold(self, shards: Sequence[str]) -> None:
-        """Check names that `find` gave once more, before they are read; raises ApiError."""
+    def check_again(self, shards: Sequence[str]) -> None:
+        """Check shards from `find` once more before they are read: links may have changed since. Raises ApiError."""
         for shard in shards:
             if "://" in shard:
-                self._url(shard)
-            elif self._inside(Path(shard)) != Path(shard):
+                self._check_url(shard)
+            elif self._resolve_inside(Path(shard)) != Path(shard):
                 raise _outside(shard)
             elif re.search(r"[*?\[{]|::", shard) and not Path(shard).is_file():
-                raise _bad(f"shard {shard[-200:]!r} is gone, and its name would be read as a pattern")
+                raise _bad(f"shard {shard[-200:]!r} is gone, and its name would be treated as a pattern")
 
     def _expand(self, patterns: Sequence[str], lists: tuple[Path, ...]) -> Iterator[str]:
         for pattern in patterns:
-            if len(pattern) > PATTERN_CHARS:
-                raise _bad(f"a pattern of {len(pattern):,} characters; at most {PATTERN_CHARS:,} are read")
+            if len(pattern) > MAX_PATTERN_CHARS:
+                raise _bad(f"a pattern of {len(pattern):,} characters; at most {MAX_PATTERN_CHARS:,} are read")
             for part in (part.strip() for part in pattern.split("::")):
                 if part:
                     yield from self._part(part, lists)
@@ -99,7 +106,7 @@ class Roots:
         if part.startswith("@") or part.lower().endswith(_LISTS):
             yield from self._from_list(part.removeprefix("@"), lists)
             return
-        for name in _braces(part):
+        for name in _expand_braces(part):
             if "://" in name:
                 yield from self._from_url(name)
             else:
@@ -108,14 +115,14 @@ class Roots:
     def _from_list(self, name: str, lists: tuple[Path, ...]) -> Iterator[str]:
         if "://" in name:
             raise _outside(name)
-        path = next((p for p in self._places(name) if p.exists()), None)
+        path = next((p for p in self._candidates(name) if p.exists()), None)
         if path is None:
             raise _unknown(f"the list of shards {name[:200]!r} is not there")
-        real = self._inside(path)
+        real = self._resolve_inside(path)
         if real in lists or len(lists) >= 8:
             raise _bad(f"the list of shards {name[:200]!r} leads back to itself")
-        if not real.is_file() or real.stat().st_size > LIST_BYTES:
-            raise _bad(f"the list of shards {name[:200]!r} is no file of at most {LIST_BYTES >> 20} MB")
+        if not real.is_file() or real.stat().st_size > MAX_LIST_BYTES:
+            raise _bad(f"the list of shards {name[:200]!r} is no file of at most {MAX_LIST_BYTES >> 20} MB")
         try:
             lines = [line.strip() for line in real.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
@@ -123,25 +130,25 @@ class Roots:
         yield from self._expand([line for line in lines if line and not line.startswith("#")], (*lists, real))
 
     def _from_url(self, name: str) -> Iterator[str]:
-        self._url(name)
+        self._check_url(name)
         wild = _WILD.search(urlsplit(name).path if name.startswith(("http://", "https://")) else name)
         for url in [shard.url for shard in find_shards(name)] if wild or name.endswith("/") else [name]:
-            self._url(url)
+            self._check_url(url)
             yield url
 
-    def _url(self, name: str) -> None:
-        """A URL below one of the prefixes, and no way back up from there."""
+    def _check_url(self, name: str) -> None:
+        """Raise ApiError unless the URL is below one of the prefixes, without a way back up."""
         path, before = name, ""
-        while path != before:  # also what a server would decode a second time
+        while path != before:  # a server may decode twice
             path, before = unquote(path), path
         if not name.startswith(self.prefixes) or ".." in re.split(r"[/\\?#]", path) or "\\" in path:
             raise _outside(name)
 
     def _local(self, name: str) -> Iterator[str]:
-        places = self._places(name)
+        places = self._candidates(name)
         if not _WILD.search(name):
             place = next((p for p in places if p.exists()), places[0])
-            real = self._inside(place)
+            real = self._resolve_inside(place)
             if real.is_dir():
                 yield from self._tars(real.iterdir(), f"folder {name}")
             elif real.is_file():
@@ -153,7 +160,7 @@ class Roots:
             raise _bad(f"{name[:200]!r} has several **; one is enough")
         for place in places:
             folder = next(f for f in self.folders if place.is_relative_to(f))
-            found = sorted(islice(folder.glob(str(place.relative_to(folder))), MOST + 1))
+            found = sorted(islice(folder.glob(str(place.relative_to(folder))), MAX_SHARDS + 1))
             if found:
                 yield from self._tars(iter(found), name)
                 return
@@ -164,42 +171,42 @@ class Roots:
         if not tars:
             raise _unknown(f"{name[:200]} holds no .tar or .tar.gz")
         for path in tars:
-            real = self._inside(path)
+            real = self._resolve_inside(path)
             if real.is_file():
                 yield str(real)
 
-    def _places(self, name: str) -> list[Path]:
-        """Where a name may point to: itself where it is absolute, else below each root; never outside, even by name."""
+    def _candidates(self, name: str) -> list[Path]:
+        """Candidates for a name: itself if it is absolute, else below each root; raises ApiError for one that leads out."""
         path = PurePosixPath(name)
         if ".." in path.parts or name.startswith("~") or not self.folders:
             raise _outside(name)
         if not path.is_absolute():
             return [folder / path for folder in self.folders]
         whole = Path(path)
-        if not self.hold(whole if _WILD.search(name) else _resolved(whole)):
+        if not self.contain(whole if _WILD.search(name) else _resolve(whole)):
             raise _outside(name)
         return [whole]
 
-    def _inside(self, path: Path) -> Path:
-        real = _resolved(path)
-        if not self.hold(real):
+    def _resolve_inside(self, path: Path) -> Path:
+        real = _resolve(path)
+        if not self.contain(real):
             raise _outside(path.name)
         return real
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # links in a circle, names too long
         raise _outside(path.name) from error
 
 
-def _braces(pattern: str) -> list[str]:
-    """The names that braces stand for, counted before they are made."""
+def _expand_braces(pattern: str) -> list[str]:
+    """Expand braces; the names are counted first, so that a short pattern cannot fill the memory."""
     count = math.prod(abs(int(b) - int(a)) + 1 for a, b in _RANGE.findall(pattern))
     count *= math.prod(inner.count(",") + 1 for inner in _GROUP.findall(pattern))
-    if count > MOST or pattern.count("{") > 50:
-        raise _bad(f"{pattern[:200]!r} stands for more than {MOST:,} shards; split the job")
+    if count > MAX_SHARDS or pattern.count("{") > 50:
+        raise _bad(f"{pattern[:200]!r} stands for more than {MAX_SHARDS:,} shards; split the job")
     try:
         return braces(pattern)
     except (ConfigError, RecursionError) as error:
@@ -215,5 +222,5 @@ def _unknown(reason: str) -> ApiError:
 
 
 def _outside(name: str) -> ApiError:
-    """Says nothing of what there is outside, not even whether it is there."""
+    """The message does not reveal whether the path outside exists."""
     return ApiError(403, "outside_roots", f"shard {name[:200]!r} is not below the folders that this server may read")
