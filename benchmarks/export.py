@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.memory import peak_mb
 from benchmarks.synthetic_run import write_synthetic_run
-from noisegate.pipeline.export import KINDS, export
+from noisegate.pipeline.export import FORMATS, export
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.output_files import write_atomically
 
@@ -74,7 +74,7 @@ def main() -> None:
         folder = Path(temporary)
         write_synthetic_run(folder / "run", given.rows, given.shards, labels=True, with_shards=True)
         name_by_uid(folder / "run")
-        for kind in (*KINDS, CAPTIONED):
+        for kind in (*FORMATS, CAPTIONED):
             command = [sys.executable, "-m", "benchmarks.export", "--one", str(folder), kind]
             ran = subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True)
             found[kind] = json.loads(ran.stdout)

@@ -69,7 +69,7 @@ def export(
     and + - * / %. Text stands in quotes; 'word' in flags looks into the flags; what is null never holds.
     """
     from noisegate.pipeline.export import export as run
-    from noisegate.pipeline.export.shards import added_columns
+    from noisegate.pipeline.export.shards import parse_added_columns
 
     output = Output(as_json)
     done = run(
@@ -79,7 +79,7 @@ def export(
         where=where,
         columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
         with_shard=with_shard,
-        add_columns=added_columns(add_columns) if add_columns else None,
+        add_columns=parse_added_columns(add_columns) if add_columns else None,
         overwrite=overwrite,
     )
     _print(done, output)

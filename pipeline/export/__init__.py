@@ -1,44 +1,50 @@
-"""A run's result in the format of other tools: key lists, DataComp subsets, flat files, shards, datasets, cleanlab."""
+"""Write a run's result in the format of another tool.
+
+`FORMATS` lists the formats. To add one, write a module with a function `write(rows, out, options) -> Written` and name it in
+`FORMATS`. `rows.py` has the rows of a run and the types; `export` checks where the output goes.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.pipeline.runs.where import Where, parse_where
-from noisegate.pipeline.system.output_files import whole_file, whole_folder
+from noisegate.pipeline.system.output_files import old_folder, whole_file, whole_folder
 
-from .output import RECORD, check_place
-from .source import Source
+from .cleanlab import write_issues
+from .datacomp import write_uids
+from .flat import write_flat, write_keys
+from .huggingface import write_dataset
+from .rows import Format, Options, RunRows
+from .shards import write_shards
 
-__all__ = ["KINDS", "Exported", "export"]
+__all__ = ["FORMATS", "Exported", "export"]
 
-KINDS = {
-    "keys": "one key per line",
-    "datacomp": "DataComp's subset file of uids, .npy",
-    "parquet": "one flat Parquet file",
-    "csv": "one CSV file",
-    "jsonl": "one file of JSON lines",
-    "shards": "webdataset shards of the kept samples",
-    "datasets": "a folder for Hugging Face datasets, with the pictures",
-    "cleanlab": "cleanlab's frame of label issues, .csv or .parquet",
+FORMATS: Mapping[str, Format] = {
+    "keys": Format("one key per line", write_keys, options=("with_shard",)),
+    "datacomp": Format("DataComp's subset file of uids, .npy", write_uids),
+    "parquet": Format("one flat Parquet file", partial(write_flat, kind="parquet"), options=("columns",)),
+    "csv": Format("one CSV file", partial(write_flat, kind="csv"), options=("columns",)),
+    "jsonl": Format("one file of JSON lines", partial(write_flat, kind="jsonl"), options=("columns",)),
+    "shards": Format("webdataset shards of the kept samples", write_shards, is_folder=True, options=("add_columns",)),
+    "datasets": Format(
+        "a folder for Hugging Face datasets, with the pictures", write_dataset, is_folder=True, options=("columns",)
+    ),
+    "cleanlab": Format("cleanlab's frame of label issues, .csv or .parquet", write_issues),
 }
-_FOLDERS = ("shards", "datasets")
-_TAKES = {
-    "columns": ("parquet", "csv", "jsonl", "datasets"),
-    "with_shard": ("keys",),
-    "add_columns": ("shards",),
-}
+RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced
 
 
 @dataclass(frozen=True)
 class Exported:
     """What was written: of `rows` in the run the rule `kept` some, of which `written` are in the files.
 
-    `left_out` says why the others are not; `empty_shards` had no sample to write.
+    `left_out` counts the others by reason; `empty_shards` had no sample to write.
     """
 
     kind: str
@@ -68,100 +74,77 @@ def export(
     add_columns: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the run in `folder` to `out` as one of `KINDS`, only the rows for which `where` holds.
+    """Write the run in `folder` to `out` as one of `FORMATS`, only the rows for which `where` holds.
 
     `columns` chooses those of flat files and datasets (default: key, shard and all scores that are there), `with_shard`
     writes `shard/key`, `add_columns` maps json fields to the columns that fill them in rewritten shards. Memory holds one
-    shard's table, never the data. `out` is there whole or not at all. Raises ConfigError when nothing would be in it.
+    shard's table, never the data. `out` is complete or absent. Raises ConfigError when nothing would be in it.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"export as {kind!r} is unknown; use {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
-    given = {"columns": columns is not None, "with_shard": with_shard, "add_columns": bool(add_columns)}
-    for name, takers in _TAKES.items():
-        if given[name] and kind not in takers:
-            raise ConfigError(f"{name.replace('_', '-')} has no meaning for {kind}; it goes with {', '.join(takers)}")
+    if kind not in FORMATS:
+        known = f"{', '.join(FORMATS)}{did_you_mean(kind, FORMATS)}"
+        raise ConfigError(f"export as {kind!r} is unknown; use {known}", "as", kind)
+    chosen = FORMATS[kind]
+    given = {"columns": columns, "with_shard": with_shard or None, "add_columns": add_columns or None}
+    for name, value in given.items():
+        if value is not None and name not in chosen.options:
+            users = ", ".join(other for other, form in FORMATS.items() if name in form.options)
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{flag} has no meaning for {kind}; it goes with {users}", name, value)
     rule = parse_where(where) if isinstance(where, str) else where
-    source, target = Source(Path(folder), rule), Path(out)
-    check_place(source, target, kind in _FOLDERS, overwrite)
+    rows, target = RunRows(Path(folder), rule), Path(out)
+    _check_out(rows, target, chosen.is_folder, overwrite)
     record = {
         "as": kind,
         "run": str(folder),
         "where": rule.text if rule else None,
         "noisegate": version("noisegate"),
-        "table_version": source.facts["table_version"],
+        "table_version": rows.facts["table_version"],
     }
-    if kind in _FOLDERS:
-        return _folder(source, target, kind, columns, add_columns or {}, record)
-    return _file(source, target, kind, columns, with_shard, record)
-
-
-def _file(
-    source: Source, out: Path, kind: str, columns: Sequence[str] | None, with_shard: bool, record: Mapping[str, Any]
-) -> Exported:
-    left_out: dict[str, int] = {}
-    if kind == "keys":
-        from .flat import write_keys
-
-        written = write_keys(source, out, with_shard)
-    elif kind == "datacomp":
-        from .datacomp import write_uids
-
-        written, repeated = write_uids(source, out)
-        left_out = {"uid listed already": repeated} if repeated else {}
-    elif kind == "cleanlab":
-        from .cleanlab import write_issues
-
-        written, unscored = write_issues(source, out)
-        left_out = {"no label score": unscored} if unscored else {}
+    options = Options(columns, with_shard, add_columns or {}, record)
+    if chosen.is_folder:
+        with whole_folder(target) as new:
+            result = chosen.write(rows, new, options)
+            rows.refuse_nothing(result.written)
+            counts = {"rows": rows.rows, "kept": rows.kept, "written": result.written, "left_out": result.left_out}
+            with whole_file(new / RECORD) as file:
+                file.write(json.dumps({**record, **counts}, indent=1).encode() + b"\n")
+        files = sorted(path for path in target.rglob("*") if path.is_file() and path.name != RECORD)
     else:
-        from .flat import write_flat
-
-        written = write_flat(source, out, kind, columns, record)
+        result = chosen.write(rows, target, options)
+        files = [target]
     return Exported(
         kind=kind,
         out=str(out),
-        rows=source.rows,
-        kept=source.kept,
-        written=written,
-        files=[str(out)],
-        bytes=out.stat().st_size,
-        left_out=left_out,
-        unscored_shards=source.unscored,
-    )
-
-
-def _folder(
-    source: Source,
-    out: Path,
-    kind: str,
-    columns: Sequence[str] | None,
-    add: Mapping[str, str],
-    record: Mapping[str, Any],
-) -> Exported:
-    empty: list[str] = []
-    with whole_folder(out) as folder:
-        if kind == "shards":
-            from .shards import write_shards
-
-            written, left_out, empty = write_shards(source, folder, add)
-        else:
-            from .huggingface import write_dataset
-
-            written, left_out = write_dataset(source, folder, columns, record)
-        source.refuse_nothing(written)
-        counts = {"rows": source.rows, "kept": source.kept, "written": written, "left_out": dict(left_out)}
-        with whole_file(folder / RECORD) as file:
-            file.write(json.dumps({**record, **counts}, indent=1).encode() + b"\n")
-    files = sorted(path for path in out.rglob("*") if path.is_file() and path.name != RECORD)
-    return Exported(
-        kind=kind,
-        out=str(out),
-        rows=source.rows,
-        kept=source.kept,
-        written=written,
+        rows=rows.rows,
+        kept=rows.kept,
+        written=result.written,
         files=[str(path) for path in files],
         bytes=sum(path.stat().st_size for path in files),
-        left_out=dict(left_out),
-        empty_shards=empty,
-        unscored_shards=source.unscored,
+        left_out=result.left_out,
+        empty_shards=result.empty_shards,
+        unscored_shards=rows.unscored,
     )
+
+
+def _check_out(rows: RunRows, out: Path, is_folder: bool, overwrite: bool) -> None:
+    """Raise ConfigError when `out` exists, or holds or lies in what it is made from."""
+
+    def refuse(problem: str) -> ConfigError:
+        return ConfigError(f"out {out} {problem}", "out", out)
+
+    if is_folder and old_folder(out).exists() and not out.exists():  # killed between the two renames of `whole_folder`
+        old_folder(out).rename(out)
+    target, run = out.resolve(), rows.run.path.resolve()
+    if target.is_relative_to(run) or run.is_relative_to(target):
+        raise refuse(f"and the run {rows.run.path} lie in one another; use a place beside it")
+    for url in rows.shards.values():
+        if "://" not in url and Path(url).resolve().is_relative_to(target):
+            raise refuse(f"is, or holds, the shard {url}; use another place, so that the data stays")
+    if not out.exists() or (is_folder and out.is_dir() and not any(out.iterdir())):
+        return
+    if out.is_dir() != is_folder:
+        raise refuse("is a file; name a folder" if is_folder else "is a folder; name a file")
+    if not overwrite:
+        raise refuse("is there already; choose another, or use --overwrite")
+    if is_folder and not (out / RECORD).exists():
+        raise refuse(f"is not an export (it has no {RECORD}), so it is not replaced; choose another")

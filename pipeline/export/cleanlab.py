@@ -1,4 +1,4 @@
-"""cleanlab's issue frame: what `Datalab.get_issues("label")` and `CleanLearning.find_label_issues` return, from our scores."""
+"""cleanlab's frame of label issues, as `Datalab.get_issues("label")` and `CleanLearning.find_label_issues` return it."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.system.output_files import whole_file
 
-from .source import Part, Source
+from .rows import Options, RunRows, ShardRows, Written
 
 __all__ = ["FRAME", "write_issues"]
 
@@ -32,29 +32,34 @@ FRAME = pa.schema(
 _NEEDED = ("key", "shard", "label", "label_quality", "osa_weight", "clean", "refined_label")
 
 
-def write_issues(source: Source, out: Path) -> tuple[int, int]:
-    """Write the frame as CSV or Parquet, by the suffix of `out`; returns how many rows it has and how many have no score.
+def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
+    """Write the frame as CSV or Parquet, by the suffix of `out`; samples without a label score are left out.
 
-    Both of cleanlab's names for the score are there. `predicted_label` is `refined_label`. An issue is a label that is not
-    `clean`; where a run of both tasks rejected the pair, so that `clean` says nothing about the label, one that was
+    The score appears under both of cleanlab's names; `predicted_label` is `refined_label`. An issue is a label that is not
+    `clean`. Where a run of both tasks rejected the pair, `clean` does not judge the label: there an issue is a label that was
     refined to another class.
     """
     if out.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"out {out}: a cleanlab frame is written as .csv or .parquet; use for example issues.csv")
-    if "labels" not in source.facts["scoring"]["tasks"]:
-        raise TableError(f"{source.run.path} has no label scores; make them with: noisegate annotate … --task labels")
+        raise ConfigError(
+            f"out {out}: a cleanlab frame is written as .csv or .parquet; use for example issues.csv", "out", out
+        )
+    if "labels" not in rows.facts["scoring"]["tasks"]:
+        folder = rows.run.path
+        raise TableError(
+            f"{folder} has no label scores; make them with: noisegate annotate … --task labels", "folder", folder
+        )
     written = unscored = 0
     with whole_file(out) as file, _writer(file, out.suffix) as writer:
-        for part in source.parts(_NEEDED):
+        for part in rows.parts(_NEEDED):
             frame = _frame(part)
             writer.write_table(frame)
             written += len(frame)
             unscored += len(part.kept) - len(frame)
-        source.refuse_nothing(written)
-    return written, unscored
+        rows.refuse_nothing(written)
+    return Written(written, {"no label score": unscored} if unscored else {})
 
 
-def _frame(part: Part) -> pa.Table:
+def _frame(part: ShardRows) -> pa.Table:
     known = pc.is_valid(part.kept["label_quality"])
     table = part.kept.filter(known)
     rows = part.start + np.flatnonzero(part.mask)[known.to_numpy()]
@@ -81,7 +86,7 @@ def _writer(file: Any, suffix: str) -> Any:
 
 
 def _pandas() -> dict[str, Any]:
-    """What pandas wants to know in order to take `row` for the index."""
+    """The metadata by which pandas takes `row` for the index."""
     words = {"bool": ("bool", "bool"), "int64": ("int64", "int64"), "double": ("float64", "float64")}
     columns = []
     for field in FRAME:

@@ -12,7 +12,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.system.output_files import whole_file
 
-from .source import Part, Source
+from .rows import Options, RunRows, ShardRows, Written
 
 __all__ = ["UID", "uid_array", "write_uids"]
 
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 def uid_array(uids: list[str]) -> NDArray[np.void]:
-    """Sorted and without repeats: DataComp's resharder copies a sample as often as its uid is listed.
+    """Sort uids of 32 hex digits and drop repeats: DataComp's resharder copies a sample as often as its uid is listed.
 
     >>> uid_array(["00000000000000020000000000000001", "0000000000000001ffffffffffffffff"]).tolist()
     [(1, 18446744073709551615), (2, 1)]
@@ -38,39 +38,42 @@ def _sorted(halves: NDArray[np.uint64]) -> NDArray[np.void]:
     return np.ascontiguousarray(halves[~again]).view(UID).reshape(-1)
 
 
-def write_uids(source: Source, out: Path) -> tuple[int, int]:
-    """Write the `.npy`; returns how many uids it has and how many samples repeat one of them. 16 bytes a row in memory.
+def write_uids(rows: RunRows, out: Path, options: Options) -> Written:
+    """Write the `.npy`, each uid once; memory holds 16 bytes per row.
 
     A uid is the json field `uid`, or the key where that is 32 hex digits. Raises ConfigError, naming the first samples,
     when one has neither.
     """
-    found: list[NDArray[np.void]] = []
+    arrays: list[NDArray[np.void]] = []
     without: list[str] = []
-    rows = 0
+    samples = 0
     with whole_file(out) as file:
-        for part in source.parts(["key"]):
+        for part in rows.parts(["key"]):
             uids = []
-            for name, uid in _uids(part, "limits" in source.facts["reading"]):
+            for name, uid in _uids(part, "limits" in rows.facts["reading"]):
                 if uid is None:
                     without.append(f"{part.stem}/{name}")
                 else:
                     uids.append(uid)
-            rows += len(part.kept)
-            found.append(uid_array(uids))
+            samples += len(part.kept)
+            arrays.append(uid_array(uids))
             if len(without) >= _SHOWN:
                 break
         if without:
             raise ConfigError(
                 f"no uid for {', '.join(without[:_SHOWN])}{' and more' if len(without) > _SHOWN else ''}: DataComp's samples "
-                "have 32 hex digits in the json field uid; export --as keys for other data"
+                "have 32 hex digits in the json field uid; export --as keys for other data",
+                "as",
+                "datacomp",
             )
-        whole = _sorted(np.concatenate([part.view(np.uint64).reshape(-1, 2) for part in found]))
-        source.refuse_nothing(len(whole))
+        whole = _sorted(np.concatenate([part.view(np.uint64).reshape(-1, 2) for part in arrays]))
+        rows.refuse_nothing(len(whole))
         np.save(file, whole, allow_pickle=False)
-    return len(whole), rows - len(whole)
+    repeated = samples - len(whole)
+    return Written(len(whole), {"uid listed already": repeated} if repeated else {})
 
 
-def _uids(part: Part, from_shard: bool) -> Iterator[tuple[str, str | None]]:
+def _uids(part: ShardRows, from_shard: bool) -> Iterator[tuple[str, str | None]]:
     if not len(part.kept):
         return
     if from_shard:

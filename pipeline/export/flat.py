@@ -1,7 +1,7 @@
 """One flat file: Parquet, CSV or JSON lines of chosen columns, or a list of keys."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +16,51 @@ from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.system.output_files import whole_file
 
-from .source import CAPTION, Source, plain_type
+from .rows import CAPTION, Options, RunRows, Written, plain_type
 
-__all__ = ["caption_of", "json_values", "write_flat", "write_keys"]
+__all__ = ["json_values", "read_caption", "write_flat", "write_keys"]
 
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32_000_000
 _ROWS_WITH_CAPTIONS = 1_000
 
 
-def write_keys(source: Source, out: Path, with_shard: bool = False) -> int:
-    """One key per line, in the order of the tables; `shard/key` with `with_shard`. Returns how many."""
+def write_keys(rows: RunRows, out: Path, options: Options) -> Written:
+    """Write one key per line, or `shard/key`, in the order of the tables."""
     written = 0
     with whole_file(out) as file:
-        for part in source.parts(["key"]):
+        for part in rows.parts(["key"]):
             for key in part.kept["key"].to_pylist():
                 if "\n" in key or "\r" in key:
-                    raise ConfigError(f"key {key!r} of {part.stem} holds a line break; export --as jsonl instead")
-                file.write((f"{part.stem}/{key}\n" if with_shard else f"{key}\n").encode())
+                    raise ConfigError(
+                        f"key {key!r} of {part.stem} holds a line break; export --as jsonl instead", "key", key
+                    )
+                file.write((f"{part.stem}/{key}\n" if options.with_shard else f"{key}\n").encode())
             written += len(part.kept)
-        source.refuse_nothing(written)
-    return written
+        rows.refuse_nothing(written)
+    return Written(written)
 
 
-def write_flat(source: Source, out: Path, kind: str, columns: Sequence[str] | None, record: Mapping[str, Any]) -> int:
-    """All kept rows in one file, a shard in memory at a time; returns how many.
+def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written:
+    """Write all kept rows to one file, with one shard in memory at a time.
 
-    `columns` may name `caption`, which is read from the shards. Null is null in Parquet and JSON and an empty field in
+    The columns may name `caption`, which is read from the shards. Null is null in Parquet and JSON and an empty field in
     CSV; digests are hex in CSV and JSON; floats are written with as many digits as tell float32 apart.
     """
-    names = source.chosen(columns)
+    names = rows.choose(options.columns)
     if CAPTION in names:
-        source.need_shards("caption")
+        rows.need_shards("caption")
     schema = pa.schema([(name, plain_type(name)) for name in names])
     write = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}[kind]
     with whole_file(out) as file:
-        written = write(file, schema.with_metadata({"noisegate.export": json.dumps(record)}), _rows(source, schema))
-        source.refuse_nothing(written)
-    return written
+        metadata = {"noisegate.export": json.dumps(options.record)}
+        written = write(file, schema.with_metadata(metadata), _tables(rows, schema))
+        rows.refuse_nothing(written)
+    return Written(written)
 
 
-def _rows(source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
-    for part in source.parts(schema.names):
+def _tables(rows: RunRows, schema: pa.Schema) -> Iterator[pa.Table]:
+    for part in rows.parts(schema.names):
         plain = pa.table({name: part.kept[name].cast(plain_type(name)) for name in part.kept.column_names})
         if CAPTION not in schema.names:
             yield plain.select(schema.names)
@@ -65,26 +68,26 @@ def _rows(source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
         captions: list[str | None] = []
         start = 0
         for place, raw in part.samples() if len(plain) else ():
-            captions.append(caption_of(raw, source.text_field))
+            captions.append(read_caption(raw, rows.text_field))
             if len(captions) == _ROWS_WITH_CAPTIONS or place == len(plain) - 1:
                 some = plain.slice(start, len(captions)).append_column(CAPTION, pa.array(captions, pa.string()))
                 yield some.select(schema.names)
                 captions, start = [], place + 1
 
 
-def caption_of(raw: RawSample, field: str | None) -> str | None:
-    """The caption as it was scored, of whatever length; None where the sample has none that can be read."""
+def read_caption(raw: RawSample, field: str | None) -> str | None:
+    """The caption as it was scored, of any length; None where the sample has none that can be read."""
     try:
         return decode_text(raw.parts, field, Limits(max_text_chars=1 << 40))
     except BadSample:
         return None
 
 
-def _write_parquet(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+def _write_parquet(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     written = 0
     waiting: list[pa.Table] = []
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for table in rows:
+        for table in tables:
             waiting.append(table)
             written += len(table)
             if sum(map(len, waiting)) >= GROUP_ROWS or sum(part.nbytes for part in waiting) >= GROUP_BYTES:
@@ -95,13 +98,13 @@ def _write_parquet(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> in
     return written
 
 
-def _write_csv(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     written = 0
     as_text = {name for name in schema.names if pa.types.is_list(schema.field(name).type)}
     as_hex = {name for name in schema.names if pa.types.is_fixed_size_binary(schema.field(name).type)}
     plain = pa.schema([(f.name, pa.string() if f.name in as_text | as_hex else f.type) for f in schema])
     with pyarrow.csv.CSVWriter(file, plain) as writer:
-        for table in rows:
+        for table in tables:
             columns = []
             for name in schema.names:
                 values = table[name]
@@ -115,10 +118,10 @@ def _write_csv(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
     return written
 
 
-def _write_jsonl(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
+def _write_jsonl(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
     written = 0
     names = [json.dumps(name) for name in schema.names]
-    for table in rows:
+    for table in tables:
         columns = [json_values(table[name]) for name in schema.names]
         for values in zip(*columns, strict=True):
             line = ", ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
@@ -128,7 +131,7 @@ def _write_jsonl(file: Any, schema: pa.Schema, rows: Iterable[pa.Table]) -> int:
 
 
 def json_values(column: pa.ChunkedArray) -> list[str]:
-    """Each value as JSON text: shortest floats, digests in hex, null for what JSON has no word for.
+    """Each value as JSON text: shortest floats, digests in hex, null for nan and infinity.
 
     >>> json_values(pa.chunked_array([pa.array([0.1, None, float("inf")], pa.float32())]))
     ['0.1', 'null', 'null']

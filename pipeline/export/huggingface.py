@@ -1,4 +1,4 @@
-"""A folder that Hugging Face `datasets` loads, pictures included: Parquet files and a card. Needs no `datasets` itself."""
+"""A folder of Parquet files with the pictures and a card, as Hugging Face `datasets` loads it; written without `datasets`."""
 
 import json
 from collections import Counter
@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample
 from noisegate.pipeline.system.output_files import whole_file
 
-from .flat import caption_of
-from .source import CAPTION, Part, Source, plain_type
+from .flat import read_caption
+from .rows import CAPTION, Options, RunRows, ShardRows, Written, plain_type
 
 __all__ = ["write_dataset"]
 
@@ -23,40 +23,37 @@ GROUP_BYTES = 32_000_000
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def write_dataset(
-    source: Source, folder: Path, columns: Sequence[str] | None, record: Mapping[str, Any]
-) -> tuple[int, Counter[str]]:
+def write_dataset(rows: RunRows, out: Path, options: Options) -> Written:
     """Write `data/train-*.parquet`, one for each shard with kept samples, and `README.md`.
 
-    Returns how many samples were written, and how many were left out and why: what is not `ok` has no picture or
-    no text that could be used.
+    Samples whose status is not `ok` are left out: they have no usable picture or text.
     """
-    source.need_shards("--as datasets")
-    names = source.chosen(columns, (CAPTION, "label", "key", "shard"))
-    if columns is None:
-        filled = set(source.filled_scores())
-        tasks = source.facts["reading"]["tasks"]
+    rows.need_shards("--as datasets")
+    names = rows.choose(options.columns, (CAPTION, "label", "key", "shard"))
+    if options.columns is None:
+        filled = set(rows.filled_scores())
+        tasks = rows.facts["reading"]["tasks"]
         names = [n for n in names if (n != "label" or n in filled) and (n != CAPTION or "pairs" in tasks)]
     schema = pa.schema([("image", _IMAGE), *((name, plain_type(name)) for name in names)])
     schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": _features(schema)}})})
-    (folder / "data").mkdir()
+    (out / "data").mkdir()
     left_out: Counter[str] = Counter()
     written = files = 0
-    for part in source.parts(list(dict.fromkeys([*names, "status"]))):
+    for part in rows.parts(list(dict.fromkeys([*names, "status"]))):
         ok = pc.equal(part.kept["status"], "ok").to_pylist()
         left_out["not ok"] += len(ok) - sum(ok)
         if not any(ok):
             continue
-        with whole_file(folder / "data" / f"train-{files:05d}.parquet") as file:
-            written += _write(part, ok, file, schema, source.text_field)
+        with whole_file(out / "data" / f"train-{files:05d}.parquet") as file:
+            written += _write(part, ok, file, schema, rows.text_field)
         files += 1
-    with whole_file(folder / "README.md") as file:
-        file.write(_card(record, written).encode())
-    return written, +left_out
+    with whole_file(out / "README.md") as file:
+        file.write(_card(options.record, written).encode())
+    return Written(written, dict(+left_out))
 
 
-def _write(part: Part, ok: Sequence[bool], file: BinaryIO, schema: pa.Schema, field: str | None) -> int:
-    """One shard's usable samples, in groups of bounded size; how many."""
+def _write(part: ShardRows, ok: Sequence[bool], file: BinaryIO, schema: pa.Schema, field: str | None) -> int:
+    """Write one shard's usable samples in row groups of bounded size; return how many."""
     rows: list[int] = []
     images: list[dict[str, Any]] = []
     captions: list[str | None] = []
@@ -67,7 +64,7 @@ def _write(part: Part, ok: Sequence[bool], file: BinaryIO, schema: pa.Schema, fi
                 continue
             rows.append(row)
             images.append(_image(raw))
-            captions.append(caption_of(raw, field))
+            captions.append(read_caption(raw, field))
             size += len(images[-1]["bytes"])
             if len(rows) == GROUP_ROWS or size >= GROUP_BYTES:
                 writer.write_table(_group(part, schema, rows, images, captions))
@@ -78,7 +75,7 @@ def _write(part: Part, ok: Sequence[bool], file: BinaryIO, schema: pa.Schema, fi
 
 
 def _group(
-    part: Part, schema: pa.Schema, rows: list[int], images: list[dict[str, Any]], captions: list[str | None]
+    part: ShardRows, schema: pa.Schema, rows: list[int], images: list[dict[str, Any]], captions: list[str | None]
 ) -> pa.Table:
     made = {"image": pa.array(images, _IMAGE), CAPTION: pa.array(captions, pa.string())}
     columns = [
@@ -94,7 +91,7 @@ def _image(raw: RawSample) -> dict[str, Any]:
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
-    """The columns as `datasets` describes them, in words that old and new versions know."""
+    """The columns as `datasets` describes them, in types that old and new versions know."""
     found: dict[str, Any] = {}
     for field in schema:
         if field.name == "image":
@@ -112,7 +109,7 @@ def _dtype(stored: pa.DataType) -> str:
 
 
 def _card(record: Mapping[str, Any], written: int) -> str:
-    """The head tells `load_dataset(FOLDER)` which files to read; the rest is for people."""
+    """The text of README.md; its head tells `load_dataset(FOLDER)` which files to read."""
     rule = f"with the rule `{record['where']}`" if record["where"] else "without a rule"
     return f"""---
 configs:

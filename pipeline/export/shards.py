@@ -1,4 +1,4 @@
-"""Filtered shards: the kept samples copied, for trainers that cannot join a table."""
+"""Shards of the kept samples, for trainers that cannot join a table."""
 
 import json
 from collections import Counter
@@ -10,41 +10,47 @@ from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.writer import ShardWriter, write_shard
 
 from .flat import json_values
-from .source import CAPTION, Part, Source
+from .rows import CAPTION, Options, RunRows, ShardRows, Written
 
-__all__ = ["added_columns", "write_shards"]
+__all__ = ["parse_added_columns", "write_shards"]
 
 
-def added_columns(text: str) -> dict[str, str]:
-    """Json fields and the columns they come from: `osa_weight,w=clean_probability`.
+def parse_added_columns(text: str) -> dict[str, str]:
+    """Parse json fields and the columns that fill them: `osa_weight,w=clean_probability`.
 
-    >>> added_columns("osa_weight,w=clean_probability")
+    >>> parse_added_columns("osa_weight,w=clean_probability")
     {'osa_weight': 'osa_weight', 'w': 'clean_probability'}
     """
     pairs = [(name.strip() for name in item.rpartition("=")[::2]) for item in text.split(",") if item.strip()]
     fields = {field or column: column for field, column in pairs}
     if len(fields) < len(pairs):
-        raise ConfigError(f"add-columns {text!r} names a field twice; write for example osa_weight,w=clean_probability")
+        raise ConfigError(
+            f"add-columns {text!r} names a field twice; write for example osa_weight,w=clean_probability",
+            "add_columns",
+            text,
+        )
     return fields
 
 
-def write_shards(source: Source, folder: Path, add: Mapping[str, str]) -> tuple[int, Counter[str], list[str]]:
+def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     """Write `STEM.tar` for every shard with kept samples: parts byte for byte, in tar order, one sample in memory.
 
-    `add` puts columns into each sample's json. Returns how many samples were written, how many were left out and why, and
-    the shards that would be empty.
+    `options.add_columns` puts columns into each sample's json.
     """
-    source.need_shards("--as shards")
-    columns = source.chosen(list(dict.fromkeys(add.values()))) if add else []
+    rows.need_shards("--as shards")
+    add = options.add_columns
+    columns = rows.choose(list(dict.fromkeys(add.values()))) if add else []
     if CAPTION in columns:
-        raise ConfigError("add-columns: the caption is in the sample already; add scores, such as osa_weight")
+        raise ConfigError(
+            "add-columns: the caption is in the sample already; add scores, such as osa_weight", "add_columns", CAPTION
+        )
     left_out: Counter[str] = Counter()
     empty: list[str] = []
     written = 0
-    for part in source.parts(columns):
+    for part in rows.parts(columns):
         count = 0
         if len(part.kept):
-            path = folder / f"{part.stem}.tar"
+            path = out / f"{part.stem}.tar"
             with write_shard(path) as shard:
                 _copy(part, shard, add, left_out)
             count = shard.samples
@@ -53,10 +59,10 @@ def write_shards(source: Source, folder: Path, add: Mapping[str, str]) -> tuple[
         if not count:
             empty.append(part.stem)
         written += count
-    return written, left_out, empty
+    return Written(written, dict(left_out), empty)
 
 
-def _copy(part: Part, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str]) -> None:
+def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str]) -> None:
     """Copy one shard's kept samples."""
     values = {field: json_values(part.kept[column]) for field, column in add.items()}
     last_key: str | None = None
@@ -79,7 +85,7 @@ def _copy(part: Part, shard: ShardWriter, add: Mapping[str, str], left_out: Coun
 
 
 def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
-    """The sample's json with more fields, a new one where there is none; None where it is no object."""
+    """The sample's json with `fields` added; None where the json is not an object."""
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
     except (ValueError, RecursionError):
@@ -91,7 +97,9 @@ def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
         if field in record and record[field] != value:
             raise ConfigError(
                 f"add-columns: the json of {raw.key} has a field {field} with another value; give the new one a name of "
-                f"its own, such as noisegate_{field}={field}"
+                f"its own, such as noisegate_{field}={field}",
+                "add_columns",
+                field,
             )
         record[field] = value
     return json.dumps(record).encode()

@@ -24,6 +24,7 @@ from noisegate.pipeline.export.datacomp import UID, uid_array
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.table import RunFolder
 from tests.commands import called, command
+from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import files_of, score
 
@@ -70,7 +71,7 @@ def test_keys_are_one_per_line(work: Path, tmp_path: Path, rows: list[dict[str, 
 def test_a_key_with_a_line_break_does_not_fit_a_list(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "x.tar", [("a\nb.png", picture("red")), ("a\nb.txt", b"red")])
     score([shard], tmp_path / "run")
-    with pytest.raises(ConfigError, match="line break; export --as jsonl"):
+    with refused("key", "a\nb"):
         export(tmp_path / "run", tmp_path / "keys.txt", "keys")
     export(tmp_path / "run", tmp_path / "keys.jsonl", "jsonl")
     assert json.loads((tmp_path / "keys.jsonl").read_text())["key"] == "a\nb"
@@ -146,7 +147,7 @@ def test_floats_keep_every_bit_and_no_more(work: Path, tmp_path: Path, rows: lis
 def test_columns_that_are_not_there(work: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'osa_wieght' is unknown; did you mean osa_weight"):
         export(work / "run", tmp_path / "x.csv", "csv", columns=["key", "osa_wieght"])
-    with pytest.raises(ConfigError, match="none is named"):
+    with refused("columns", []):
         export(work / "run", tmp_path / "x.csv", "csv", columns=[])
     assert list(tmp_path.iterdir()) == []
 
@@ -182,7 +183,7 @@ def test_uids_are_not_taken_from_shards_that_changed(tmp_path: Path) -> None:
     run = _with_uids(tmp_path)
     shard = tmp_path / "s" / "d-1.tar"
     shard.write_bytes(shard.read_bytes().replace(uid(12).encode(), uid(99).encode()))
-    with pytest.raises(MismatchError, match=r"d-1\.tar has changed since"):
+    with refused("shard", str(shard), MismatchError):
         export(run, tmp_path / "subset.npy", "datacomp")
     assert not (tmp_path / "subset.npy").exists()
 
@@ -224,7 +225,7 @@ def test_uids_sort_as_numbers(numbers: list[int]) -> None:
 def test_nothing_is_overwritten_unless_asked(work: Path, tmp_path: Path) -> None:
     out = tmp_path / "keys.txt"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match="is there already; choose another, or use --overwrite"):
+    with refused("out", out):
         export(work / "run", out, "keys")
     assert out.read_text() == "mine"
     export(work / "run", out, "keys", overwrite=True)
@@ -236,8 +237,9 @@ def test_a_folder_is_replaced_only_where_it_is_an_export(work: Path, tmp_path: P
     (out / "deep").mkdir(parents=True)
     (out / "deep" / "thesis.txt").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(ConfigError, match="is there already" if not overwrite else "is not an export"):
+        with refused("out", out) as caught:
             export(work / "run", out, "shards", overwrite=overwrite)
+        assert ("is not an export" if overwrite else "is there already") in str(caught.value)
     assert (out / "deep" / "thesis.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()
     export(work / "run", tmp_path / "empty", "shards")
@@ -251,7 +253,7 @@ def test_an_export_that_was_killed_while_being_replaced_is_still_there(work: Pat
     before = files_of(tmp_path / "kept")
     (tmp_path / "kept").rename(tmp_path / ".kept.old")  # the moment between the two renames
     (tmp_path / ".kept.tmp").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with refused("out", tmp_path / "kept"):
         export(work / "run", tmp_path / "kept", "shards", where="index = 1")
     assert files_of(tmp_path / "kept") == before
     export(work / "run", tmp_path / "kept", "shards", where="index = 1", overwrite=True)
@@ -283,19 +285,21 @@ def test_places_that_an_export_would_spoil(work: Path, out: str, kind: str, mess
 
 def test_a_rule_that_keeps_nothing_writes_nothing(work: Path, tmp_path: Path) -> None:
     for kind in ("keys", "csv", "parquet", "jsonl", "datacomp", "shards", "datasets"):
-        with pytest.raises(ConfigError, match="'similarity > 2' keeps none of 22 rows"):
+        with refused("where", "similarity > 2") as caught:
             export(work / "run", tmp_path / "out", kind, where="similarity > 2")
+        assert "keeps none of 22 rows" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_options_that_mean_nothing_are_refused(work: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="with-shard has no meaning for csv; it goes with keys"):
+    with refused("with_shard", True) as caught:
         export(work / "run", tmp_path / "x", "csv", with_shard=True)
-    with pytest.raises(ConfigError, match="add-columns has no meaning"):
+    assert str(caught.value) == "with-shard has no meaning for csv; it goes with keys"
+    with refused("add_columns", {"w": "osa_weight"}):
         export(work / "run", tmp_path / "x", "keys", add_columns={"w": "osa_weight"})
-    with pytest.raises(ConfigError, match="columns has no meaning"):
+    with refused("columns", ["key"]):
         export(work / "run", tmp_path / "x", "shards", columns=["key"])
-    with pytest.raises(ConfigError, match="export as 'xml' is unknown; use keys, datacomp"):
+    with refused("as", "xml"):
         export(work / "run", tmp_path / "x", "xml")
 
 
@@ -326,7 +330,7 @@ def test_shards_that_changed_since_are_not_joined(shards: Path, tmp_path: Path, 
         assert changed != whole
         shard.write_bytes(changed)
         # the first two shards are fine, and nothing of them is shown either
-        with pytest.raises(MismatchError, match=r"x-02\.tar has changed since it was scored"):
+        with refused("shard", str(shard), MismatchError):
             export(tmp_path / "run", tmp_path / "out", kind, columns=columns)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "shards"]
 
@@ -339,9 +343,9 @@ def test_runs_of_embeddings_have_keys_and_scores_but_no_shards(tmp_path: Path) -
     score_embeddings(tmp_path / "run", tmp_path / "i.npy", texts=tmp_path / "t.npy")
     assert export(tmp_path / "run", tmp_path / "x.csv", "csv").written == 60
     for kind, columns in (("shards", None), ("datasets", None), ("jsonl", ["caption"])):
-        with pytest.raises(ConfigError, match="was made from embeddings"):
+        with refused("folder", tmp_path / "run"):
             export(tmp_path / "run", tmp_path / "out", kind, columns=columns)
-    with pytest.raises(ConfigError, match="no uid"):
+    with refused("as", "datacomp"):
         export(tmp_path / "run", tmp_path / "out", "datacomp")
 
 

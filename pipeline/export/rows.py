@@ -1,8 +1,8 @@
-"""A finished run as exports read it: one shard's table at a time, only the rows that a rule keeps."""
+"""The rows of a finished run for an export: one shard's table at a time, only the rows that a rule keeps."""
 
 import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,46 @@ from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-__all__ = ["Part", "Source", "plain_type"]
+__all__ = ["CAPTION", "Format", "Options", "RunRows", "ShardRows", "Written", "plain_type"]
 
-CAPTION = "caption"
+CAPTION = "caption"  # a column that is read from the shards, not from the tables
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one export; each format uses some. `record` describes the export itself."""
+
+    columns: Sequence[str] | None
+    with_shard: bool
+    add_columns: Mapping[str, str]
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """How many samples a format wrote, and how many it left out, by reason."""
+
+    written: int
+    left_out: dict[str, int] = field(default_factory=dict)
+    empty_shards: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Format:
+    """An export format: `write(rows, out, options)` writes a file, or into a new folder where `is_folder`.
+
+    options: the fields of Options that a user may give for it.
+    """
+
+    summary: str
+    write: Callable[["RunRows", Path, Options], Written]
+    is_folder: bool = False
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One shard's share. `mask` (N,) tells which of its rows are kept, `kept` has the columns asked for of those.
+class ShardRows:
+    """One shard's rows. `mask` (N,) bool says which are kept; `kept` holds the requested columns of those.
 
     `start` is the number of its first row in the whole run.
     """
@@ -38,27 +70,27 @@ class Part:
     kept: pa.Table
 
     def samples(self, all_parts: bool = False) -> Iterator[tuple[int, RawSample]]:
-        """The kept samples, each with its row in `kept`.
+        """Read the kept samples, each with its row in `kept`.
 
-        Raises MismatchError where the shard is not the one that was scored: by key at once, by digest at its end, so
-        whatever was made from it must not be shown before.
+        Raises MismatchError where the shard has changed since it was scored: by key at once, by digest only at the end, so a
+        result must not be published before the last sample.
         """
         changed = f"{self.url} has changed since it was scored; run the same annotate command again, then export"
         reader = ShardReader(Shard(self.url), all_parts)
         count = place = 0
         for raw in reader:
             if count == len(self.keys) or raw.key != self.keys[count]:
-                raise MismatchError(f"{changed} (row {count} is {raw.key})")
+                raise MismatchError(f"{changed} (row {count} is {raw.key})", "shard", self.url)
             if self.mask[count]:
                 yield place, raw
                 place += 1
             count += 1
         if count != len(self.keys) or reader.sha256 != self.sha256:
-            raise MismatchError(changed)
+            raise MismatchError(changed, "shard", self.url)
 
 
-class Source:
-    """The tables of a run behind a rule; afterwards `rows` and `kept` count what was read and what the rule kept."""
+class RunRows:
+    """The tables of a run, filtered by a rule; `rows` and `kept` count what `parts` has read and kept."""
 
     def __init__(self, folder: Path, where: Where | None) -> None:
         self.run = RunFolder(folder)
@@ -66,35 +98,44 @@ class Source:
         self.rows = self.kept = 0
         facts = self.run.recorded()
         if facts.get("finished") is False:
-            raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+            raise TableError(
+                f"the run in {folder} is not finished; run the same annotate command again, it goes on",
+                "folder",
+                folder,
+            )
         self.facts: dict[str, Any] = facts
         scored = [entry for entry in facts["shards"] if "rows" in entry]
         for entry in scored:
             if not self.run.table(entry["table"]).exists():
-                raise TableError(f"{self.run.table(entry['table'])} is gone; run the same annotate command again")
+                table = self.run.table(entry["table"])
+                raise TableError(f"{table} is gone; run the same annotate command again", "folder", folder)
         if not scored:
             raise TableError(
-                f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}"
+                f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}",
+                "folder",
+                folder,
             )
         self.shards: dict[str, str] = {entry["table"]: entry["url"] for entry in scored}
         self.unscored = len(facts["shards"]) - len(scored)
 
     @property
     def text_field(self) -> str | None:
-        """Where captions were read from, if not from the usual places."""
+        """The json field of the captions, None for the usual places."""
         field: str | None = self.facts["reading"].get("text_field")
         return field
 
     def need_shards(self, use: str) -> None:
-        """Raises ConfigError for a run that was made from embeddings, which has no shards."""
+        """Raise ConfigError for a run that was made from embeddings and so has no shards."""
         if "limits" not in self.facts["reading"]:
             raise ConfigError(
                 f"{use} reads the shards, and the run in {self.run.path} was made from embeddings; "
-                "export --as keys, parquet, csv or jsonl without caption"
+                "export --as keys, parquet, csv or jsonl without caption",
+                "folder",
+                self.run.path,
             )
 
-    def parts(self, columns: Sequence[str]) -> Iterator[Part]:
-        """Shard by shard, those without a kept row included."""
+    def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
+        """Read shard by shard, also those without a kept row."""
         needed = {"key", *columns, *(self.where.columns if self.where else ())} - {"shard", CAPTION}
         self.rows = self.kept = 0
         for stem, url in self.shards.items():
@@ -108,19 +149,25 @@ class Source:
             start = self.rows
             self.rows += len(table)
             self.kept += len(kept)
-            yield Part(stem, url, sha256, start, table["key"].to_pylist(), mask, kept)
+            yield ShardRows(stem, url, sha256, start, table["key"].to_pylist(), mask, kept)
 
     def refuse_nothing(self, written: int) -> None:
-        """Raises ConfigError when an export would be empty, before it gets its name."""
+        """Raise ConfigError when an export would be empty, before it gets its name."""
         if written:
             return
         if self.kept:
-            raise ConfigError(f"none of the {self.kept:,} rows kept can be written; nothing was")
-        rule = f"where {self.where.text!r} keeps" if self.where else "there are"
-        raise ConfigError(f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv")
+            raise ConfigError(f"none of the {self.kept:,} rows kept can be written; nothing was", "where", self._rule)
+        rule = f"where {self._rule!r} keeps" if self.where else "there are"
+        raise ConfigError(
+            f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv", "where", self._rule
+        )
+
+    @property
+    def _rule(self) -> str | None:
+        return self.where.text if self.where else None
 
     def filled_scores(self) -> list[str]:
-        """The label and all scores that at least one row has, by the tables' own statistics."""
+        """The label and score columns that are not null throughout, by the statistics in the Parquet files."""
         wanted = [n for n in ALL_COLUMNS if n in SCORE_COLUMNS or n in ("similarity", "label") or n not in COLUMNS]
         filled: set[str] = set()
         for stem in self.shards:
@@ -134,8 +181,8 @@ class Source:
                         filled.add(column.path_in_schema)
         return [name for name in wanted if name in filled]
 
-    def chosen(self, columns: Sequence[str] | None, extra: Sequence[str] = ("key", "shard")) -> list[str]:
-        """The columns asked for; by default `extra` and all scores that are there. Raises ConfigError for unknown ones."""
+    def choose(self, columns: Sequence[str] | None, extra: Sequence[str] = ("key", "shard")) -> list[str]:
+        """Check the requested columns; by default `extra` and all scores that are there."""
         if columns is None:
             return [*extra, *(name for name in self.filled_scores() if name not in extra)]
         known = ["shard", *ALL_COLUMNS, CAPTION]
@@ -144,14 +191,14 @@ class Source:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
                 advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-                raise ConfigError(f"columns: {name!r} is unknown; {advice}")
+                raise ConfigError(f"columns: {name!r} is unknown; {advice}", "columns", name)
         if not names:
-            raise ConfigError("columns: none is named; give some, such as key,shard,osa_weight")
+            raise ConfigError("columns: none is named; give some, such as key,shard,osa_weight", "columns", columns)
         return names
 
 
 def plain_type(name: str) -> pa.DataType:
-    """The type of an exported column: as in the table, words as plain strings."""
+    """The type of an exported column: as in the table, dictionary strings as plain strings."""
     if name in ("shard", CAPTION):
         return pa.string()
     stored = ALL_COLUMNS[name][0]
