@@ -208,11 +208,10 @@ class EncoderProcess:
         try:
             while (batch := self._outbox.get()) is not None:
                 send(self._connection, stacked(batch))
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+                end.shutdown(socket.SHUT_WR)  # answers may still come, so the pipe stays open for reading
         except OSError:
             return  # the process is gone; the receiving side tells about it
-        end = socket.socket(fileno=os.dup(self._connection.fileno()))
-        end.shutdown(socket.SHUT_WR)  # answers may still come, so the pipe stays open for reading
-        end.close()
 
     def _receive_all(self) -> None:
         try:

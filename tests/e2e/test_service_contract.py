@@ -3,10 +3,7 @@
 import base64
 import io
 import json
-import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 
 from noisegate.pipeline.datasets.scenes import write_scenes
-from tests.commands import FAKE, command
+from tests.commands import FAKE
 from tests.jobs import score
+from tests.service.process import Server, serve
 
 LIMITS = ("--max-items", 64, "--max-pixels", 1_000_000, "--decode-workers", 1)
-
-
-@contextmanager
-def server(*flags: object) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """`noisegate serve` with the fake model, once it is ready, and its URL."""
-    words = command("serve", *FAKE, "--port", 0, *LIMITS, *flags)
-    with subprocess.Popen(**words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        log = process.stderr
-        assert log is not None
-        try:
-            line = next(line for line in log if "listens on" in line)
-            assert any("is ready" in line for line in log)
-            threading.Thread(target=lambda: [None for _ in log], daemon=True).start()  # a full pipe would stop it
-            yield process, next(word for word in line.split() if word.startswith("http://"))
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +38,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--root",
         place / "data",
     )
-    with server(*extra, "--log-format", "text") as (_, address):
-        yield address
+    with serve(place, *FAKE, *LIMITS, *extra) as server:
+        yield server.url
 
 
 CHECKS = (
@@ -133,9 +115,9 @@ def broken(data: bytes, rng: np.random.Generator) -> bytes:
 STATUSES = {"ok", "bad_image", "too_large", "no_image", "no_text", "bad_text", "invalid"}
 
 
-def memory(process: "subprocess.Popen[str]") -> int:
+def memory(server: Server) -> int:
     """Kilobytes of the server and of all processes below it."""
-    mine, total = {process.pid}, 0
+    mine, total = {server.process.pid}, 0
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
             status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
@@ -148,18 +130,15 @@ def memory(process: "subprocess.Popen[str]") -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory as Linux tells it")
-def test_thousands_of_broken_inputs_leave_it_ready_and_its_memory_flat() -> None:
+def test_thousands_of_broken_inputs_leave_it_ready_and_its_memory_flat(tmp_path: Path) -> None:
     rng, whole, sent = np.random.default_rng(7), pictures(), 0
     peaks = []
-    with (
-        server("--beta", "fixed:0.4", "--log-format", "text") as (process, address),
-        httpx.Client(timeout=60) as client,
-    ):
+    with serve(tmp_path, *LIMITS) as server, httpx.Client(timeout=60, base_url=server.url) as client:
         for turn in range(75):
             items = [broken(whole[i % len(whole)], rng) for i in range(64)]
             pairs = [{"image": base64.b64encode(data).decode(), "text": f"number {turn}"} for data in items]
             body = json.dumps({"pairs": pairs}).encode()
-            answer = client.post(f"{address}/v1/score", content=body, headers={"content-type": "application/json"})
+            answer = client.post("/v1/score", content=body, headers={"content-type": "application/json"})
             assert answer.status_code == 200, answer.text[:300]
             results = answer.json()["results"]
             assert len(results) == len(items)
@@ -168,11 +147,11 @@ def test_thousands_of_broken_inputs_leave_it_ready_and_its_memory_flat() -> None
             for kind in ("application/json", "multipart/form-data; boundary=x"):
                 for _ in range(4):
                     text = broken(small[: int(rng.integers(2, 400))] + small[-40:], rng)
-                    answer = client.post(f"{address}/v1/score", content=text, headers={"content-type": kind})
+                    answer = client.post("/v1/score", content=text, headers={"content-type": kind})
                     assert answer.status_code in (200, 400, 413, 415, 422), (answer.status_code, text)
                     sent += 1
             sent += len(items)
-            peaks.append(memory(process))
+            peaks.append(memory(server))
         assert sent >= 5_000
-        assert client.get(f"{address}/readyz").status_code == 200
+        assert client.get("/readyz").status_code == 200
     assert max(peaks[-15:]) <= 1.1 * max(peaks[10:25])

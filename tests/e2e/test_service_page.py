@@ -3,12 +3,8 @@
 import io
 import json
 import re
-import subprocess
 import tarfile
-import threading
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from noisegate import read_table
 from noisegate.service.guards.auth import hash_key
-from tests.commands import FAKE, called, command
+from tests.commands import FAKE, called
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
+from tests.service.process import serve
 
 pytestmark = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="no Chromium here")
 expect.set_options(timeout=30_000)
@@ -59,33 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@contextmanager
-def serving(folder: Path, *words: object) -> Iterator[str]:
-    """`noisegate serve` once it is ready, by its URL."""
-    flags = ("--port", 0, "--run", "demo=tables", "--decode-workers", 1, *words)
-    with subprocess.Popen(**command("serve", *flags), cwd=folder, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if "is ready" in line:
-                    break
-            else:
-                pytest.fail("".join(said))
-            url = next(word for line in said for word in line.split() if word.startswith("http://"))
-            threading.Thread(target=deque, args=(process.stderr, 0), daemon=True).start()  # a full pipe would stop it
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Iterator[str]:
     """One open server with jobs for all tests."""
-    with serving(folder, "--jobs-folder", "jobs", "--root", ".") as url:
-        yield url
+    with serve(folder, "--run", "demo=tables", "--jobs-folder", "jobs", "--root", ".") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +255,8 @@ def test_a_refused_job_says_why(visit: Visit) -> None:
 
 
 def test_a_key_is_asked_for_once(browser: Browser, folder: Path) -> None:
-    with serving(folder, *FAKE, "--beta", "fixed:0.4", "--api-key", hash_key(KEY)) as url:
-        visit = opened(browser, url)
+    with serve(folder, "--run", "demo=tables", *FAKE, "--beta", "fixed:0.4", "--api-key", hash_key(KEY)) as server:
+        visit = opened(browser, server.url)
         page = visit.page
         page.goto("/#/browse/demo")
         asked = page.get_by_label("API key")

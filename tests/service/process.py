@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import monotonic, sleep
 from typing import Any
 
 import httpx
 
-from tests.commands import command
+from tests.commands import FAKE, command
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
@@ -72,16 +73,16 @@ class Server:
 
 @contextmanager
 def serve(folder: Path, *arguments: object, environment: dict[str, str] | None = None) -> Iterator[Server]:
-    """A server with the fake model on a free port, ready; it is ended by force where a test did not end it."""
-    words = ("serve", "--port", 0, "--decode-workers", 0, "--beta", "fixed:0.4", *arguments)
-    started = command(*(words if "--model" in words else (*words, "--model", "python:tests.fakes:ColourModel")))
+    """A server on a free port, ready, with the fake model unless a model or run is named; killed at the end if need be."""
+    model = () if "--model" in arguments or "--run" in arguments else FAKE
+    beta = () if "--run" in arguments else ("--beta", "fixed:0.4")
+    started = command("serve", "--port", 0, "--decode-workers", 0, *model, *beta, *arguments)
     started["env"] = {**started["env"], **(environment or {})}
-    said_to = folder / "said"
-    with said_to.open("w", encoding="utf-8") as file:
+    with NamedTemporaryFile("w", dir=folder, prefix="said-", delete=False) as file:
         process = subprocess.Popen(**started, stderr=file, stdout=file, cwd=folder)
-    server = Server(process, said_to)
+    server = Server(process, Path(file.name))
     try:
-        until(server.ready)
+        until(server.ready, 300)  # the embedded model loads slowly on a busy machine
         yield server
     finally:
         if process.poll() is None:
