@@ -1,4 +1,4 @@
-"""The commands `noisegate serve` and `noisegate score`; nothing heavy is imported before one of them runs."""
+"""The commands `noisegate serve` and `noisegate score`; heavy libraries are imported when one of them runs."""
 
 import typer
 

@@ -1,7 +1,11 @@
-"""`noisegate score`: pictures and captions on the command line, scored here or by a running service."""
+"""`noisegate score`: score pictures and captions from the command line, in this process or by a running service."""
 
+import csv
+import io
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 URLS = ("http://", "https://")
+IMAGE_NAMES = ("image", "path", "file")
+TEXT_NAMES = ("text", "caption")
 
 
 def register(app: typer.Typer) -> None:
@@ -98,59 +104,60 @@ def score(
 
     Exit code 1: no pair could be scored. 2: a file is missing, or a setting is wrong.
     """
-    asked = _pairs(image, captions or [], pairs)
+    wanted = _collect_pairs(image, captions or [], pairs)
     output = Output(as_json)
     if url is not None:
-        given = {"--run": run, "--model": model, "--pretrained": pretrained, "--beta": beta if beta != "auto" else None}
-        here = [name for name, value in given.items() if value is not None]
-        if here:
-            raise ConfigError(
-                f"{here[0]} is for scoring here; the service at {url} has its own, so leave one of them out"
-            )
-        found = _ask(url, api_key, asked, output)
+        given = {"run": run, "model": model, "pretrained": pretrained, "beta": beta if beta != "auto" else None}
+        local = [name for name, value in given.items() if value is not None]
+        if local:
+            problem = f"--{local[0]} is for scoring here; the service at {url} has its own, so leave one of them out"
+            raise ConfigError(problem, local[0], given[local[0]])
+        answer = _ask(url, api_key, wanted, output)
     else:
         scorer = _load(run, model, pretrained, beta, device, dtype, output)
-        found = {
-            "results": list(scorer.score(_read(asked))),
+        answer = {
+            "results": list(scorer.score(_read_images(wanted))),
             "beta": scorer.beta.to_dict(),
             "scorer": scorer.estimator.identity.digest,
             "notes": [*scorer.notes, *_hints(scorer, run, beta)],
         }
-    results = [{"image": i, "text": t, **r} for (i, t), r in zip(asked, found["results"], strict=True)]
+    results = [{"image": i, "text": t, **r} for (i, t), r in zip(wanted, answer["results"], strict=True)]
     if pairs is None:
         results.sort(key=lambda r: -2.0 if r["similarity"] is None else r["similarity"], reverse=True)
-    found["results"] = results
-    _print(found, output, image if pairs is None else None)
+    answer["results"] = results
+    _print(answer, output, image if pairs is None else None)
     if not any(result["status"] == "ok" for result in results):
         raise typer.Exit(1)
 
 
-def _pairs(image: str | None, captions: Sequence[str], source: str | None) -> list[tuple[str, str]]:
+def _collect_pairs(image: str | None, captions: Sequence[str], source: str | None) -> list[tuple[str, str]]:
     if source is not None:
         if image is not None:
-            raise ConfigError(f"image {image!r} and --pairs {source!r} are two ways to say it; leave one of them out")
-        from .pairs_file import read_pairs
-
+            problem = f"image {image!r} and --pairs {source!r} exclude one another; leave one of them out"
+            raise ConfigError(problem, "pairs", source)
         return read_pairs(source)
     if image is None or not captions:
-        raise ConfigError('a caption is missing; use: noisegate score image.jpg "a caption", or --pairs FILE')
+        problem = 'a caption is missing; use: noisegate score image.jpg "a caption", or --pairs FILE'
+        raise ConfigError(problem, "captions")
     if image != "-" and not image.lower().startswith(URLS) and not Path(image).is_file():
-        raise ConfigError(f"image {image!r} is not there, or is no file; give one such as image.jpg")
+        raise ConfigError(f"image {image!r} is not a file; give one such as image.jpg", "image", image)
     return [(image, caption) for caption in captions]
 
 
-def _read(asked: Sequence[tuple[str, str]]) -> Iterator[tuple[bytes | OSError, str]]:
-    """The pictures' bytes; one that follows itself is read once."""
+def _read_images(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[bytes | OSError, str]]:
+    """The pictures' bytes with their texts; the same image twice in a row is read once."""
     last: tuple[str, bytes | OSError] | None = None
-    for image, text in asked:
+    for image, text in pairs:
         if last is None or last[0] != image:
-            last = image, _bytes(image)
+            last = image, _read_image(image)
         yield last[1], text
 
 
-def _bytes(image: str) -> bytes | OSError:
+def _read_image(image: str) -> bytes | OSError:
     if image.lower().startswith(URLS):
-        raise ConfigError(f"image {image!r} is a URL, which only a service fetches; give --url, or a file")
+        raise ConfigError(
+            f"image {image!r} is a URL, which only a service fetches; give --url, or a file", "image", image
+        )
     try:
         return sys.stdin.buffer.read() if image == "-" else Path(image).read_bytes()
     except OSError as error:
@@ -165,7 +172,8 @@ def _load(
     from .local_score import load_scorer, scorer_of_run
 
     if pretrained is not None and model is None:
-        raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out")
+        problem = f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out"
+        raise ConfigError(problem, "pretrained", pretrained)
     spec = ModelSpec(model or "embedded", pretrained, device, dtype)
     with output.working(f"loading {model or ('the model of ' + str(run) if run else 'embedded')}"):
         if run is None:
@@ -176,34 +184,87 @@ def _load(
 def _hints(scorer: "LocalScorer", run: Path | None, beta: str) -> list[str]:
     if run is not None or beta != "auto":
         return []
-    hint = (
-        "β is of random inputs alone; --run DIR takes it, and the chance of being clean, from data that was annotated"
-    )
+    hint = "β comes from random inputs; --run DIR takes it, and the probability of being clean, from annotated data"
     only = scorer.estimator.identity.model == "embedded"
     return [hint, "embedded understands drawn scenes only; name another --model for photos"] if only else [hint]
 
 
-def _ask(url: str, api_key: str | None, asked: Sequence[tuple[str, str]], output: Output) -> dict[str, Any]:
+def _ask(url: str, api_key: str | None, pairs: Sequence[tuple[str, str]], output: Output) -> dict[str, Any]:
     require_extra("service", "noisegate score --url")
-    from dataclasses import asdict
-
     from noisegate.service.client import Client, ServiceError
 
-    stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in asked) else b""
+    stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in pairs) else b""
     try:
         with Client(url, api_key) as client, output.working(f"asking {url}"):
-            found = client.score([(stdin if image == "-" else image, text) for image, text in asked])
+            scores = client.score([(stdin if image == "-" else image, text) for image, text in pairs])
     except ServiceError as error:
         if error.status != 401:
             raise
-        wrong = "is not the one" if api_key else "is missing"
-        raise ConfigError(f"the key of the service at {url} {wrong}; use --api-key KEY or NOISEGATE_API_KEY") from error
-    return {"results": [asdict(one) for one in found], "beta": found.beta, "scorer": found.scorer}
+        wrong = "is wrong" if api_key else "is missing"
+        problem = f"the key of the service at {url} {wrong}; use --api-key KEY or NOISEGATE_API_KEY"
+        raise ConfigError(problem, "api-key") from error
+    return {"results": [asdict(score) for score in scores], "beta": scores.beta, "scorer": scores.scorer}
 
 
-def _print(found: dict[str, Any], output: Output, image: str | None) -> None:
+def _print(answer: dict[str, Any], output: Output, image: str | None) -> None:
     from .score_output import print_scores
 
-    title = f"{len(found['results']):,} pairs" if image is None else image
-    print_scores(found, output, title=title, with_image=image is None)
-    output.result(found)
+    title = f"{len(answer['results']):,} pairs" if image is None else image
+    print_scores(answer, output, title=title, with_image=image is None)
+    output.result(answer)
+
+
+def read_pairs(source: str) -> list[tuple[str, str]]:
+    """Read (image, text) rows from a CSV file, JSON lines (text that begins with `{`), or standard input (`-`).
+
+    Columns are image (or path, file) and text (or caption); others are ignored. Raises ConfigError with the line.
+    """
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        problem = f"pairs {source} cannot be read: {error}; give a .csv or .jsonl file, or -"
+        raise ConfigError(problem, "pairs", source) from error
+    rows = _json_lines(source, text) if text.lstrip().startswith("{") else _csv(source, text)
+    pairs = [
+        (_find_column(row, IMAGE_NAMES, source, line), _find_column(row, TEXT_NAMES, source, line))
+        for line, row in rows
+    ]
+    if not pairs:
+        raise ConfigError(
+            f"pairs {source} is empty; write a header `image,text` and a pair on each line", "pairs", source
+        )
+    return pairs
+
+
+def _json_lines(source: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            problem = f"pairs {source}, line {number}: {error}; each line is one JSON object"
+            raise ConfigError(problem, "pairs", source) from error
+        if not isinstance(row, dict):
+            problem = f'pairs {source}, line {number}: not an object; write {{"image": "a.jpg", "text": "a cat"}}'
+            raise ConfigError(problem, "pairs", source)
+        yield number, row
+
+
+def _csv(source: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        problem = f"pairs {source}, line {reader.line_num}: {error}; quote texts with commas"
+        raise ConfigError(problem, "pairs", source) from error
+
+
+def _find_column(row: Mapping[str, Any], names: tuple[str, ...], source: str, line: int) -> str:
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str):
+            return value
+    problem = f"pairs {source}, line {line}: no {names[0]}; columns are image and text, such as `a.jpg,a cat`"
+    raise ConfigError(problem, "pairs", source)

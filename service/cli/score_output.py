@@ -1,4 +1,4 @@
-"""Scores in the terminal: each similarity as a point on a scale that also shows β."""
+"""Print scores in the terminal: each similarity as a point on a scale that also shows β."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ POINT, BETA, LINE = "●", "β", "─"
 
 
 def scale_ends(values: Sequence[float]) -> tuple[float, float]:
-    """Round ends, in tenths, that leave a little room around all values.
+    """Ends of the scale: tenths, with a little room around all values.
 
     >>> scale_ends([0.215, 0.31]), scale_ends([-0.98, 1.0])
     ((0.1, 0.4), (-1.0, 1.0))
@@ -27,7 +27,7 @@ def scale_ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def scale(similarity: float, beta: float | None, low: float, high: float, width: int = WIDTH) -> str:
-    """A line from `low` to `high` with the similarity's point and β; where both fall on one place the point is seen.
+    """Draw a line from `low` to `high` with a point at the similarity and a β; the point wins where both fall together.
 
     >>> scale(0.31, 0.215, 0.1, 0.4, 13)
     '─────β──●────'
@@ -43,10 +43,10 @@ def scale(similarity: float, beta: float | None, low: float, high: float, width:
     return "".join(line)
 
 
-def print_scores(found: Mapping[str, Any], output: Output, *, title: str, with_image: bool) -> None:
-    """One line for each result, best first where they are of one picture; `found` is what --json prints."""
-    results: Sequence[Mapping[str, Any]] = found["results"]
-    value = (found["beta"] or {}).get("value")
+def print_scores(answer: Mapping[str, Any], output: Output, *, title: str, with_image: bool) -> None:
+    """Print one line per result, then β and the notes; `answer` is what --json prints."""
+    results: Sequence[Mapping[str, Any]] = answer["results"]
+    value = (answer["beta"] or {}).get("value")
     known = [r["similarity"] for r in results if r["similarity"] is not None]
     ends = scale_ends([*known, *([] if value is None else [value])]) if known else (0.0, 1.0)
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -61,9 +61,9 @@ def print_scores(found: Mapping[str, Any], output: Output, *, title: str, with_i
         table.add_row(*_cells(result, value, ends, with_image))
     output.console.print(table)
     output.console.print()
-    if found["beta"]:
-        output.say(f"β {_beta(found['beta'])}: a pair at or below it has weight 0.")
-    for note in found.get("notes", ()):
+    if answer["beta"]:
+        output.say(f"β {_describe_beta(answer['beta'])}: a pair at or below it has weight 0.")
+    for note in answer.get("notes", ()):
         output.tell(f"[yellow]note[/]: {escape(note)}")
 
 
@@ -80,7 +80,7 @@ def _cells(result: Mapping[str, Any], beta: float | None, ends: tuple[float, flo
     return [Text(number(similarity)), line, *map(Text, figures), *image, Text(result["text"])]
 
 
-def _beta(beta: Mapping[str, Any]) -> str:
+def _describe_beta(beta: Mapping[str, Any]) -> str:
     interval = beta.get("interval")
     spread = f", 95 %: {interval[0]:.4f} to {interval[1]:.4f}" if interval else ""
     return f"{beta['value']:.4f} ({beta['mode']}{spread})"

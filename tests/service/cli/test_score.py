@@ -170,7 +170,7 @@ def test_a_service_is_asked(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
         stranger = called("score", "--url", url, "red.png", "n 7", cwd=work)
     assert (denied.returncode, "error: code_403: code_403 it is (request r-7)" in denied.stderr) == (2, True)
     assert stranger.returncode == 2
-    assert "is not the one; use --api-key KEY or NOISEGATE_API_KEY" in stranger.stderr
+    assert "is wrong; use --api-key KEY or NOISEGATE_API_KEY" in stranger.stderr
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -180,13 +180,13 @@ def test_a_service_is_asked(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ("arguments", "words"),
     [
         (("red.png",), "a caption is missing"),
-        (("absent.png", "x"), "image 'absent.png' is not there"),
-        ((".", "x"), "is no file"),
+        (("absent.png", "x"), "image 'absent.png' is not a file"),
+        ((".", "x"), "is not a file"),
         (("https://a.example/x.png", "x", *FAKE, *BETA), "is a URL, which only a service fetches"),
-        (("red.png", "x", "--pairs", "list.csv"), "two ways to say it"),
+        (("red.png", "x", "--pairs", "list.csv"), "exclude one another"),
         (("--pairs", "absent.csv"), "absent.csv cannot be read"),
         (("--pairs", "red.png"), "red.png cannot be read"),
-        (("--pairs", "empty.csv"), "holds none"),
+        (("--pairs", "empty.csv"), "is empty"),
         (("--pairs", "names.csv"), "names.csv, line 2: no image"),
         (("--pairs", "broken.jsonl"), "broken.jsonl, line 2:"),
         (("red.png", "x", "--pretrained", "openai"), "belongs to a model"),
