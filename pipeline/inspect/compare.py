@@ -1,4 +1,4 @@
-"""Two runs over the same data (another model, β or method): do they rank and cut alike, and where do they not?"""
+"""Compare two runs over the same data (another model, β or method): rank correlations, agreement of the cut, disagreements."""
 
 import zlib
 from collections.abc import Mapping
@@ -10,31 +10,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from scipy.stats import kendalltau, rankdata, spearmanr
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-from .agreement import average_ranks, cohen_kappa, kendall_tau_b, spearman
 from .captions import one_line, read_captions
 
 __all__ = ["Comparison", "CutAgreement", "Disagreement", "RankAgreement", "compare"]
 
 SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "neighbourhood")
 MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many
-KENDALL = 3_000  # Kendall's τ compares every row with every other, so it gets fewer
 _READ = ["key", "image_sha256", "text_sha256", "clean", "refined_label", *SCORES]
 
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Rank correlations of one score over the rows that both runs scored; τ-b over `kendall_rows` of them."""
+    """Rank correlations of one score over the rows that both runs scored; nan where one side is constant."""
 
     score: str
     rows: int
     spearman: float
-    kendall: float
-    kendall_rows: int
+    kendall: float  # τ-b
+    kendall_rows: int  # rows behind τ-b: all of them
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,13 @@ class CutAgreement:
 
     @property
     def kappa(self) -> float:
-        """Cohen's κ: 1 for the same cut, 0 for as much agreement as chance would give."""
-        return cohen_kappa([[self.both, self.only_first], [self.only_second, self.neither]])
+        """Cohen's κ: 1 for the same cut, 0 for as much agreement as chance gives; nan where both runs keep all or nothing."""
+        from sklearn.metrics import cohen_kappa_score
+
+        if self.rows in (self.both, self.neither):
+            return float("nan")
+        counts = [self.both, self.only_first, self.only_second, self.neither]
+        return float(cohen_kappa_score([1, 1, 0, 0], [1, 0, 1, 0], sample_weight=counts))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -149,7 +153,7 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
         rows=(sizes[0], sizes[1]),
         matched=counts.matched,
         compared=len(sample.rows),
-        ranks=_ranks(sample, np.random.default_rng(seed)),
+        ranks=_rank_agreements(sample),
         cut=CutAgreement(*counts.clean[::-1, ::-1].ravel().tolist()) if counts.clean.sum() else None,
         refined_rows=counts.refined_rows,
         refined_same=counts.refined_same,
@@ -227,16 +231,19 @@ def _numbered(table: pa.Table) -> list[tuple[str, int]]:
     return keys
 
 
-def _ranks(sample: _Sample, rng: np.random.Generator) -> tuple[RankAgreement, ...]:
-    found = []
+def _rank_agreements(sample: _Sample) -> tuple[RankAgreement, ...]:
+    agreements = []
     for i, name in enumerate(SCORES):
         known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
         if len(known) < 2:
             continue
         a, b = sample.first[known, i], sample.second[known, i]
-        few = np.arange(len(known)) if len(known) <= KENDALL else rng.choice(len(known), KENDALL, replace=False)
-        found.append(RankAgreement(name, len(known), spearman(a, b), kendall_tau_b(a[few], b[few]), len(few)))
-    return tuple(found)
+        if np.ptp(a) == 0 or np.ptp(b) == 0:
+            agreements.append(RankAgreement(name, len(known), float("nan"), float("nan"), len(known)))
+        else:
+            rho, tau = float(spearmanr(a, b).statistic), float(kendalltau(a, b).statistic)
+            agreements.append(RankAgreement(name, len(known), rho, tau, len(known)))
+    return tuple(agreements)
 
 
 def _disagreements(
@@ -246,7 +253,7 @@ def _disagreements(
     for name in ("label_quality", "similarity", "neighbourhood", "osa_weight", "clean_probability"):
         i = SCORES.index(name)
         known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
-        ranks = [(average_ranks(side[known, i]) - 0.5) / max(len(known), 1) for side in (sample.first, sample.second)]
+        ranks = [(rankdata(side[known, i]) - 0.5) / max(len(known), 1) for side in (sample.first, sample.second)]
         apart = np.abs(ranks[0] - ranks[1])
         if apart.any():
             break
