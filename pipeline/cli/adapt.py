@@ -58,8 +58,8 @@ def adapt(
     unless --beta says otherwise.
     """
     from noisegate.pipeline.system.progress import progress_for
+    from noisegate.pipeline.tools.adapt import Tuning
     from noisegate.pipeline.tools.adapt import adapt as run
-    from noisegate.pipeline.tools.tuning import Tuning
 
     done = run(
         shards,

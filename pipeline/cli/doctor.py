@@ -8,8 +8,7 @@ import typer
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.tools.doctor import Finding
-    from noisegate.pipeline.tools.installation import Facts
+    from noisegate.pipeline.tools.doctor import Facts, Finding
 
 __all__ = ["register"]
 
@@ -29,8 +28,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
     Nothing is changed or downloaded. Exit code 0: runs will work, though there may be warnings. 1: something would stop them.
     """
-    from noisegate.pipeline.tools.doctor import examine
-    from noisegate.pipeline.tools.installation import look_around
+    from noisegate.pipeline.tools.doctor import examine, look_around
 
     output = Output(as_json)
     with output.working("looking around"):

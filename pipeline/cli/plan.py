@@ -10,8 +10,7 @@ from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards,
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.tools.plan.estimate import Estimate
-    from noisegate.pipeline.tools.plan.predict import Plan
+    from noisegate.pipeline.tools.plan.predict import Estimate, Plan
 
 __all__ = ["register"]
 

@@ -3,18 +3,132 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
 from noisegate.pipeline.errors import ConfigError
 
-from .devices import DEVICES, LEAST_GFLOPS, PAPER, paper_rate
-from .estimate import Estimate, ratio
+from .devices import DEVICES, LEAST_GFLOPS, PAPER, PAPER_GFLOPS, paper_rate
 from .measure import Measured
-from .words import advice, assumptions
 
-__all__ = ["DevicePlan", "Disk", "Machine", "Plan", "Stage", "make_plan"]
+__all__ = ["DevicePlan", "Disk", "Estimate", "Machine", "Plan", "Stage", "advice", "assumptions", "make_plan", "ratio"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and half of its 95 % interval; nan where one look cannot tell the spread."""
+
+    value: float
+    half: float = 0.0
+
+    def times(self, other: "Estimate") -> "Estimate":
+        """The product; relative errors add as squares."""
+        value = self.value * other.value
+        parts = [one.half / one.value if one.value else 0.0 for one in (self, other)]
+        return Estimate(value, abs(value) * math.hypot(*parts))
+
+    def plus(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.value + other.value, math.hypot(self.half, other.half))
+
+    def scaled(self, factor: float) -> "Estimate":
+        return Estimate(self.value * factor, self.half * factor)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """With both ends of the interval, None where it is not known."""
+        known = math.isfinite(self.half)
+        ends = (max(0.0, self.value - self.half), self.value + self.half) if known else (None, None)
+        return {"value": self.value, "low": ends[0], "high": ends[1]}
+
+
+def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """Σ amounts / Σ counts with the interval of a ratio over pieces of unequal size (Student's t).
+
+    >>> ratio([2.0, 4.0], [1, 2])
+    Estimate(value=2.0, half=0.0)
+    >>> ratio([3.0], [2])
+    Estimate(value=1.5, half=nan)
+    """
+    pairs = [(amount, count) for amount, count in zip(amounts, counts, strict=True) if count > 0]
+    if not pairs:
+        return Estimate(0.0, math.nan)
+    a, c = np.array(pairs, dtype=np.float64).T
+    value, n = float(a.sum() / c.sum()), len(a)
+    if n < 2:
+        return Estimate(value, math.nan)
+    error = math.sqrt(float(((a - value * c) ** 2).sum()) / (n * (n - 1))) / float(c.mean())
+    return Estimate(value, float(stats.t.ppf(0.975, n - 1)) * error)
+
+
+if TYPE_CHECKING:
+    from .predict import Machine
+
+
+def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[str]:
+    """What would make it faster, by the stage that is the limit and the one that takes most of the processors."""
+    if limit == "read":
+        return ["the store is the limit: bring the shards nearer, or read from several hosts (--nodes N --node-rank R)"]
+    if limit == "decode" and machine.workers < min(needed, machine.processors):
+        return [f"--workers {min(needed, machine.processors)}: decoding is the limit, and processors are free"]
+    if limit == "decode" or (limit == "processors" and busiest == "decode"):
+        return [
+            f"{needed:,} decode workers would keep up with the device; here are {machine.processors:,} processors",
+            "--draft decodes large JPEGs at a part of their size",
+            "more hosts: --engine ray, or --nodes N --node-rank R",
+        ]
+    if machine.device == "cpu":
+        return ["the model is the limit: a GPU (--device cuda) does the same much faster"]
+    return [
+        "the model is the limit, as it should be: more devices share the shards, with --devices all, or --engine ray"
+    ]
+
+
+def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours: int, own: float) -> list[str]:
+    """`own` are the seconds per sample that a process reads, makes tokens and writes."""
+    looked, whole = len(measured.looked), all(one.whole for one in measured.looked)
+    found = []
+    if not (looked == shards and whole):
+        found.append(
+            f"the other shards are like the {looked:,} looked into"
+            + ("" if len(measured.sizes) >= shards else f"; sizes were asked of {len(measured.sizes):,}")
+        )
+    found.append("this machine stays as busy as it was just now; intervals are 95 % over batches, not over other days")
+    found.append(
+        "reading, decoding and encoding overlap; decode workers do not slow one another while processors are free"
+    )
+    found.append(
+        "tables and embeddings were packed in memory: the disk's own time is not in it, nor is loading the model"
+    )
+    given = "given" if machine.price_given else "assumed; give yours with --price 1.20"
+    found.append(f"this machine costs {machine.price:.2f} an hour ({given})")
+    if measured.gflops and measured.gflops < LEAST_GFLOPS:
+        found.append(
+            f"this model takes {measured.gflops:.2g} GFLOP per sample, too little to fill a GPU: known devices are left out"
+        )
+        return found
+    found.append(
+        f"known devices: OSA's own figure, a billion pairs in 75 hours on an {PAPER.name}, times the makers' dense 16-bit "
+        "matrix throughput over its 71 TFLOPS: an estimate, nothing was run there"
+    )
+    if measured.gflops:
+        found.append(
+            f"this model takes {measured.gflops:.1f} GFLOP per sample (counted by torch; attention's own products may be "
+            f"missing), the paper's {PAPER_GFLOPS}"
+        )
+    else:
+        found.append("torch cannot count this model's operations: known devices are for ViT-B-32, the paper's")
+    found.append(
+        "their prices per hour are assumptions too (--price A100=1.80), and they need the decode workers and the encoder "
+        f"processes in the table: one process reads, tokenises and writes about {1 / max(own, 1e-9):,.0f} samples/s; "
+        "--devices cuda:0,cuda:0 are two on one GPU"
+    )
+    if neighbours:
+        found.append(
+            f"labels: {neighbours} neighbours per row are stored; the neighbour search itself is not in the time, it grows "
+            "faster than the data (docs/scale.md)"
+        )
+    return found
 
 
 @dataclass(frozen=True)

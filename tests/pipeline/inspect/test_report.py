@@ -19,9 +19,9 @@ from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.inspect.report import Report, write_report
 from noisegate.pipeline.inspect.report.charts import merge_bins
 from noisegate.pipeline.inspect.report.collect import ShardFacts
-from noisegate.pipeline.inspect.report.drift import find_drift, ks_distance
 from noisegate.pipeline.inspect.report.picks import Lowest, LowestPerClass
 from noisegate.pipeline.inspect.report.pictures import printable
+from noisegate.pipeline.inspect.report.score_page import find_drift, ks_distance
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from tests.commands import called

@@ -26,8 +26,7 @@ from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.system.array_types import Float64, Mask
-from noisegate.pipeline.tools.adapt import Adaptation, adapt, hold_out
-from noisegate.pipeline.tools.tuning import Tuning
+from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out
 
 allow_torchvision()
 import open_clip  # noqa: E402

@@ -11,8 +11,7 @@ import pytest
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.extras import EXTRAS, Extra, require_extra
-from noisegate.pipeline.tools.doctor import examine
-from noisegate.pipeline.tools.installation import Defaults, Facts, Faiss, Gpu, Torch
+from noisegate.pipeline.tools.doctor import Defaults, Facts, Faiss, Gpu, Torch, examine
 from tests.commands import called
 
 WELL = Facts(

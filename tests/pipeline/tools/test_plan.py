@@ -19,9 +19,8 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions
 from noisegate.pipeline.tools.plan import plan, this_machine
 from noisegate.pipeline.tools.plan.devices import DEVICES, PAPER_GFLOPS, paper_rate
-from noisegate.pipeline.tools.plan.estimate import Estimate, ratio
 from noisegate.pipeline.tools.plan.measure import Looked, Measured, Piece, gflops_per_sample, measure, spread
-from noisegate.pipeline.tools.plan.predict import Machine, make_plan
+from noisegate.pipeline.tools.plan.predict import Estimate, Machine, make_plan, ratio
 from tests.commands import FAKE, called
 from tests.fakes import pairs, tar_bytes, write_tar
 
