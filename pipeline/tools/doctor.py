@@ -1,4 +1,4 @@
-"""Judges an installation: what would stop a run, what would slow it down, and what to do about each."""
+"""Look at what is installed and what the machine has, and say what would stop or slow a run and what to do about it."""
 
 import os
 import platform
@@ -251,17 +251,23 @@ class Finding:
 
 def examine(facts: Facts) -> list[Finding]:
     """Everything worth saying, errors first."""
-    found = [*_packages(facts), *_faiss(facts), *_torch(facts), *_machine(facts), *_hub(facts)]
+    found = [
+        *_check_packages(facts),
+        *_check_faiss(facts),
+        *_check_torch(facts),
+        *_check_machine(facts),
+        *_check_hub(facts),
+    ]
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda finding: order[finding.level])
 
 
-def _packages(facts: Facts) -> Iterator[Finding]:
+def _check_packages(facts: Facts) -> Iterator[Finding]:
     for unmet in facts.unmet:
         yield Finding("error", f"noisegate needs {unmet}", "pip install --upgrade noisegate")
 
 
-def _faiss(facts: Facts) -> Iterator[Finding]:
+def _check_faiss(facts: Facts) -> Iterator[Finding]:
     faiss = facts.faiss
     kinds = {name.split()[0].lower().replace("_", "-") for name in faiss.distributions}
     if faiss.error:
@@ -277,7 +283,7 @@ def _faiss(facts: Facts) -> Iterator[Finding]:
         yield Finding("note", "torch has a GPU, but neighbours are searched on the CPU: this is faiss-cpu", TWO_FAISS)
 
 
-def _torch(facts: Facts) -> Iterator[Finding]:
+def _check_torch(facts: Facts) -> Iterator[Finding]:
     torch = facts.torch
     if torch.error:
         yield Finding("error", f"torch does not import: {torch.error}", "pip install --force-reinstall torch")
@@ -305,7 +311,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _machine(facts: Facts) -> Iterator[Finding]:
+def _check_machine(facts: Facts) -> Iterator[Finding]:
     for place, free in facts.free_disk_gb.items():
         if free < LEAST_DISK_GB:
             yield Finding("warning", f"{place} has {free:.1f} GB free", "make room, or set HF_HOME and --out elsewhere")
@@ -321,7 +327,7 @@ def _machine(facts: Facts) -> Iterator[Finding]:
         yield Finding("warning", f"a process may open {facts.open_files} files here", f"ulimit -n {4 * LEAST_FILES}")
 
 
-def _hub(facts: Facts) -> Iterator[Finding]:
+def _check_hub(facts: Facts) -> Iterator[Finding]:
     offline = [name for name, value in facts.environment.items() if value.lower() in ("1", "true", "yes", "on")]
     if offline:
         yield Finding(

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -59,10 +59,6 @@ def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
         return Estimate(value, math.nan)
     error = math.sqrt(float(((a - value * c) ** 2).sum()) / (n * (n - 1))) / float(c.mean())
     return Estimate(value, float(stats.t.ppf(0.975, n - 1)) * error)
-
-
-if TYPE_CHECKING:
-    from .predict import Machine
 
 
 def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[str]:

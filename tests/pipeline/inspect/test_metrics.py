@@ -12,7 +12,7 @@ from sklearn import metrics as sk
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect import metrics
-from noisegate.pipeline.inspect.metrics import ranking
+from noisegate.pipeline.inspect.metrics import retrieval
 
 small = settings(max_examples=60, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -310,7 +310,7 @@ def test_equal_cosines_reached_by_different_sums_count_against_the_model(monkeyp
     """A row and the same numbers in another order are as near to the first axis, whatever the block size."""
     rng = np.random.default_rng(3)
     for numbers in (2, 10**6):
-        monkeypatch.setattr(ranking, "CHUNK", numbers)
+        monkeypatch.setattr(retrieval, "CHUNK", numbers)
         for _ in range(40):
             row = np.abs(rng.standard_normal(65))
             mirrored = row[np.r_[0, 1 + rng.permutation(64)]]
