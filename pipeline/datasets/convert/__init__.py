@@ -1,4 +1,8 @@
-"""The usual downloads of the papers' data sets as webdataset shards, each sample with what is known about its truth."""
+"""Convert the usual downloads of the papers' data sets to shards, each sample with what is known about its truth.
+
+`kinds` lists the data sets and names the reader of each: `captioned`, `msrvtt`, `binary` (CIFAR, ANIMAL-10N), `web_pictures`.
+A reader turns a `Request` into a `SampleSource` (`source`), for captions by `pairs`, for labels by `samples`; `job` writes it.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +15,7 @@ __all__ = ["KINDS", "LAYOUTS", "Converted", "Kind", "convert"]
 
 
 def __getattr__(name: str) -> Any:
-    """The job on first use: the command's help needs the kinds alone."""
+    """Load the job on first use: the command's help needs only the kinds."""
     if name in ("Converted", "convert"):
         from . import job
 

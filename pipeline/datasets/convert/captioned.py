@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .files import find, missing, need, read_array, read_lines, read_rows, read_text
 from .pairs import Pairs, pair_samples
-from .parts import array_part, picture_file
-from .source import Request, Source
+from .samples import array_part, picture_file
+from .source import Request, SampleSource, find, missing, need, read_array, read_lines, read_rows, read_text
 
 __all__ = ["read_captioned"]
 
@@ -26,7 +25,7 @@ _PATH_NAMES = ("image", "image_path", "path", "filepath", "filename", "file", "i
 _TEXT_NAMES = ("caption", "text", "title", "captions")
 
 
-def read_captioned(request: Request) -> Source:
+def read_captioned(request: Request) -> SampleSource:
     """The first layout of the kind that is there, or the one that was asked for."""
     readers: dict[str, Callable[[Request], Pairs | None]] = {
         "features": _features,
@@ -77,7 +76,9 @@ def _features(request: Request) -> Pairs | None:
         raise missing(request, f"{stem}_caps.txt or {stem}_caps.tsv beside {path.name}")
     regions = read_array(path)
     if regions.ndim not in (2, 3):
-        raise ConfigError(f"{path} has the shape {regions.shape}; features are (images, regions, width)")
+        raise ConfigError(
+            f"{path} has the shape {regions.shape}; features are (images, regions, width)", "source", path
+        )
     if listed.suffix == ".tsv":
         rows = _wide_enough(listed, read_rows(listed))
         ids, captions = [row[0].strip() for row in rows], [row[1].strip() for row in rows]
@@ -106,7 +107,9 @@ def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str)
             return numbers // per, per
         return numbers, 1
     raise ConfigError(
-        f"{path} has {rows:,} images and there are {captions:,} captions; there must be one or {CAPTIONS} for each image"
+        f"{path} has {rows:,} images and there are {captions:,} captions; there must be one or {CAPTIONS} for each image",
+        "source",
+        path,
     )
 
 
@@ -122,7 +125,9 @@ def _annotations(request: Request) -> Pairs | None:
     if not ids or len(captions) not in (len(ids), CAPTIONS * len(ids)):
         raise ConfigError(
             f"{listed} has {len(captions):,} captions and {numbers.name} {len(ids):,} images; there must be one or "
-            f"{CAPTIONS} captions for each"
+            f"{CAPTIONS} captions for each",
+            "source",
+            listed,
         )
     known = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     per = len(captions) // len(ids)
@@ -140,7 +145,9 @@ def _names(request: Request, ids: list[str], folder: Path) -> list[str]:
         known = read_lines(listed)
         if max(map(int, ids)) >= len(known):
             raise ConfigError(
-                f"{listed} has {len(known):,} names, and an id is {max(map(int, ids)):,}; give the whole list"
+                f"{listed} has {len(known):,} names, and an id is {max(map(int, ids)):,}; give the whole list",
+                "source",
+                listed,
             )
         return [known[int(name)] for name in ids]
     if request.kind.name == "coco" and all(name.isdecimal() for name in ids):
@@ -155,7 +162,9 @@ def _karpathy(request: Request) -> Pairs | None:
     if path is None:
         return None
     if request.split == "test1k":
-        raise ConfigError("split 'test1k': convert test, and evaluate it with task.options {folds: 5}")
+        raise ConfigError(
+            "split 'test1k': convert test, and evaluate it with task.options {folds: 5}", "split", "test1k"
+        )
     try:
         entries = json.loads(read_text(path))["images"]
         wanted = ("train", "restval") if request.split == "train" else (request.split,)
@@ -165,7 +174,7 @@ def _karpathy(request: Request) -> Pairs | None:
         said = [[(s["raw"].strip(), s.get("sentid")) for s in entry["sentences"][:CAPTIONS]] for entry in chosen]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is not Karpathy's list of images with sentences ({what})") from error
+        raise ConfigError(f"{path} is not Karpathy's list of images with sentences ({what})", "source", path) from error
     captions = [text for texts in said for text, _ in texts]
     image_of = np.repeat(np.arange(len(said), dtype=np.int64), [len(texts) for texts in said])
     numbers = [number if number is not None else place for place, number in enumerate(n for t in said for _, n in t)]
@@ -197,7 +206,9 @@ def _table(request: Request) -> Pairs | None:
 def _wide_enough(path: Path, rows: list[list[str]], width: int = 2) -> list[list[str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) < width:
-            raise ConfigError(f"{path}: row {number} has {len(row)} of {width} cells; write image and caption in each")
+            raise ConfigError(
+                f"{path}: row {number} has {len(row)} of {width} cells; write image and caption in each", "source", path
+            )
     return rows
 
 

@@ -1,22 +1,43 @@
-"""`convert`: one split of a download to a folder of shards."""
+"""`convert`: one split of a download to a folder of shards.
 
+The same source gives the same bytes. A stopped job goes on after its last complete shard.
+"""
+
+import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError, MismatchError
+from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.shards.decode import BadSample
+from noisegate.pipeline.shards.writer import ShardWriter, write_shard
+from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
-from .files import digest
 from .kinds import Kind, find_kind
-from .parts import CHECKS
-from .source import Request, Source
-from .write import Progress, ShardSize, State, read_bad, write_shards
+from .samples import CHECKS
+from .source import Request, Sample, SampleSource, digest
 
-__all__ = ["Converted", "convert"]
+__all__ = [
+    "BAD_FILE",
+    "CLASSES_FILE",
+    "RECORD",
+    "Converted",
+    "Progress",
+    "ShardSize",
+    "State",
+    "convert",
+    "read_bad",
+    "write_shards",
+]
 
+RECORD = "_convert.json"
+BAD_FILE = "_bad_samples.jsonl"
+CLASSES_FILE = "classes.txt"
+HOPELESS = 50  # bad samples at the start, without a good one, after which the folder is taken to be wrong
 _SPLITS = {"dev": "val", "validation": "val", "training": "train", "testing": "test"}
 _OPTIONS: dict[str, tuple[object, str]] = {  # default, and an example for messages
     "layout": (None, "features"),
@@ -29,12 +50,28 @@ _OPTIONS: dict[str, tuple[object, str]] = {  # default, and an example for messa
     "classes": (None, "50"),
 }
 
+Progress = Callable[[int, int, str | None], None]
+"""Called with the samples done, all samples, and the name of the shard that was just written, or None."""
+
+
+@dataclass(frozen=True)
+class ShardSize:
+    """Where a shard ends: at so many samples or bytes. A sample larger than `size` gets a shard of its own."""
+
+    samples: int = 1_000
+    size: int = 500_000_000
+
+    def __post_init__(self) -> None:
+        for name, value, example in (("samples", self.samples, 1_000), ("bytes", self.size, 500_000_000)):
+            if value < 1:
+                raise ConfigError(f"shard-{name} {value} holds no sample; use {example}", f"shard_{name}", value)
+
 
 @dataclass(frozen=True)
 class Converted:
-    """What a folder holds now: `samples` of the `read` of the source; `bad` counts the others by why.
+    """What a folder holds: `samples` of the `read` in the source; `bad` counts the others by status.
 
-    facts: what is particular to the data, such as the noise of a given file. already: nothing was left to do.
+    facts: more about the data, such as the noise of a given file. already: the folder was complete before.
     """
 
     kind: str
@@ -66,25 +103,27 @@ def convert(
     progress: Progress = lambda done, count, shard: None,
     **options: Any,
 ) -> Converted:
-    """Shards of one split of a data set, from the files of its usual download (`KINDS` says which).
+    """Write shards of one split of a data set from the files of its usual download (`KINDS` lists them).
 
     A sample that cannot be read is left out and listed in `_bad_samples.jsonl`; keys count the source's samples, so no other
-    key changes. Stopped, the same call goes on; with other settings it is refused. check: `header` or `full` decoding of
+    key changes. After a stop the same call goes on; with other settings it is refused. check: `header` or `full` decoding of
     pictures. options: those of the kind, such as noise_file, rows or layout.
     """
     chosen = find_kind(kind)
     split = _SPLITS.get(split, split).replace("-", "_")
     if split not in chosen.splits:
-        raise ConfigError(f"split {split!r}: {chosen.name} has {', '.join(chosen.splits)}")
+        raise ConfigError(f"split {split!r}: {chosen.name} has {', '.join(chosen.splits)}", "split", split)
     if check not in CHECKS:
-        raise ConfigError(f"check {check!r} is unknown; use {' or '.join(CHECKS)}")
+        raise ConfigError(f"check {check!r} is unknown; use {' or '.join(CHECKS)}", "check", check)
     given = _options(chosen, options)
     folder, target = Path(source), Path(out)
     if folder.is_dir() and target.resolve() == folder.resolve():
-        raise ConfigError(f"out {out} is the source; use another folder, so that the download stays as it is")
+        raise ConfigError(
+            f"out {out} is the source; use another folder, so that the download stays as it is", "out", out
+        )
     request = Request(chosen, folder, split, check, **given)
     module, _, name = chosen.reader.partition(":")
-    read: Callable[[Request], Source] = getattr(import_module(f".{module}", __package__), name)
+    read: Callable[[Request], SampleSource] = getattr(import_module(f".{module}", __package__), name)
     found = read(request)
     settings = {
         "kind": chosen.name,
@@ -95,34 +134,55 @@ def convert(
         **found.facts,
     }
     for name in ("images", "noise_file", "label_file"):
-        settings.pop(name, None)  # where it lies; what it is stands in `files` or shows in the samples
+        settings.pop(name, None)  # a path may change; the content is in `files` or shows in the samples
     state, already = write_shards(found, target, settings, ShardSize(shard_samples, shard_bytes), progress)
     return _result(state, found, target, already)
 
 
 def _options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
-    """The kind's options with their defaults; raises ConfigError for one that it does not take."""
+    """Check the given options and add the kind's defaults."""
     for name, value in given.items():
         if name not in _OPTIONS:
-            raise ConfigError(f"{name}={value!r} is no option; use {', '.join(_OPTIONS)}")
+            raise ConfigError(f"{name}={value!r} is no option; use {', '.join(_OPTIONS)}", name, value)
         if name not in kind.options and value != _OPTIONS[name][0]:
             taken = ", ".join(kind.options) or "none"
-            raise ConfigError(f"{name}={str(value)!r}: {kind.name} does not take it; it takes {taken}")
+            raise ConfigError(f"{name}={str(value)!r}: {kind.name} does not take it; it takes {taken}", name, value)
     if given.get("rows") not in (None, "captions", "images"):
-        raise ConfigError(f"rows={given['rows']!r} is unknown; use captions (one row each) or images")
+        raise ConfigError(
+            f"rows={given['rows']!r} is unknown; use captions (one row each) or images", "rows", given["rows"]
+        )
     layout = given.get("layout")
     if layout is not None and layout not in kind.layouts:
-        raise ConfigError(f"layout={layout!r}: {kind.name} has {', '.join(kind.layouts)}")
+        raise ConfigError(f"layout={layout!r}: {kind.name} has {', '.join(kind.layouts)}", "layout", layout)
     found = {name: given.get(name, _OPTIONS[name][0]) for name in kind.options}
     for name in ("images", "noise_file", "label_file"):
         if found.get(name) is not None:
             found[name] = Path(found[name])
             if not found[name].exists():
-                raise ConfigError(f"{name}={str(found[name])!r} is not there; give for example {_OPTIONS[name][1]}")
+                raise ConfigError(
+                    f"{name}={str(found[name])!r} is not there; give for example {_OPTIONS[name][1]}", name, found[name]
+                )
     return found
 
 
-def _result(state: State, source: Source, out: Path, already: bool) -> Converted:
+@dataclass
+class State:
+    """How far a folder is, as in its record; `settings` and `count` must be unchanged for a job to go on."""
+
+    settings: dict[str, Any]
+    count: int
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    next: int = 0
+    bad: int = 0
+    done: bool = False
+
+    @property
+    def written(self) -> int:
+        """Samples that are in shards."""
+        return sum(int(shard["samples"]) for shard in self.shards)
+
+
+def _result(state: State, source: SampleSource, out: Path, already: bool) -> Converted:
     return Converted(
         kind=state.settings["kind"],
         split=state.settings["split"],
@@ -136,3 +196,131 @@ def _result(state: State, source: Source, out: Path, already: bool) -> Converted
         facts=dict(source.facts),
         already=already,
     )
+
+
+def write_shards(
+    source: SampleSource, out: Path, settings: Mapping[str, Any], size: ShardSize, progress: Progress
+) -> tuple[State, bool]:
+    """Write `KIND-SPLIT-000000.tar` and so on; true where the folder was complete before and stays as it is."""
+    with writing_to(out), folder_lock(out):
+        state = _read_state(
+            out, State({**settings, "shard_samples": size.samples, "shard_bytes": size.size}, source.count)
+        )
+        refuse_other_shards(out, {shard["name"] for shard in state.shards} | {_name(state)})
+        if state.done:
+            return state, True
+        bad = read_bad(out, state.bad)
+        writer = _Writer(source, size, progress, bad, state.written)
+        while state.next < source.count:
+            path = out / _name(state)
+            with write_shard(path) as shard:
+                writer.fill(shard, state.next)
+            if shard.samples:
+                facts = {"samples": shard.samples, "bytes": shard.size, "sha256": shard.sha256}
+                state.shards.append({"name": path.name, **facts})
+            else:
+                path.unlink()
+            if writer.bad and len(writer.bad) > state.bad:
+                lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in writer.bad)
+                write_atomically(out / BAD_FILE, lines.encode("utf-8", "backslashreplace"))
+            state.next, state.bad = writer.number, len(writer.bad)
+            _write_state(out, state)
+            progress(state.next, source.count, path.name if shard.samples else None)
+        if not state.shards:
+            raise ConfigError(_hopeless(writer.bad, source.count), "source", None)
+        if source.classes:
+            write_atomically(out / CLASSES_FILE, "".join(f"{name}\n" for name in source.classes).encode())
+        state.done = True
+        _write_state(out, state)
+    return state, False
+
+
+class _Writer:
+    """Goes through the samples once, shard by shard; `number` is the next one."""
+
+    def __init__(
+        self, source: SampleSource, size: ShardSize, progress: Progress, bad: list[dict[str, Any]], written: int
+    ) -> None:
+        self._source, self._size, self._progress = source, size, progress
+        self.bad, self._written = bad, written
+        self.number = 0
+        self._waiting: dict[str, bytes] | None = None  # read, but did not fit into the last shard
+
+    def fill(self, shard: ShardWriter, start: int) -> None:
+        """Fill one shard with the samples from `start` on."""
+        self.number = start
+        while self.number < self._source.count and shard.samples < self._size.samples:
+            sample = self._source.sample(self.number)
+            parts = self._waiting if self._waiting is not None else self._parts(sample)
+            self._waiting = None
+            if parts is not None:
+                if shard.samples and shard.size + sum(map(len, parts.values())) > self._size.size:
+                    self._waiting = parts
+                    break
+                shard.add(sample.key, parts)
+                self._written += 1
+            self.number += 1
+            self._progress(self.number, self._source.count, None)
+
+    def _parts(self, sample: Sample) -> dict[str, bytes] | None:
+        try:
+            return sample.parts()
+        except BadSample as error:
+            row = {"number": self.number, "key": sample.key, "from": sample.origin}
+            self.bad.append({**row, "status": error.status, "error": str(error)})
+        if not self._written and len(self.bad) >= HOPELESS:
+            raise ConfigError(_hopeless(self.bad, self._source.count), "source", None)
+        return None
+
+
+def _name(state: State) -> str:
+    return f"{state.settings['kind']}-{state.settings['split']}-{len(state.shards):06d}.tar"
+
+
+def _hopeless(bad: list[dict[str, Any]], count: int) -> str:
+    if not bad:
+        return "the source holds no samples"
+    first = bad[0]
+    many = f"the first {len(bad)} of {count:,} samples" if len(bad) < count else f"all {count:,} samples"
+    return f"{many} cannot be read, such as {first['from']}: {first['error']}; check the folder of the images"
+
+
+def _read_state(out: Path, wanted: State) -> State:
+    """The state in the folder's record; raises MismatchError where it was made from something else."""
+    path = out / RECORD
+    if not path.exists():
+        return wanted
+    try:
+        found = State(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); remove the folder, or choose another --out", "out", out
+        ) from error
+    was, now = {**found.settings, "samples": found.count}, {**wanted.settings, "samples": wanted.count}
+    differs = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    if differs:
+        name = differs[0]
+        raise MismatchError(
+            f"out {out} was converted with {name}={was.get(name)!r}, and this is {name}={now.get(name)!r}; choose another "
+            "--out, or remove that folder",
+            name,
+            now.get(name),
+        )
+    for shard in found.shards:
+        place = out / str(shard["name"])
+        if not place.exists() or place.stat().st_size != shard["bytes"]:
+            raise MismatchError(
+                f"{place} is not the one that was written; remove the folder {out} and convert again", "out", out
+            )
+    return found
+
+
+def _write_state(out: Path, state: State) -> None:
+    write_atomically(out / RECORD, json.dumps(asdict(state), indent=1, ensure_ascii=False).encode())
+
+
+def read_bad(out: Path, count: int) -> list[dict[str, Any]]:
+    """The first `count` rows; later ones belong to a shard that was not finished."""
+    if not count:
+        return []
+    return [json.loads(line) for line in (out / BAD_FILE).read_text(encoding="utf-8").splitlines()[:count]]

@@ -93,7 +93,7 @@ _ALL = (
         ("data_batch_1.bin to data_batch_5.bin and test_batch.bin, here or in cifar-10-batches-bin",),
         "CIFAR-10 binary version, cifar-10-binary.tar.gz",
         "noisegate convert cifar10 cifar-10-batches-bin --out cifar10/train",
-        "cifar:read_cifar10",
+        "binary:read_cifar10",
     ),
     Kind(
         "cifar10n",
@@ -103,7 +103,7 @@ _ALL = (
         ("the files of cifar10, and CIFAR-10_human.pt here or as --label-file",),
         "CIFAR-10 binary version, and CIFAR-10_human.pt of CIFAR-N",
         "noisegate convert cifar10n cifar --labels worse --out cifar10n/train",
-        "cifar:read_cifar10n",
+        "binary:read_cifar10",
         ("labels", "label_file"),
     ),
     Kind(
@@ -114,7 +114,7 @@ _ALL = (
         ("train.bin and test.bin, here or in cifar-100-binary",),
         "CIFAR-100 binary version, cifar-100-binary.tar.gz",
         "noisegate convert cifar100 cifar-100-binary --out cifar100/train",
-        "cifar:read_cifar100",
+        "binary:read_cifar100",
     ),
     Kind(
         "cifar100n",
@@ -124,7 +124,7 @@ _ALL = (
         ("the files of cifar100, and CIFAR-100_human.pt here or as --label-file",),
         "CIFAR-100 binary version, and CIFAR-100_human.pt of CIFAR-N",
         "noisegate convert cifar100n cifar-100-binary --label-file CIFAR-100_human.pt --out cifar100n/train",
-        "cifar:read_cifar100n",
+        "binary:read_cifar100",
         ("labels", "label_file"),
     ),
     Kind(
@@ -139,7 +139,7 @@ _ALL = (
         ),
         "WebVision 1.0, resized google images and validation images; ILSVRC2012 validation images in folders",
         "noisegate convert webvision webvision --split val --out webvision/val",
-        "web_labels:read_webvision",
+        "web_pictures:read_webvision",
         ("classes",),
     ),
     Kind(
@@ -153,7 +153,7 @@ _ALL = (
         ),
         "Food-101N_release.zip; for test food-101.tar.gz, given as the source",
         "noisegate convert food101n food-101 --split test --out food101n/test",
-        "web_labels:read_food101n",
+        "web_pictures:read_food101n",
     ),
     Kind(
         "animal10n",
@@ -163,7 +163,7 @@ _ALL = (
         ("training/ and testing/ with files named LABEL_NAME.jpg", "data_batch_1.bin and so on, and test_batch.bin"),
         "ANIMAL-10N, raw image version or binary version",
         "noisegate convert animal10n animal-10n --out animal10n/train",
-        "animal10n:read_animal10n",
+        "binary:read_animal10n",
     ),
     Kind(
         "cars98n",
@@ -177,7 +177,7 @@ _ALL = (
         ),
         "PRISM's CARS_98N_list.csv and datalist/; for test CARS196's car_ims.tgz with cars_annos.mat, given as the source",
         "noisegate convert cars98n cars196 --split test --out cars98n/test",
-        "cars98n:read_cars98n",
+        "web_pictures:read_cars98n",
     ),
     Kind(
         "msrvtt",
@@ -202,5 +202,7 @@ def find_kind(name: str) -> Kind:
     """The kind of that name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
     plain = name.lower().replace("-", "").replace("_", "")
     if plain not in KINDS:
-        raise ConfigError(f"kind {name!r} is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}")
+        raise ConfigError(
+            f"kind {name!r} is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}", "kind", name
+        )
     return KINDS[plain]

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample
 
-from .files import find, need, read_rows, read_text
 from .pairs import Pairs, pair_samples
-from .parts import array_part
-from .source import Request, Source
+from .samples import array_part
+from .source import Request, SampleSource, find, need, read_rows, read_text
 
 __all__ = ["read_msrvtt"]
 
@@ -23,7 +22,7 @@ _LISTS = {"train": ("MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv"), "test": ("MSR
 _SENTENCE = "sentence"
 
 
-def read_msrvtt(request: Request) -> Source:
+def read_msrvtt(request: Request) -> SampleSource:
     """Videos of the split, by its .csv where it is there, else by the json; the 1k-A test brings one sentence each."""
     path = need(request, "MSRVTT_data.json", "annotation/MSRVTT_data.json", "train_val_videodatainfo.json")
     try:
@@ -32,14 +31,14 @@ def read_msrvtt(request: Request) -> Source:
         said = [(str(one["video_id"]), str(one["caption"]).strip(), one.get("sen_id")) for one in told["sentences"]]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is not MSR-VTT's list of videos and sentences ({what})") from error
+        raise ConfigError(f"{path} is not MSR-VTT's list of videos and sentences ({what})", "source", path) from error
     listed = find(request.folder, *_LISTS[request.split])
     videos = {video: None for video, name in split.items() if name == _SPLITS[request.split]}
     if listed is not None:
         rows = read_rows(listed)
         head = [cell.strip() for cell in rows[0]] if rows else []
         if "video_id" not in head:
-            raise ConfigError(f"{listed} has no column video_id; its first row names its columns")
+            raise ConfigError(f"{listed} has no column video_id; its first row names its columns", "source", listed)
         ids = [row[head.index("video_id")].strip() for row in rows[1:]]
         videos = dict.fromkeys(ids)
         if _SENTENCE in head:

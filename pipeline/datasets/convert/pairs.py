@@ -1,5 +1,6 @@
-"""Images with their captions, from whatever layout, as samples: one for each caption, or one for each image."""
+"""Images with their captions as samples: one for each caption, or one for each image; with a published noise file, if given."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,18 +12,17 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample
 
-from .noise_files import GivenNoise, read_noise_file
-from .parts import json_part, key_of
-from .source import Request, Sample, Source
+from .samples import json_part, key_of
+from .source import Request, Sample, SampleSource, read_array, read_lines
 
-__all__ = ["Pairs", "pair_samples"]
+__all__ = ["GivenNoise", "Pairs", "pair_samples", "read_noise_file"]
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images by number and captions in the order of the source.
+    """N images and M captions, in the order of the source.
 
-    image_ids: (N,) names. captions: (M,). image_of: (M,) int64, each caption's image. load: an image's number to its part.
+    image_ids: (N,) names. captions: (M,). image_of: (M,) int64, each caption's image. load: reads the part of an image number.
     in_order: captions stand in the order of the published *_caps.txt, so that a published noise file fits.
     """
 
@@ -39,34 +39,98 @@ class Pairs:
         return number if self.caption_ids is None else self.caption_ids[number]
 
 
-def pair_samples(request: Request, pairs: Pairs) -> Source:
-    """One sample per caption for training, which weights and noise need; one per image for evaluation; or as asked.
+@dataclass(frozen=True, eq=False)
+class GivenNoise:
+    """Noise from a file: (M,) image of each caption, the captions, (M,) bool wrong pairs, and the name of the noise."""
 
-    Of image rows, `txt` is the first caption and the json's `captions` are all: trainers take `captions: json:captions`.
+    image_of: NDArray[np.int64]
+    captions: Sequence[str]
+    noisy: NDArray[np.bool_]
+    protocol: str
+
+
+def read_noise_file(path: Path, captions: Sequence[str], image_of: NDArray[np.int64], images: int) -> GivenNoise:
+    """Apply a published noise file to M captions of N images, so that figures are of the same noise.
+
+    An .npy of integers holds, by its length and numbers, either the image of each caption (NCR, BiCro, CRCL: M numbers
+    below N), or the image that takes each image's place, with all its captions (DECL: N numbers), or the caption that takes
+    each caption's place (M numbers up to M).  Any other file holds the captions themselves, one per line (NPC, OSA:
+    0.4_noise_train_caps.txt).  A pair counts as noisy when its image is not the caption's own, or its text is another one.
+    """
+    protocol = f"file:{path.name}(sha256={hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
+    count = len(captions)
+    if path.suffix.lower() != ".npy":
+        lines = read_lines(path)
+        if len(lines) != count:
+            raise ConfigError(
+                f"noise_file={path.name!r} has {len(lines):,} captions, and the source has {count:,}",
+                "noise_file",
+                path,
+            )
+        changed = np.array([new != old for new, old in zip(lines, captions, strict=True)], dtype=bool)
+        return GivenNoise(image_of, lines, changed, protocol)
+    array = read_array(path, mmap=False)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(
+            f"noise_file={path.name!r} holds {array.dtype} {array.shape}; it must be integers of one axis",
+            "noise_file",
+            path,
+        )
+    index = array.astype(np.int64)
+    low, high = (int(index.min()), int(index.max())) if len(index) else (0, -1)
+    if len(index) == count and low >= 0 and high < images:
+        return GivenNoise(index, captions, index != image_of, protocol)
+    if len(index) == images and low >= 0 and high < images:
+        moved = index[image_of]
+        return GivenNoise(moved, captions, moved != image_of, protocol)
+    if len(index) == count and low >= 0 and high < count:
+        texts = [captions[i] for i in index]
+        changed = np.array([new != old for new, old in zip(texts, captions, strict=True)], dtype=bool)
+        return GivenNoise(image_of, texts, changed & (image_of[index] != image_of), protocol)
+    raise ConfigError(
+        f"noise_file={path.name!r} has {len(index):,} numbers from {low:,} to {high:,}, which fit neither the {count:,} "
+        f"captions nor the {images:,} images of the source; give the file of this data set",
+        "noise_file",
+        path,
+    )
+
+
+def pair_samples(request: Request, pairs: Pairs) -> SampleSource:
+    """Samples of one caption each for training, or of one image each for evaluation, unless `request.rows` says which.
+
+    In image rows `txt` is the first caption and the json's `captions` are all: trainers take `captions: json:captions`.
     """
     if not len(pairs.captions):
-        raise ConfigError(f"source {request.folder}: --split {request.split} has no captions; check its files")
+        raise ConfigError(
+            f"source {request.folder}: --split {request.split} has no captions; check its files",
+            "source",
+            request.folder,
+        )
     rows = request.rows or ("captions" if request.split == "train" else "images")
     facts = {**pairs.facts, "rows": rows, "images_in_source": len(pairs.image_ids)}
     if request.noise_file is None:
         if rows == "captions":
-            return Source(len(pairs.captions), _caption_rows(request, pairs, None), pairs.files, facts=facts)
+            return SampleSource(len(pairs.captions), _caption_rows(request, pairs, None), pairs.files, facts=facts)
         groups = _groups(pairs)
-        return Source(len(groups), _image_rows(request, pairs, groups), pairs.files, facts=facts)
+        return SampleSource(len(groups), _image_rows(request, pairs, groups), pairs.files, facts=facts)
     if request.split != "train" or rows != "captions":
         raise ConfigError(
             f"noise_file={request.noise_file.name!r}: noise is for the captions of --split train; leave out --rows and "
-            "use --split train"
+            "use --split train",
+            "noise_file",
+            request.noise_file,
         )
     if not pairs.in_order:
         raise ConfigError(
             f"noise_file={request.noise_file.name!r}: it counts captions in the order of train_caps.txt, which this layout "
-            "does not keep; give a source with train_caps.txt, or make noise with `noisegate noise`"
+            "does not keep; give a source with train_caps.txt, or make noise with `noisegate noise`",
+            "noise_file",
+            request.noise_file,
         )
     noise = read_noise_file(request.noise_file, pairs.captions, pairs.image_of, len(pairs.image_ids))
     facts |= {"noise_protocol": noise.protocol, "noisy": int(noise.noisy.sum())}
     files = (*pairs.files, request.noise_file)
-    return Source(len(pairs.captions), _caption_rows(request, pairs, noise), files, facts=facts)
+    return SampleSource(len(pairs.captions), _caption_rows(request, pairs, noise), files, facts=facts)
 
 
 def _caption_rows(request: Request, pairs: Pairs, noise: GivenNoise | None) -> Callable[[int], Sample]:
@@ -93,7 +157,7 @@ def _caption_rows(request: Request, pairs: Pairs, noise: GivenNoise | None) -> C
 
 
 def _groups(pairs: Pairs) -> list[tuple[int, list[int]]]:
-    """Images that have captions, in order, with their captions."""
+    """The images that have captions, in order, each with its captions."""
     captions: dict[int, list[int]] = {}
     for number, image in enumerate(pairs.image_of.tolist()):
         captions.setdefault(image, []).append(number)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from noisegate.pipeline.datasets.convert import convert
-from noisegate.pipeline.datasets.convert.noise_files import read_noise_file
+from noisegate.pipeline.datasets.convert.pairs import read_noise_file
 from noisegate.pipeline.datasets.noise import shuffle_captions
-from noisegate.pipeline.errors import ConfigError
+from tests.errors import refused
 from tests.fakes import picture
 from tests.pipeline.datasets.converting import converted, features, jpeg, records, write_files
 
@@ -87,19 +87,19 @@ def test_an_open_quote_does_not_swallow_lines(tmp_path: Path) -> None:
 
 def test_features_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     features(tmp_path / "a", 3, ["x"] * 14)
-    with pytest.raises(ConfigError, match="has 3 images and there are 14 captions; there must be one or 5"):
+    with refused("source", tmp_path / "a/train_ims.npy"):
         convert("flickr30k", tmp_path / "a", tmp_path / "out")
     (tmp_path / "a/train_caps.txt").unlink()
-    with pytest.raises(ConfigError, match=r"has no train_caps.txt or train_caps.tsv beside train_ims.npy"):
+    with refused("source", tmp_path / "a"):
         convert("flickr30k", tmp_path / "a", tmp_path / "out")
     write_files(tmp_path / "a", {"train_caps.txt": "x\n", "train_ims.npy": b"\x93NUMPY no"})
-    with pytest.raises(ConfigError, match=r"train_ims.npy is no .npy of numbers"):
+    with refused("source", tmp_path / "a/train_ims.npy"):
         convert("flickr30k", tmp_path / "a", tmp_path / "out")
     np.save(tmp_path / "a/train_ims.npy", np.array([{"a": 1}]))
-    with pytest.raises(ConfigError, match=r"is no .npy of numbers"):
+    with refused("source", tmp_path / "a/train_ims.npy"):
         convert("flickr30k", tmp_path / "a", tmp_path / "out")
     np.save(tmp_path / "a/train_ims.npy", np.zeros(3))
-    with pytest.raises(ConfigError, match="features are"):
+    with refused("source", tmp_path / "a/train_ims.npy"):
         convert("flickr30k", tmp_path / "a", tmp_path / "out")
 
 
@@ -155,17 +155,17 @@ def test_karpathys_coco_joins_restval_and_takes_five_sentences(tmp_path: Path) -
     found, samples = converted("coco", tmp_path / "src", tmp_path / "out", images=tmp_path / "pictures")
     assert [row["image_id"] for row in records(found)] == ["1"] * 5 + ["2"] * 5
     assert samples[5].parts["txt"] == b"Sentence 7."
-    with pytest.raises(ConfigError, match="all 1 samples cannot be read, such as image 3"):
+    with refused("source"):
         convert("coco", tmp_path / "src", tmp_path / "out2", split="val", images=tmp_path / "pictures")
 
 
 def test_a_broken_split_is_named(tmp_path: Path) -> None:
     for text in ("{", '{"images": [{"split": "train"}]}', "[]"):
         write_files(tmp_path / "src", {"dataset_coco.json": text})
-        with pytest.raises(ConfigError, match=r"dataset_coco.json is not Karpathy's list"):
+        with refused("source", tmp_path / "src/dataset_coco.json"):
             convert("coco", tmp_path / "src", tmp_path / "out")
     karpathy(tmp_path / "src", "dataset_coco.json", [])
-    with pytest.raises(ConfigError, match="--split train has no captions"):
+    with refused("source", tmp_path / "src"):
         convert("coco", tmp_path / "src", tmp_path / "out")
 
 
@@ -186,7 +186,7 @@ def test_annotations_of_flickr30k_go_by_numbers(tmp_path: Path) -> None:
     found, _ = converted("flickr30k", tmp_path / "src", tmp_path / "test", split="test")
     assert records(found) == [{"image_id": "1", "captions": ["a", "b"], "caption_ids": [0, 1]}]
     write_files(tmp_path / "src/annotations", {"image_name.txt": "zero.jpg\n"})
-    with pytest.raises(ConfigError, match=r"image_name.txt has 1 names, and an id is 2"):
+    with refused("source", tmp_path / "src/annotations/image_name.txt"):
         convert("flickr30k", tmp_path / "src", tmp_path / "out2")
 
 
@@ -196,7 +196,7 @@ def test_annotations_of_coco_go_by_cocos_numbers(tmp_path: Path) -> None:
     found, _ = converted("coco", tmp_path / "src", tmp_path / "out", split="val")
     assert records(found)[0]["image_id"] == "42"
     write_files(tmp_path / "src/annotations", {"dev_caps.txt": "a cat\na dog\n"})
-    with pytest.raises(ConfigError, match=r"dev_caps.txt has 2 captions and dev_ids.txt 1 images"):
+    with refused("source", tmp_path / "src/annotations/dev_caps.txt"):
         convert("coco", tmp_path / "src", tmp_path / "out2", split="val")
 
 
@@ -218,10 +218,10 @@ def test_tables_of_paths_and_captions(tmp_path: Path, name: str, text: str) -> N
 
 def test_a_table_with_a_short_row_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path / "src", {"train.tsv": "a.jpg\tx\nb.jpg\n"})
-    with pytest.raises(ConfigError, match=r"train.tsv: row 2 has 1 of 2 cells"):
+    with refused("source", tmp_path / "src/train.tsv"):
         convert("cc120k", tmp_path / "src", tmp_path / "out")
     write_files(tmp_path / "src", {"train.tsv": b"\xff\xfe"})
-    with pytest.raises(ConfigError, match="is no UTF-8 text"):
+    with refused("source", tmp_path / "src/train.tsv"):
         convert("cc120k", tmp_path / "src", tmp_path / "out")
 
 
@@ -292,34 +292,27 @@ def test_osas_noisy_captions_are_compared_with_the_right_ones(
 
 
 @pytest.mark.parametrize(
-    ("array", "words"),
-    [
-        (np.zeros(9, np.int64), "has 9 numbers from 0 to 0, which fit neither the 10 captions nor the 2 images"),
-        (np.full(10, 10), "has 10 numbers from 10 to 10"),
-        (np.full(10, -1), "has 10 numbers from -1 to -1"),
-        (np.zeros((10, 1), np.int64), "it must be integers of one axis"),
-        (np.zeros(10), "holds float64"),
-    ],
+    "array", [np.zeros(9, np.int64), np.full(10, 10), np.full(10, -1), np.zeros((10, 1), np.int64), np.zeros(10)]
 )
 def test_a_noise_file_that_does_not_fit_is_refused(
-    ten: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path, array: np.ndarray[Any, Any], words: str
+    ten: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path, array: np.ndarray[Any, Any]
 ) -> None:
     np.save(tmp_path / "n.npy", array)
-    with pytest.raises(ConfigError, match=words):
+    with refused("noise_file", tmp_path / "n.npy"):
         convert("flickr30k", ten[0], tmp_path / "out", noise_file=tmp_path / "n.npy")
 
 
 def test_noise_is_for_the_captions_of_training(ten: tuple[Path, np.ndarray[Any, Any]], tmp_path: Path) -> None:
     np.save(tmp_path / "n.npy", np.arange(10) // 5)
     write_files(tmp_path, {"n.txt": "c0\n"})
-    with pytest.raises(ConfigError, match="has 1 captions, and the source has 10"):
+    with refused("noise_file", tmp_path / "n.txt"):
         convert("flickr30k", ten[0], tmp_path / "out", noise_file=tmp_path / "n.txt")
-    with pytest.raises(ConfigError, match="noise is for the captions of --split train"):
+    with refused("noise_file", tmp_path / "n.npy"):
         convert("flickr30k", ten[0], tmp_path / "out", noise_file=tmp_path / "n.npy", rows="images")
     karpathy(
         tmp_path / "k", "dataset_coco.json", [{"filename": "a.jpg", "split": "train", "sentences": sentences(5, 0)}]
     )
-    with pytest.raises(ConfigError, match=r"in the order of train_caps.txt, which this layout does not keep"):
+    with refused("noise_file", tmp_path / "n.npy"):
         convert("coco", tmp_path / "k", tmp_path / "out", noise_file=tmp_path / "n.npy")
 
 
@@ -364,7 +357,7 @@ def test_msrvtt_by_the_usual_lists(videos: Path, tmp_path: Path) -> None:
     test = convert("msrvtt", videos, tmp_path / "test", split="test")
     assert records(test) == [{"image_id": "video1", "captions": ["one sentence"], "caption_ids": [0]}]
     write_files(videos, {"MSRVTT_train.9k.csv": "id\nvideo2\n"})
-    with pytest.raises(ConfigError, match="has no column video_id"):
+    with refused("source", videos / "MSRVTT_train.9k.csv"):
         convert("msrvtt", videos, tmp_path / "out2")
 
 
@@ -396,5 +389,5 @@ def test_msrvtt_in_one_file(videos: Path, tmp_path: Path) -> None:
     found = convert("msrvtt", videos, tmp_path / "out")
     assert (found.samples, found.bad) == (2, {"no_image": 2})
     write_files(videos, {"MSRVTT_data.json": "[]"})
-    with pytest.raises(ConfigError, match="is not MSR-VTT's list"):
+    with refused("source", videos / "MSRVTT_data.json"):
         convert("msrvtt", videos, tmp_path / "out2")
