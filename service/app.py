@@ -15,7 +15,7 @@ from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.runs.lock import folder_lock
 
-from .api import embed, health, jobs, page, score, tables
+from .api import health, jobs, page, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest
 from .api.state import Service
 from .engine.encoder_process import Ready
@@ -70,7 +70,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    for module in (score, embed, jobs, tables, health, page):
+    for module in (score, jobs, tables, health, page):
         app.include_router(module.router)
     add_handlers(app)
     # the last one added is the outermost

@@ -1,4 +1,4 @@
-"""Request bodies to items: JSON and multipart forms, checked once, large ones off the event loop."""
+"""Parse request bodies (JSON or multipart forms) into items for the engine; large ones in a thread."""
 
 import asyncio
 import base64
@@ -21,30 +21,32 @@ from noisegate.service.settings import Settings
 
 from .schemas import EmbedRequest, Pair, ScoreRequest
 
-__all__ = ["Asked", "read_embed", "read_score"]
+__all__ = ["ScoreBody", "encode_row", "read_embed", "read_score"]
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-LARGE = 64 << 10  # bytes of JSON that may be parsed between two turns of the event loop
-MOST_VALUES = 1_000_000  # objects and lists in one body; a few bytes of JSON can become a hundred in memory
+LARGE = 64 << 10  # bytes of JSON from which parsing moves to a thread
+MAX_VALUES = 1_000_000  # objects and lists in one body; a few bytes of JSON can take a hundred in memory
 _DATA_URI = re.compile(r"data:(?:image/[a-z0-9.+-]+)?(?:;[a-z0-9=.+-]+)*;base64,", re.IGNORECASE)
 
 
-class Asked:
-    """A request for scores: what was asked, the items to embed, and the URLs that stand where a picture is missing."""
+class ScoreBody:
+    """A parsed request for scores: its settings, the items to embed, and by item number the URLs still to be fetched."""
 
     def __init__(self, request: ScoreRequest, items: list[Item]) -> None:
         self.request, self.items = request, items
         self.urls = {i: pair.image_url for i, pair in enumerate(request.pairs) if pair.image_url is not None}
 
 
-async def read_score(request: Request, settings: Settings) -> Asked:
+async def read_score(request: Request, settings: Settings) -> ScoreBody:
     """The body of POST /v1/score, of either kind. Raises ApiError 400, 413, 415 or 422."""
-    kind = _kind(request)
-    _check_plain(request)
+    kind = _content_type(request)
+    _refuse_compressed(request)
     if kind == "application/json":
-        return await _off_loop(await request.body(), lambda body: _asked(parse(body, ScoreRequest), {}, settings))
+        return await _in_thread_if_large(
+            await request.body(), lambda body: _score_body(parse(body, ScoreRequest), {}, settings)
+        )
     if kind == "multipart/form-data":
         return await _read_form(request, settings)
     raise ApiError(
@@ -54,39 +56,40 @@ async def read_score(request: Request, settings: Settings) -> Asked:
 
 async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest, list[Item]]:
     """The body of POST /v1/embed and its items, images first."""
-    if _kind(request) != "application/json":
+    if _content_type(request) != "application/json":
         raise ApiError(415, "unsupported_media_type", "use application/json")
-    _check_plain(request)
+    _refuse_compressed(request)
 
     def items_of(body: bytes) -> tuple[EmbedRequest, list[Item]]:
-        found = parse(body, EmbedRequest)
-        check_count(len(found.images) + len(found.texts), settings)
-        return found, [*(_picture(image, {}) for image in found.images), *(Item(text=text) for text in found.texts)]
+        wanted = parse(body, EmbedRequest)
+        check_count(len(wanted.images) + len(wanted.texts), settings)
+        pictures = [_picture(image, {}) for image in wanted.images]
+        return wanted, [*pictures, *(Item(text=text) for text in wanted.texts)]
 
-    return await _off_loop(await request.body(), items_of)
+    return await _in_thread_if_large(await request.body(), items_of)
 
 
-async def _off_loop(body: bytes, work: Callable[[bytes], T]) -> T:
+async def _in_thread_if_large(body: bytes, work: Callable[[bytes], T]) -> T:
     return work(body) if len(body) <= LARGE else await asyncio.to_thread(work, body)
 
 
-def _kind(request: Request) -> str:
+def _content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _check_plain(request: Request) -> None:
-    """A compressed body would have to be unpacked before its size is known."""
+def _refuse_compressed(request: Request) -> None:
+    """Raise ApiError 415 for a compressed body, whose size is unknown before it is unpacked."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise ApiError(415, "unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 
 
 def parse(body: bytes, model: type[M]) -> M:
-    """One JSON document by a model; raises ApiError 400 for what is no JSON and 422 for what does not fit."""
-    if body.count(b"{") + body.count(b"[") > MOST_VALUES or body.count(b",") > 6 * MOST_VALUES:
+    """Parse JSON into a model; raises ApiError 400 for invalid JSON and 422 for what does not fit the model."""
+    if body.count(b"{") + body.count(b"[") > MAX_VALUES or body.count(b",") > 6 * MAX_VALUES:
         raise InvalidRequest("the body holds too many values")
     try:
-        found = json.loads(body, parse_constant=_no_number, object_pairs_hook=_no_duplicates)
+        document = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
     except RecursionError as error:
         raise ApiError(400, "bad_request", "the JSON is nested too deeply") from error
     except ValueError as error:
@@ -98,24 +101,24 @@ def parse(body: bytes, model: type[M]) -> M:
             reason = "a number has thousands of digits"
         raise ApiError(400, "bad_request", f"the body is no JSON: {reason}") from error
     try:
-        return model.model_validate(found)
+        return model.model_validate(document)
     except ValidationError as error:
         raise InvalidRequest(describe(error.errors(include_input=False, include_url=False))) from error
 
 
 class _BadJson(ValueError):
-    """What Python's parser lets through and JSON does not have."""
+    """Invalid JSON that Python's parser accepts."""
 
 
-def _no_number(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise _BadJson(f"{name} is no number in JSON")
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise _BadJson("a name is given twice in one object")
-    return found
+    return values
 
 
 def check_count(count: int, settings: Settings) -> None:
@@ -127,12 +130,12 @@ def _too_many(what: str) -> ApiError:
     return ApiError(413, "too_many_items", f"{what} in one request")
 
 
-def _asked(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> Asked:
+def _score_body(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> ScoreBody:
     check_count(len(request.pairs), settings)
     for i, pair in enumerate(request.pairs):
         if pair.image is not None and pair.image_url is not None:
             raise InvalidRequest(f"pairs.{i}: give image or image_url, not both")
-    return Asked(request, [_item(pair, parts) for pair in request.pairs])
+    return ScoreBody(request, [_item(pair, parts) for pair in request.pairs])
 
 
 def _item(pair: Pair, parts: dict[str, bytes]) -> Item:
@@ -141,20 +144,20 @@ def _item(pair: Pair, parts: dict[str, bytes]) -> Item:
 
 
 def _picture(image: str, parts: dict[str, bytes]) -> Item:
-    """A picture from base64, a data URI or a part of the form; one that cannot be read is its own item's problem."""
+    """An item with a picture from base64, a data URI or a part of the form; a bad one becomes the item's problem."""
     if image.startswith("part:") and parts:
         data = parts.get(image.removeprefix("part:"))
         return Item(data) if data is not None else Item(problem=("no_image", "the request has no part of this name"))
     try:
-        return Item(unbase64(image))
+        return Item(decode_base64(image))
     except ValueError as error:
         return Item(problem=("bad_image", str(error)))
 
 
-def unbase64(text: str) -> bytes:
-    """The bytes behind base64 or a data URI, strictly: no white space, no other alphabet, padding as it must be.
+def decode_base64(text: str) -> bytes:
+    """Decode base64 or a data URI, strictly: no white space, standard alphabet, padding required.
 
-    >>> unbase64("data:image/png;base64,aGk="), unbase64("aGk=")
+    >>> decode_base64("data:image/png;base64,aGk="), decode_base64("aGk=")
     (b'hi', b'hi')
     """
     if text[:5].lower() == "data:":
@@ -171,18 +174,15 @@ def unbase64(text: str) -> bytes:
         raise ValueError(reason) from error
 
 
-def encoded_row(row: Any, encoding: str) -> list[float] | str:
-    """An embedding as the request wants it."""
+def encode_row(row: Any, encoding: str) -> list[float] | str:
+    """An embedding in the encoding that the request names."""
     return base64.b64encode(row.astype("<f4").tobytes()).decode() if encoding == "base64" else row.tolist()
 
 
-# --- multipart ------------------------------------------------------------------------------------------------------
-
-
-async def _read_form(request: Request, settings: Settings) -> Asked:
-    """`image` and `text` fields in the same order, or a `request` part whose images are named part:NAME."""
+async def _read_form(request: Request, settings: Settings) -> ScoreBody:
+    """Read a form: `image` and `text` fields in the same order, or a `request` part whose images are named part:NAME."""
     content_type = re.sub(r"(?i);\s*charset=[^;]*", "", request.headers["content-type"])
-    # latin-1 keeps every byte, so that a caption which is no UTF-8 is seen and not guessed
+    # latin-1 keeps every byte, so that a caption that is not UTF-8 is noticed
     headers = Headers({"content-type": f"{content_type}; charset=latin-1"})
     most = settings.max_items
     parser = _Form(
@@ -197,34 +197,34 @@ async def _read_form(request: Request, settings: Settings) -> Asked:
         raise ApiError(
             400, "bad_request", f"the body is no multipart form: {' '.join(reason.split())[:200]}"
         ) from error
-    if not parser.whole:
+    if not parser.is_complete:
         await form.close()
         raise ApiError(400, "bad_request", "the body is no multipart form: it ends before its last boundary")
     try:
         fields = [(name, await _bytes(value)) for name, value in form.multi_items()]
     finally:
         await form.close()
-    return await asyncio.to_thread(_asked_by_form, fields, settings)
+    return await asyncio.to_thread(_parse_form, fields, settings)
 
 
 class _Form(MultiPartParser):
-    """Keeps pictures in memory, where all bodies have a limit; `whole` once the last boundary has come."""
+    """Keeps pictures in memory, which BodyLimit bounds; `is_complete` once the last boundary has arrived."""
 
     spool_max_size = sys.maxsize
-    whole = False
+    is_complete = False
 
     def on_end(self) -> None:
-        self.whole = True
+        self.is_complete = True
 
 
 async def _bytes(value: "UploadFile | str") -> bytes:
     return value.encode("latin-1") if isinstance(value, str) else await value.read()
 
 
-_NO_PAIR = Pair.model_validate({})  # of a form: picture and caption are with the item
+_NO_PAIR = Pair.model_validate({})  # for forms, whose picture and caption are in the item
 
 
-def _asked_by_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> Asked:
+def _parse_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> ScoreBody:
     parts = dict(fields)
     several = () if "request" in parts else ("image", "text")
     twice = next((name for name, count in Counter(n for n, _ in fields if n not in several).items() if count > 1), None)
@@ -232,7 +232,7 @@ def _asked_by_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> A
         raise InvalidRequest(f"{twice[:60]}: give one part of this name")
     if "request" in parts:
         whole = parts.pop("request")
-        return _asked(parse(whole, ScoreRequest), parts, settings)
+        return _score_body(parse(whole, ScoreRequest), parts, settings)
     unknown = sorted({name for name, _ in fields} - {"image", "text", "classes", "against"})
     if unknown:
         raise InvalidRequest(f"{unknown[0][:60]}: no such field; use image and text, classes, against, or request")
@@ -245,15 +245,15 @@ def _asked_by_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> A
     check_count(len(images), settings)
     captions = [_caption(data) for data in texts] or [Item()] * len(images)
     named = {name: data.decode("utf-8", "replace") for name, data in fields if name in ("classes", "against")}
-    asked = ScoreRequest(pairs=[_NO_PAIR] * len(captions), **named)
-    return Asked(
-        asked,
+    request = ScoreRequest(pairs=[_NO_PAIR] * len(captions), **named)
+    return ScoreBody(
+        request,
         [Item(image, item.text, None, item.text_problem) for image, item in zip(images, captions, strict=True)],
     )
 
 
 def _caption(data: bytes) -> Item:
-    """A caption by the rule for a shard's part txt."""
+    """Decode a caption as the txt part of a shard is decoded."""
     try:
         return Item(text=data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

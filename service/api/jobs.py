@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Request, Response
@@ -16,7 +17,7 @@ from noisegate.service.errors import ApiError, InvalidRequest
 from noisegate.service.jobs.runner import JobEvent, JobRunner
 from noisegate.service.jobs.store import Job
 
-from .schemas import Problem
+from .schemas import problems
 from .state import Service, service_of
 
 __all__ = ["JobAnswer", "JobList", "JobRequest", "router"]
@@ -27,22 +28,20 @@ Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00
 BETA = r"^(auto|random_inputs|intersection|shuffled_mean|fixed:-?(0?\.[0-9]+|[01](\.0*)?))$"
 
 
-MEANING = {
-    400: "`bad_request`: the body is no text",
-    401: "`unauthorized`: the key is missing or wrong",
-    403: "`outside_roots`: a shard is not below the folders that the server may read",
-    404: "`jobs_off`, `unknown_job`, `unknown_shards` or `unknown_classes`",
-    408: "`slow_body`: the body did not come in time",
-    409: "`name_taken`, `job_over` or `job_active`",
-    413: "`too_large`: the body is over max_body_bytes",
-    422: "`invalid_request` or `bad_shards`: the message says what to change",
-    503: "`no_record`: the record of jobs cannot be written; the same works once its disk has room",
-}
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documented error answers of a route."""
-    return {status: {"model": Problem, "description": MEANING[status]} for status in statuses}
+_errors = partial(
+    problems,
+    meaning={
+        400: "`bad_request`: the body is no text",
+        401: "`unauthorized`: the key is missing or wrong",
+        403: "`outside_roots`: a shard is not below the folders that the server may read",
+        404: "`jobs_off`, `unknown_job`, `unknown_shards` or `unknown_classes`",
+        408: "`slow_body`: the body did not come in time",
+        409: "`name_taken`, `job_over` or `job_active`",
+        413: "`too_large`: the body is over max_body_bytes",
+        422: "`invalid_request` or `bad_shards`: the message says what to change",
+        503: "`no_record`: the record of jobs cannot be written; the same works once its disk has room",
+    },
+)
 
 
 class JobRequest(BaseModel):
@@ -119,7 +118,7 @@ class JobList(BaseModel):
     "",
     status_code=202,
     response_model=JobAnswer,
-    responses=problems(400, 401, 403, 404, 408, 409, 413, 422, 503),
+    responses=_errors(400, 401, 403, 404, 408, 409, 413, 422, 503),
     summary="Annotate shards in the background",
 )
 async def submit(body: JobRequest, request: Request, response: Response) -> dict[str, Any]:
@@ -135,17 +134,17 @@ async def submit(body: JobRequest, request: Request, response: Response) -> dict
     return answer(job)
 
 
-@router.get("", response_model=JobList, responses=problems(401, 404, 503), summary="All jobs")
+@router.get("", response_model=JobList, responses=_errors(401, 404, 503), summary="All jobs")
 def listed(request: Request) -> dict[str, Any]:
     return {"jobs": [answer(job) for job in jobs_of(service_of(request)).all()]}
 
 
-@router.get("/{job_id}", response_model=JobAnswer, responses=problems(401, 404, 503), summary="One job")
+@router.get("/{job_id}", response_model=JobAnswer, responses=_errors(401, 404, 503), summary="One job")
 def one(job_id: str, request: Request) -> dict[str, Any]:
     return answer(jobs_of(service_of(request)).current(job_id))
 
 
-@router.post("/{job_id}/cancel", response_model=JobAnswer, responses=problems(401, 404, 409, 503), summary="End a job")
+@router.post("/{job_id}/cancel", response_model=JobAnswer, responses=_errors(401, 404, 409, 503), summary="End a job")
 async def cancel(job_id: str, request: Request) -> dict[str, Any]:
     """Tables that are written stay; the same job posted again goes on there."""
     return answer(await jobs_of(service_of(request)).cancel(job_id))
@@ -155,7 +154,7 @@ async def cancel(job_id: str, request: Request) -> dict[str, Any]:
     "/{job_id}",
     status_code=204,
     response_class=Response,
-    responses=problems(401, 404, 409, 503),
+    responses=_errors(401, 404, 409, 503),
     summary="Forget a job that is over",
 )
 async def forget(job_id: str, request: Request) -> Response:
@@ -167,7 +166,7 @@ async def forget(job_id: str, request: Request) -> Response:
 @router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(401, 404, 422, 503)},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **_errors(401, 404, 422, 503)},
     summary="Follow a job",
 )
 async def events(

@@ -1,5 +1,6 @@
 """Requests and answers of scoring, as the OpenAPI schema shows them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -8,14 +9,14 @@ __all__ = ["EmbedAnswer", "EmbedRequest", "Pair", "Problem", "Result", "ScoreAns
 
 
 def _text(value: Any) -> str:
-    """Any string, lone surrogates included: what is wrong with a caption is its item's status, not the request's."""
+    """Any string, lone surrogates included: a bad caption is a status of its item and does not fail the request."""
     if not isinstance(value, str):
         raise ValueError("should be a string")
     return value
 
 
 def _key(value: Any) -> str:
-    """A string that can come back in the answer, which is UTF-8."""
+    """A string that can be returned in the answer, which is UTF-8."""
     if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
         raise ValueError("should be a string without lone surrogates")
     return value
@@ -229,6 +230,6 @@ MEANING = {
 }
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The documented error answers of a route."""
-    return {status: {"model": Problem, "description": MEANING[status]} for status in statuses}
+def problems(*statuses: int, meaning: Mapping[int, str] = MEANING) -> dict[int | str, dict[str, Any]]:
+    """The documented error answers of a route; `meaning` describes each status."""
+    return {status: {"model": Problem, "description": meaning[status]} for status in statuses}

@@ -1,4 +1,4 @@
-"""POST /v1/score and GET /v1/scorer."""
+"""POST /v1/score, POST /v1/embed and GET /v1/scorer: items go to the engine, its embeddings come back as results."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from noisegate.service.runs.against import FinishedRun
 from noisegate.service.runs.class_sets import RegisteredClasses
 from noisegate.service.runs.judging import Judged
 
-from .bodies import Asked, read_score
-from .schemas import ScoreAnswer, ScorerAnswer, ScoreRequest, problems
+from .bodies import ScoreBody, encode_row, read_embed, read_score
+from .schemas import EmbedAnswer, ScoreAnswer, ScorerAnswer, ScoreRequest, problems
 from .state import Service, service_of
 
 __all__ = ["router"]
@@ -25,7 +25,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/v1", tags=["scores"])
 
 _REF = {"$ref": "#/components/schemas/ScoreRequest"}
-BODY = {
+SCORE_BODY = {
     "requestBody": {
         "required": True,
         "content": {
@@ -62,29 +62,29 @@ BODY = {
 @router.post(
     "/score",
     response_model=ScoreAnswer,
-    openapi_extra=BODY,
+    openapi_extra=SCORE_BODY,
     responses=problems(400, 401, 404, 408, 409, 413, 415, 422, 429, 503, 504),
 )
 async def score(request: Request) -> JSONResponse:
     """Score image-text pairs, in order. A bad item is a result with a status; it never fails the others."""
     service = service_of(request)
-    asked = await read_score(request, service.settings)
-    found = await while_connected(request, _score(service, asked))
-    found["request_id"] = getattr(request.state, "request_id", None)
-    return JSONResponse(found)
+    body = await read_score(request, service.settings)
+    answer = await while_connected(request, _score(service, body))
+    answer["request_id"] = getattr(request.state, "request_id", None)
+    return JSONResponse(answer)
 
 
-async def _score(service: Service, asked: Asked) -> dict[str, Any]:
-    wanted = asked.request
-    judge = _Judge(service, wanted)
+async def _score(service: Service, body: ScoreBody) -> dict[str, Any]:
+    wanted = body.request
+    judge = _LabelJudge(service, wanted)
     await judge.prepare()
-    async with service.fetcher.pictures(asked.urls) as pictures:
-        embedded = await service.engine.embed(fill_pictures(asked.items, pictures))
-    results = pair_results(service, wanted, embedded, judge.asked)
-    if judge.asked:
+    async with service.fetcher.pictures(body.urls) as pictures:
+        embedded = await service.engine.embed(fill_pictures(body.items, pictures))
+    results = pair_results(service, wanted, embedded, judge.is_needed)
+    if judge.is_needed:
         judged = await asyncio.to_thread(judge.judge, embedded)
         for result, verdict in zip(results, judged, strict=True):
-            _add(result, verdict)
+            _add_verdict(result, verdict)
     for result in results:
         service.metrics.items.labels(result["status"]).inc()
     beta = service.scorer.beta
@@ -98,27 +98,27 @@ async def _score(service: Service, asked: Asked) -> dict[str, Any]:
 def pair_results(
     service: Service, wanted: ScoreRequest, embedded: Sequence[Embedded], labels: bool
 ) -> list[dict[str, Any]]:
-    """One result for each pair. With labels to judge, a missing caption is a flag, as in a run with both tasks."""
+    """One result per pair. With labels to judge, a missing caption is a flag only, as in a run with both tasks."""
     scores = service.scorer.score(embedded)
     results = []
-    for i, (pair, found) in enumerate(zip(wanted.pairs, embedded, strict=True)):
-        known = found.similarity is not None
+    for i, (pair, item) in enumerate(zip(wanted.pairs, embedded, strict=True)):
+        known = item.similarity is not None
         chance = scores.clean_probability[i] if known and scores.clean_probability is not None else None
-        only_text = labels and found.image_status == "ok" and found.status != "ok"
+        only_text = labels and item.image_status == "ok" and item.status != "ok"
         results.append(
             {
                 "key": pair.key,
-                "status": "ok" if only_text else found.status,
-                "error": None if only_text else found.error,
-                "similarity": found.similarity,
+                "status": "ok" if only_text else item.status,
+                "error": None if only_text else item.error,
+                "similarity": item.similarity,
                 "osa_weight": float(scores.osa_weight[i]) if known else None,
                 "clean_probability": None if chance is None else float(chance),
                 "clean": bool(scores.clean[i]) if known else None,
-                **_UNASKED,
+                **_JUDGED,
                 "neighbours": None,
                 "predicted": None,
                 "flags": [
-                    *([found.text_status] if only_text else []),
+                    *([item.text_status] if only_text else []),
                     *(["label_not_judged"] if pair.label is not None and not labels else []),
                 ],
             }
@@ -126,7 +126,7 @@ def pair_results(
     return results
 
 
-_UNASKED: dict[str, Any] = dict.fromkeys(
+_JUDGED: dict[str, Any] = dict.fromkeys(
     (
         "label", "knn_consistency", "anchor_consistency", "consistency", "clean_tango", "refined_label",
         "refined_confidence", "refined_name", "neighbourhood",
@@ -134,26 +134,26 @@ _UNASKED: dict[str, Any] = dict.fromkeys(
 )  # fmt: skip
 
 
-def _add(result: dict[str, Any], verdict: Judged) -> None:
+def _add_verdict(result: dict[str, Any], verdict: Judged) -> None:
     if verdict.status != "ok" and result["status"] == "ok":
         result["status"], result["error"] = verdict.status, verdict.error
-    result.update({name: getattr(verdict, name) for name in _UNASKED})
+    result.update({name: getattr(verdict, name) for name in _JUDGED})
     result["neighbours"] = [asdict(neighbour) for neighbour in verdict.neighbours]
     result["predicted"] = [asdict(predicted) for predicted in verdict.predicted]
     result["flags"] += verdict.flags
 
 
-class _Judge:
-    """What a class set and a finished run say of labels; the maths is theirs."""
+class _LabelJudge:
+    """Asks the class set and the finished run that a request names to judge its labels."""
 
     def __init__(self, service: Service, wanted: ScoreRequest) -> None:
         self._service, self._wanted = service, wanted
-        self.asked = wanted.classes is not None or wanted.against is not None
+        self.is_needed = wanted.classes is not None or wanted.against is not None
         self._classes: RegisteredClasses | None = None
         self._run: FinishedRun | None = None
 
     async def prepare(self) -> None:
-        """Find both, before anything is embedded: an unknown name must not cost a place in the queue."""
+        """Find both before anything is embedded: an unknown name must not take up room in the queue."""
         if self._wanted.classes is not None:
             self._classes = self._service.class_sets.get(self._wanted.classes)
         if self._wanted.against is not None:
@@ -169,10 +169,10 @@ class _Judge:
             return judged or []
         keys, digests = [pair.key for pair in self._wanted.pairs], [e.image_sha256 for e in embedded]
         anchors = self._classes.anchors if self._classes is not None else None
-        found = self._run.judge(images, texts, labels, digests, keys, anchors)
+        by_run = self._run.judge(images, texts, labels, digests, keys, anchors)
         if judged is None:
-            return found
-        if not self._run.classes:  # it knows of no labels: the class set's word stands
+            return by_run
+        if not self._run.classes:  # the run has no labels: the class set judges them
             return [
                 replace(
                     by_text,
@@ -180,9 +180,9 @@ class _Judge:
                     neighbourhood=near.neighbourhood,
                     flags=[*by_text.flags, *near.flags],
                 )
-                for by_text, near in zip(judged, found, strict=True)
+                for by_text, near in zip(judged, by_run, strict=True)
             ]
-        return [replace(v, predicted=by_text.predicted) for v, by_text in zip(found, judged, strict=True)]
+        return [replace(v, predicted=by_text.predicted) for v, by_text in zip(by_run, judged, strict=True)]
 
 
 def _rows(rows: Sequence[Any], width: int) -> Any:
@@ -213,3 +213,41 @@ async def scorer(request: Request) -> dict[str, Any]:
         "url_hosts": bool(settings.url_hosts),
         "jobs": settings.jobs_folder is not None,
     }
+
+
+EMBED_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/EmbedRequest"}}},
+    }
+}
+
+
+@router.post(
+    "/embed",
+    response_model=EmbedAnswer,
+    openapi_extra=EMBED_BODY,
+    responses=problems(400, 401, 408, 413, 415, 422, 429, 503, 504),
+)
+async def embed(request: Request) -> JSONResponse:
+    """Embed images and texts with the service's model; a bad one has a status and no embedding."""
+    service = service_of(request)
+    wanted, items = await read_embed(request, service.settings)
+    embedded = await while_connected(request, service.engine.embed(items))
+    split = len(wanted.images)
+    parts = [(e.image_status, e.image_error, e.image) for e in embedded[:split]]
+    parts += [(e.text_status, e.text_error, e.text) for e in embedded[split:]]
+    rows: list[dict[str, Any]] = []
+    for status, error, row in parts:
+        service.metrics.items.labels(status).inc()
+        embedding = None if row is None else encode_row(row, wanted.encoding)
+        rows.append({"status": status, "error": error, "embedding": embedding})
+    return JSONResponse(
+        {
+            "images": rows[:split],
+            "texts": rows[split:],
+            "dimensions": service.engine.dimensions,
+            "scorer": service.engine.identity.digest,
+            "request_id": getattr(request.state, "request_id", None),
+        }
+    )

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -15,7 +16,7 @@ from noisegate.service.runs.browse import Browser
 from noisegate.service.runs.shard_samples import NoPicture, SampleGone
 from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
 
-from .schemas import Problem
+from .schemas import problems
 from .state import service_of
 
 __all__ = ["router"]
@@ -30,15 +31,16 @@ Column = Literal[
 assert set(get_args(Column)) == set(NUMBERS)
 
 
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    meaning = {
+_errors = partial(
+    problems,
+    meaning={
         401: "`unauthorized`: the key is missing or wrong",
         404: "`unknown_run`, `unknown_sample` or `no_picture`",
         409: "`run_unusable`: the run is not finished, or its tables are damaged",
         410: "`shard_gone`: the shard is not where it was; `sample_changed`: another sample is there now",
         422: "`invalid_request`: a parameter, or the rule in `where`, cannot be understood",
-    }
-    return {status: {"model": Problem, "description": meaning[status]} for status in statuses}
+    },
+)
 
 
 class RunEntry(BaseModel):
@@ -182,14 +184,14 @@ def _tables(request: Request, name: Annotated[str, Path(max_length=100)]) -> Run
     return _browser(request).tables(service_of(request).runs.path(name))
 
 
-Chosen = Annotated[Filters, Depends(_filters)]
+ChosenFilters = Annotated[Filters, Depends(_filters)]
 Tables = Annotated[RunTables, Depends(_tables)]
-Looking = Annotated[Browser, Depends(_browser)]
+RunBrowser = Annotated[Browser, Depends(_browser)]
 
 
 @contextmanager
-def _answerable() -> Iterator[None]:
-    """Errors of the tables as answers; messages that name files of this machine stay here."""
+def _api_errors() -> Iterator[None]:
+    """Turn errors of the tables into answers; messages that name files of this machine are not passed on."""
     try:
         yield
     except ConfigError as error:
@@ -203,7 +205,7 @@ def _answerable() -> Iterator[None]:
 
 
 @router.get("", response_model=RunList, responses=_errors(401), summary="Finished runs")
-def list_runs(request: Request, browser: Looking) -> RunList:
+def list_runs(request: Request, browser: RunBrowser) -> RunList:
     """All runs that can be looked into, by name."""
     registry, found = service_of(request).runs, []
     for name in registry.names():
@@ -223,7 +225,7 @@ def list_runs(request: Request, browser: Looking) -> RunList:
 )
 def summary(name: str, tables: Tables) -> RunSummary:
     """Counts by status, β, calibration with the expected precision and recall, and what can be looked at."""
-    with _answerable():
+    with _api_errors():
         lenses = [_lens(lens) for lens in tables.lenses()]
         return RunSummary.model_validate({**tables.overview(), "name": name, "lenses": lenses})
 
@@ -237,12 +239,12 @@ def _lens(lens: Lens) -> ScoreLens:
 )
 def histogram(
     tables: Tables,
-    filters: Chosen,
+    filters: ChosenFilters,
     column: Annotated[Column | None, Query(description="the run's own score unless given")] = None,
     bins: Annotated[int, Query(ge=5, le=200, description="at most so many")] = 50,
 ) -> HistogramBins:
     """How many kept and dropped rows have which score; the cut is always an edge."""
-    with _answerable():
+    with _api_errors():
         lenses = tables.lenses()
         wanted = column or lenses[0].column
         lens = next((lens for lens in lenses if lens.column == wanted), None)
@@ -257,8 +259,8 @@ def histogram(
 )
 def samples(
     tables: Tables,
-    filters: Chosen,
-    browser: Looking,
+    filters: ChosenFilters,
+    browser: RunBrowser,
     view: Annotated[View, Query(description="`all` is the table's order and has failed samples too")] = "worst",
     by: Annotated[Column | None, Query(description="ranks the rows; the run's own score unless given")] = None,
     offset: Annotated[int, Query(ge=0, lt=DEPTH)] = 0,
@@ -266,7 +268,7 @@ def samples(
     captions: Annotated[bool, Query(description="read the captions from the shards")] = False,
 ) -> SamplePage:
     """The worst, best or most doubtful rows that pass all filters, a page at a time."""
-    with _answerable():
+    with _api_errors():
         chosen = tables.choose(view, filters, by)
         rows = tables.rows(chosen, offset, limit)
         found = [_sample(tables, row) for row in rows]
@@ -282,9 +284,9 @@ def samples(
     responses=_errors(401, 404, 409, 422),
     summary="One sample",
 )
-def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tables, browser: Looking) -> Sample:
+def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tables, browser: RunBrowser) -> Sample:
     """All columns of a row, and its caption."""
-    with _answerable():
+    with _api_errors():
         row = _row(tables, shard, index)
         found = _sample(tables, row)
         _add_caption(browser, tables, found, row)
@@ -303,12 +305,12 @@ def image(
     shard: str,
     index: Annotated[int, Path(ge=0, lt=2**31)],
     tables: Tables,
-    browser: Looking,
+    browser: RunBrowser,
     size: Annotated[int, Query(ge=16, le=2048, description="pixels of the longer side, at most")] = 320,
     original: Annotated[bool, Query(description="the picture's own bytes, as they were scored")] = False,
 ) -> Response:
     """A picture out of the run's own shard, as a small JPEG unless the original is asked for."""
-    with _answerable():
+    with _api_errors():
         row = _row(tables, shard, index)
         digest = (row["image_sha256"] or hashlib.sha256(f"{shard}/{index}".encode()).digest()).hex()[:32]
         tag = f'"{digest}-{"original" if original else size}"'

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisegate.pipeline.pairs.osa import osa_weight
-from noisegate.service.api.bodies import parse, unbase64
+from noisegate.service.api.bodies import decode_base64, parse
 from noisegate.service.api.schemas import DOT, EmbedAnswer, ScoreAnswer, ScorerAnswer, ScoreRequest
 from noisegate.service.api.state import Service
 from noisegate.service.errors import ApiError, Overloaded, TimedOut, Unavailable
@@ -101,7 +101,7 @@ def test_the_schemas_own_examples_are_answered() -> None:
     for example in ScoreRequest.model_config["json_schema_extra"]["examples"]:  # type: ignore[index,call-overload,union-attr]
         found = post(example).json()["results"]
         assert [r["status"] for r in found] == ["ok"]
-    assert unbase64(DOT).startswith(b"\x89PNG")
+    assert decode_base64(DOT).startswith(b"\x89PNG")
 
 
 def test_labels_are_judged_by_a_registered_class_set(tmp_path: Path) -> None:
@@ -374,9 +374,9 @@ def test_any_json_parses_or_is_refused(value: Any) -> None:
 @given(st.binary(max_size=100))
 def test_base64_comes_back(data: bytes) -> None:
     text = base64.b64encode(data).decode()
-    assert unbase64(text) == data
-    assert unbase64(f"data:image/jpeg;base64,{text}") == data
-    assert unbase64(f"DATA:IMAGE/PNG;BASE64,{text}") == data
+    assert decode_base64(text) == data
+    assert decode_base64(f"data:image/jpeg;base64,{text}") == data
+    assert decode_base64(f"DATA:IMAGE/PNG;BASE64,{text}") == data
 
 
 @pytest.mark.parametrize(
@@ -384,4 +384,4 @@ def test_base64_comes_back(data: bytes) -> None:
 )
 def test_base64_is_strict(text: str) -> None:
     with pytest.raises(ValueError, match=r"base64|data URI"):
-        unbase64(text)
+        decode_base64(text)
