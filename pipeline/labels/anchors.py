@@ -30,21 +30,31 @@ class Anchors:
 
     def __post_init__(self) -> None:
         if self.embeddings.ndim != 2 or self.labels.shape != (len(self.embeddings),):
+            shapes = self.embeddings.shape, self.labels.shape
             raise ConfigError(
-                f"anchors {self.embeddings.shape} and anchor labels {self.labels.shape} do not fit; want (A, d) and (A,)"
+                f"anchors {shapes[0]} and anchor labels {shapes[1]} do not fit; give (A, d) and (A,)", "anchors", shapes
             )
         if not np.isin(self.labels, np.arange(len(self.names))).all():
+            ends = int(self.labels.min()), int(self.labels.max())
             raise ConfigError(
-                f"anchor labels run from {self.labels.min()} to {self.labels.max()} for {len(self.names)} classes; "
-                f"use 0 to {len(self.names) - 1}"
+                f"anchor labels run from {ends[0]} to {ends[1]} for {len(self.names)} classes; use 0 to "
+                f"{len(self.names) - 1}",
+                "anchor_labels",
+                ends,
             )
-        silent = np.flatnonzero(np.bincount(self.labels, minlength=len(self.names)) == 0)
-        if len(silent) or not self.names:
-            which = f"class {silent[0]} has" if len(silent) else "there are"
-            raise ConfigError(f"anchors: {which} none; give at least one for each class")
+        missing = np.flatnonzero(np.bincount(self.labels, minlength=len(self.names)) == 0)
+        if len(missing) or not self.names:
+            subject = f"class {missing[0]} has" if len(missing) else "there are"
+            raise ConfigError(
+                f"anchors: {subject} none; give at least one for each class", "anchors", missing[:1].tolist()
+            )
         empty = np.flatnonzero(~self.embeddings.any(axis=1))
         if len(empty):
-            raise ConfigError(f"anchors: row {empty[0]} is zero or not finite; give text embeddings with a direction")
+            raise ConfigError(
+                f"anchors: row {empty[0]} is zero or not finite; give text embeddings with a direction",
+                "anchors",
+                int(empty[0]),
+            )
 
     @property
     def digest(self) -> str:
@@ -65,7 +75,7 @@ class Anchors:
                 names = tuple(json.loads(file.metadata()["names"]))
                 return cls(names, file.get_tensor("anchors"), file.get_tensor("labels"))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise TableError(f"anchors {path} cannot be read: {error}") from error
+            raise TableError(f"anchors {path} cannot be read: {error}", "anchors", path) from error
 
 
 def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
@@ -73,7 +83,8 @@ def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
     embeddings = normalise(estimator.encode_texts(classes.anchors))
     empty = np.flatnonzero(~embeddings.any(axis=1))
     if len(empty):
-        raise ConfigError(f"classes: the model gives no embedding for the prompt {classes.anchors[int(empty[0])]!r}")
+        prompt = classes.anchors[int(empty[0])]
+        raise ConfigError(f"classes: the model gives no embedding for the prompt {prompt!r}", "classes", prompt)
     return Anchors(classes.names, embeddings, np.array(classes.anchor_labels))
 
 
@@ -84,6 +95,8 @@ def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> An
     count = int(classes.max(initial=-1)) + 1
     if count > len(classes):
         raise ConfigError(
-            f"anchor labels: {labels} names class {count - 1} in {len(classes)} rows; number them 0, 1, 2, …"
+            f"anchor labels: {labels} names class {count - 1} in {len(classes)} rows; number them 0, 1, 2, …",
+            "anchor_labels",
+            count - 1,
         )
     return Anchors(names or tuple(map(str, range(count))), normalise(rows), classes)

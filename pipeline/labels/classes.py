@@ -101,25 +101,33 @@ class ClassSet:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ConfigError("classes: none were given; give at least one name")
+            raise ConfigError("classes: none were given; give at least one name", "classes", ())
         if len(self.names) != len(self.prompts):
             raise ConfigError(
-                f"prompts: {len(self.prompts)} lists were given for {len(self.names)} classes; give one for each class"
+                f"prompts: {len(self.prompts)} lists were given for {len(self.names)} classes; give one for each class",
+                "prompts",
+                len(self.prompts),
             )
         seen: dict[str, int] = {}
         for number, (name, sentences) in enumerate(zip(self.names, self.prompts, strict=True)):
             if not name.strip():
-                raise ConfigError(f"classes: class {number} has no name; give one, for example 'maple tree'")
+                raise ConfigError(
+                    f"classes: class {number} has no name; give one, for example 'maple tree'", "classes", name
+                )
             first = seen.setdefault(_spoken(name).casefold(), number)
             if first != number:
                 raise ConfigError(
                     f"classes: {name!r} names class {first} and class {number}, and their anchors would be the same; "
-                    f"tell them apart, for example {_spoken(name) + ' (bird)'!r}"
+                    f"tell them apart, for example {_spoken(name) + ' (bird)'!r}",
+                    "classes",
+                    name,
                 )
             if not sentences or not all(sentence.strip() for sentence in sentences):
                 what = "no prompts" if not sentences else "an empty prompt"
                 raise ConfigError(
-                    f"prompts: class {name!r} has {what}; give for example 'a photo of {with_article(name)}.'"
+                    f"prompts: class {name!r} has {what}; give for example 'a photo of {with_article(name)}.'",
+                    "prompts",
+                    name,
                 )
 
     def __len__(self) -> int:
@@ -150,10 +158,16 @@ def prompts(names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple
     (('a photo of a sweet pepper.',), ('a photo of an apple.',))
     """
     if not templates:
-        raise ConfigError("templates: none were given; give at least one, for example 'a photo of a {}.'")
+        raise ConfigError(
+            "templates: none were given; give at least one, for example 'a photo of a {}.'", "templates", ()
+        )
     for template in templates:
         if template.count("{}") != 1:
-            raise ConfigError(f"templates: {template!r} needs {{}} once, where the name goes: 'a photo of a {{}}.'")
+            raise ConfigError(
+                f"templates: {template!r} needs {{}} once, where the name goes: 'a photo of a {{}}.'",
+                "templates",
+                template,
+            )
     return tuple(tuple(_fill(template, _spoken(name)) for template in templates) for name in names)
 
 
@@ -190,7 +204,11 @@ def load_classes(
     ('a photo of an airplane.', 'a picture that shows an airplane.')
     """
     if descriptions not in ("join", "only"):
-        raise ConfigError(f"descriptions={descriptions!r}: use 'join' (with the templates) or 'only' (without them)")
+        raise ConfigError(
+            f"descriptions={descriptions!r}: use 'join' (with the templates) or 'only' (without them)",
+            "descriptions",
+            descriptions,
+        )
     described: Mapping[str, Sequence[str]] | None = None
     if isinstance(source, str) and source in BUILT_IN:
         names: Sequence[str] = BUILT_IN[source]
@@ -203,7 +221,9 @@ def load_classes(
             names = _from_lines(path, content)
     if described is None and descriptions == "only":
         raise ConfigError(
-            f"descriptions='only': {str(source)!r} has names only; give a .json file with sentences, or use 'join'"
+            f"descriptions='only': {str(source)!r} has names only; give a .json file with sentences, or use 'join'",
+            "descriptions",
+            descriptions,
         )
     sentences = prompts(names, templates) if descriptions == "join" else ((),) * len(names)
     extra = [tuple(described[name]) if described is not None else () for name in names]
@@ -225,18 +245,20 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ConfigError(
-            f"classes={str(path)!r}: no such file; give a file of names, or one of {', '.join(BUILT_IN)}"
-        ) from error
+        raise _file_error(path, f"no such file; give a file of names, or one of {', '.join(BUILT_IN)}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"classes={str(path)!r}: this is not UTF-8 text; save it as UTF-8") from error
+        raise _file_error(path, "this is not UTF-8 text; save it as UTF-8") from error
+
+
+def _file_error(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"classes={str(path)!r}: {problem}", "classes", path)
 
 
 def _from_lines(path: Path, content: str) -> list[str]:
     lines = [line.strip() for line in content.rstrip().splitlines()]
     for number, line in enumerate(lines, start=1):
         if not line:  # skipping it would shift the ids of all classes after it
-            raise ConfigError(f"classes={str(path)!r}: line {number} is empty; write one name per line, id 0 first")
+            raise _file_error(path, f"line {number} is empty; write one name per line, id 0 first")
     return lines
 
 
@@ -244,25 +266,25 @@ def _from_json(path: Path, content: str) -> tuple[list[str], dict[str, tuple[str
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         if repeated:  # json would keep the last one and shift the ids
-            raise ConfigError(f"classes={str(path)!r}: {repeated[0]!r} occurs twice; name each class once")
+            raise _file_error(path, f"{repeated[0]!r} occurs twice; name each class once")
         return dict(pairs)
 
     try:
         value = json.loads(content, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        raise ConfigError(f'classes={str(path)!r}: not JSON ({error}); write for example ["cat", "dog"]') from error
+        raise _file_error(path, f'not JSON ({error}); write for example ["cat", "dog"]') from error
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return value, None
     if isinstance(value, dict):
         described = {name: (text,) if isinstance(text, str) else text for name, text in value.items()}
         for name, texts in described.items():
             if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-                raise ConfigError(
-                    f"classes={str(path)!r}: {name!r} has no list of sentences; "
-                    f'write for example {{"{name}": ["A {name} is ..."]}}'
+                raise _file_error(
+                    path, f'{name!r} has no list of sentences; write for example {{"{name}": ["A {name} is ..."]}}'
                 )
         return list(described), {name: tuple(texts) for name, texts in described.items()}
-    raise ConfigError(
-        f"classes={str(path)!r}: give a list of names or an object of names with sentences, "
-        'for example ["cat", "dog"] or {"cat": ["A cat has whiskers."]}'
+    raise _file_error(
+        path,
+        "give a list of names or an object of names with sentences, "
+        'for example ["cat", "dog"] or {"cat": ["A cat has whiskers."]}',
     )

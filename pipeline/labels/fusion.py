@@ -109,12 +109,14 @@ def fuse(
     """
     given, names = np.asarray(labels), list(sources)
     if not names:
-        raise ConfigError("fuse: sources is empty; give at least one (N, C) posterior, such as visual_consistency(...)")
+        raise ConfigError(
+            "sources is empty; give at least one (N, C) array, such as visual_consistency(...)", "sources"
+        )
     if given.ndim != 1:
-        raise ConfigError(f"fuse: labels has shape {given.shape}; give (N,)")
+        raise ConfigError(f"labels has shape {given.shape}; give (N,)", "labels", given.shape)
     if given.size and given.dtype.kind not in "iu":
-        raise ConfigError(f"fuse: labels is {given.dtype}; give class numbers, -1 for none")
-    posteriors = [_asked(sources[name], name, len(given), classes) for name in names]
+        raise ConfigError(f"labels is {given.dtype}; give class numbers, -1 for none", "labels", str(given.dtype))
+    posteriors = [_rows_function(sources[name], name, len(given), classes) for name in names]
     known = np.flatnonzero((given >= 0) & (given < classes))
     present, y = np.unique(given[known], return_inverse=True)
     if len(present) < 2:
@@ -281,11 +283,13 @@ def _sample(rows: int, most: int, rng: np.random.Generator) -> Index:
     return np.arange(rows) if rows <= most else np.sort(rng.choice(rows, max(most, 1), replace=False))
 
 
-def _asked(source: ArrayLike | Posterior, name: str, rows: int, classes: int) -> Posterior:
-    """A function of rows, for a source that may be a whole array."""
+def _rows_function(source: ArrayLike | Posterior, name: str, rows: int, classes: int) -> Posterior:
+    """Return a source, given as an (N, C) array or as a function of row numbers, as such a function."""
     if callable(source):
         return source
     posterior = np.asarray(source)
     if posterior.shape != (rows, classes):
-        raise ConfigError(f"fuse: source {name} has shape {posterior.shape}; {rows, classes} is needed")
+        raise ConfigError(
+            f"source {name} has shape {posterior.shape}; give {rows, classes}", "sources", posterior.shape
+        )
     return posterior.__getitem__

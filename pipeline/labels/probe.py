@@ -78,14 +78,16 @@ def fit_probe(
     rows, given = as_rows(embeddings), np.asarray(labels)
     if given.shape != (len(rows),):
         raise ConfigError(
-            f"probe: embeddings {len(rows), rows.width} and labels {given.shape} do not fit; give (N, d) and (N,)"
+            f"embeddings {len(rows), rows.width} and labels {given.shape} do not fit; give (N, d) and (N,)",
+            "labels",
+            given.shape,
         )
     if given.size and given.dtype.kind not in "iu":
-        raise ConfigError(f"probe: labels is {given.dtype}; give class numbers, -1 for none")
+        raise ConfigError(f"labels is {given.dtype}; give class numbers, -1 for none", "labels", str(given.dtype))
     if folds < 2:
-        raise ConfigError(f"probe: folds is {folds}, at least 2 are needed; 5 works")
+        raise ConfigError(f"folds={folds}: at least 2 are needed; use 5", "folds", folds)
     if not strengths or min(strengths) <= 0:
-        raise ConfigError(f"probe: strengths is {strengths}, all must be above 0; {STRENGTHS} works")
+        raise ConfigError(f"strengths={strengths}: all must be above 0; use {STRENGTHS}", "strengths", strengths)
     rng, place = np.random.default_rng(seed), torch.device(device)
     known = (given >= 0) & (given < classes)
     chosen = np.arange(len(rows))

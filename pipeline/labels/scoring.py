@@ -45,18 +45,24 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
     largest = int(labels.max(initial=-1)) + 1
     if largest == 0:
         raise ConfigError(
-            "task labels: no sample has a label; the shards need a part cls or a json field label, arrays class numbers"
+            "task labels: no sample has a label; the shards need a part cls or a json field label, arrays class numbers",
+            "task",
+            "labels",
         )
     if anchors is None:
         if largest > MAX_CLASSES:
             raise ConfigError(
                 f"labels: {largest - 1:,} is the largest, which makes {largest:,} classes; number them 0, 1, 2, …, "
-                f"at most {MAX_CLASSES:,}"
+                f"at most {MAX_CLASSES:,}",
+                "labels",
+                largest - 1,
             )
         return largest
     if largest > len(anchors.names):
         raise ConfigError(
-            f"classes: {len(anchors.names)} are named, but a sample has label {largest - 1}; add the missing names"
+            f"classes: {len(anchors.names)} are named, but a sample has label {largest - 1}; add the missing names",
+            "classes",
+            len(anchors.names),
         )
     return len(anchors.names)
 
@@ -80,8 +86,9 @@ def score_labels(
     """
     classes, rows = count_classes(labels, anchors), as_rows(images, "images")
     if anchors is not None and anchors.embeddings.shape[1] != rows.width:
+        width = anchors.embeddings.shape[1]
         raise ConfigError(
-            f"anchors have {anchors.embeddings.shape[1]} numbers, the images {rows.width}; use one model for both"
+            f"anchors have {width} numbers, the images {rows.width}; use one model for both", "anchors", width
         )
     duplicates = near_duplicates(neighbours, duplicate_cosine)
     tango = refine(
@@ -164,5 +171,5 @@ def _texts(votes: AnchorVotes, images: Rows) -> Posterior:
 def neighbours_wanted(count: int, classes: int, k: int | None) -> int:
     """k as asked for, or by the size of the data."""
     if k is not None and k < 1:
-        raise ConfigError(f"k {k} is no number of neighbours; use 50, or leave it out")
+        raise ConfigError(f"k {k} is no number of neighbours; use 50, or leave it out", "k", k)
     return k if k is not None else max(1, default_k(count, classes))

@@ -88,14 +88,16 @@ def refine(
     """
     given = checked_labels(labels, classes)
     if not 0 <= b <= 1:
-        raise ConfigError(f"b={b} is no share; give 0 (neighbours only) to 1 (anchors only), such as 0.5")
+        raise ConfigError(f"b={b} is no share; give 0 (neighbours only) to 1 (anchors only), such as 0.5", "b", b)
     if neighbours is None and anchors is None:
-        raise ConfigError("neighbours and anchors are both None; give one of them or both")
+        raise ConfigError("neighbours and anchors are both None; give one of them or both", "neighbours")
     if anchors is not None and (images is None or anchor_labels is None):
-        raise ConfigError("anchors came without images or anchor_labels; give all three")
+        raise ConfigError("anchors came without images or anchor_labels; give all three", "anchors")
     rows = None if images is None else as_rows(images, "images")
     if rows is not None and len(rows) != len(given):
-        raise ConfigError(f"images has {len(rows)} rows for {len(given)} labels; give one row per label")
+        raise ConfigError(
+            f"images has {len(rows)} rows for {len(given)} labels; give one row per label", "images", len(rows)
+        )
     left_out = _invalid(invalid, rows, neighbours, len(given))
     label = np.where(left_out, -1, given)
     if len(np.unique(label[label >= 0])) == 1:
@@ -134,7 +136,7 @@ def _invalid(invalid: ArrayLike | None, rows: Rows | None, neighbours: Neighbour
     if invalid is not None:
         named = np.asarray(invalid, dtype=np.bool_)
         if named.shape != mask.shape:
-            raise ConfigError(f"invalid has shape {named.shape}; give ({total},) booleans")
+            raise ConfigError(f"invalid has shape {named.shape}; give ({total},) booleans", "invalid", named.shape)
         mask |= named
     if rows is not None:
         for start, block in rows.chunks(4096):

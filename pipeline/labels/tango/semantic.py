@@ -119,16 +119,24 @@ class AnchorVotes:
         label = checked_labels(anchor_labels, classes)
         unit, valid = unit_rows(np.asarray(anchors))
         if label.shape != valid.shape:
-            raise ConfigError(f"anchors {unit.shape} and anchor_labels {label.shape} must be (A, d) and (A,)")
+            raise ConfigError(
+                f"anchors {unit.shape} and anchor_labels {label.shape} must be (A, d) and (A,)",
+                "anchor_labels",
+                label.shape,
+            )
         if not valid.all() or (label < 0).any():
             bad = int(np.flatnonzero(~valid | (label < 0))[0])
             raise ConfigError(
-                f"anchors row {bad} has no direction or no class; give finite text embeddings with classes"
+                f"anchors row {bad} has no direction or no class; give finite text embeddings with classes",
+                "anchors",
+                bad,
             )
         texts = np.bincount(label, minlength=classes)
         if not texts.all():
             empty = np.flatnonzero(texts == 0)[:5].tolist()
-            raise ConfigError(f"anchors has no text for classes {empty}; give at least one for each of {classes}")
+            raise ConfigError(
+                f"anchors has no text for classes {empty}; give at least one for each of {classes}", "anchors", empty
+            )
         first, which = _groups(unit)
         return cls(unit[first], which, label, classes, 1 / texts, max(1, len(label) // classes))
 
@@ -136,8 +144,9 @@ class AnchorVotes:
         """The images, once it is known that the anchors are of their space."""
         rows = as_rows(images, "images")
         if rows.width != self.distinct.shape[1]:
+            width = self.distinct.shape[1]
             raise ConfigError(
-                f"anchors have {self.distinct.shape[1]} numbers, the images {rows.width}; use one model for both"
+                f"anchors have {width} numbers, the images {rows.width}; use one model for both", "anchors", width
             )
         return rows
 
@@ -217,7 +226,9 @@ class AnchorVotes:
         """(C,) how many images an anchor of each class lists."""
         wanted = np.asarray(max(1, images // self.classes) if quota is None else quota)
         if wanted.dtype.kind not in "iu" or wanted.shape not in {(), (self.classes,)} or wanted.min() < 0:
-            raise ConfigError(f"quota={quota!r} is no number of images; give one, or ({self.classes},) by class")
+            raise ConfigError(
+                f"quota={quota!r} is no number of images; give one, or ({self.classes},) by class", "quota", quota
+            )
         return np.broadcast_to(wanted, (self.classes,)).astype(np.int64)
 
 

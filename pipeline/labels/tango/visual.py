@@ -89,14 +89,18 @@ class VisualVotes:
             largest = lists.max() if lists.size and lists.dtype.kind in "iuf" else "none"
             raise ConfigError(
                 f"neighbours is {lists.dtype} of shape {lists.shape}, largest entry {largest}, "
-                f"for {len(label)} labels; give ({len(label)}, k) row numbers below {len(label)}, -1 for none"
+                f"for {len(label)} labels; give ({len(label)}, k) row numbers below {len(label)}, -1 for none",
+                "neighbours",
+                (str(lists.dtype), lists.shape),
             )
         group, worth = None, np.ones(len(label))
         if duplicates is not None:
             copies = np.asarray(duplicates, dtype=np.int64)
             if copies.shape != label.shape:
                 raise ConfigError(
-                    f"duplicates has shape {copies.shape}; give {label.shape}, as near_duplicates returns"
+                    f"duplicates has shape {copies.shape}; give {label.shape}, as near_duplicates returns",
+                    "duplicates",
+                    copies.shape,
                 )
             group = np.where(copies >= 0, copies, np.arange(len(label)))
             voting = np.bincount(group[label >= 0], minlength=len(label))
@@ -164,11 +168,16 @@ def checked_labels(labels: ArrayLike, classes: int) -> Index:
     """(N,) int64 from -1 to classes - 1."""
     label = np.asarray(labels)
     if classes < 1:
-        raise ConfigError(f"classes={classes}; give the number of classes, at least 1")
+        raise ConfigError(f"classes={classes}; give the number of classes, at least 1", "classes", classes)
     if label.ndim != 1 or (label.size and label.dtype.kind not in "iu"):
-        raise ConfigError(f"labels is {label.dtype} of shape {label.shape}; give (N,) class numbers, -1 for none")
+        raise ConfigError(
+            f"labels is {label.dtype} of shape {label.shape}; give (N,) class numbers, -1 for none",
+            "labels",
+            (str(label.dtype), label.shape),
+        )
     if label.size and not -1 <= label.min() <= label.max() < classes:
-        raise ConfigError(f"labels runs from {label.min()} to {label.max()}; give -1 (none) to {classes - 1}")
+        ends = int(label.min()), int(label.max())
+        raise ConfigError(f"labels runs from {ends[0]} to {ends[1]}; give -1 (none) to {classes - 1}", "labels", ends)
     return label.astype(np.int64)
 
 

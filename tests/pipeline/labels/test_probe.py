@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.probe import _predict, _solve, _stratified_folds, fit_probe, probe_probabilities
+from tests.errors import refused
 
 
 def noisy_blobs(n: int, d: int, classes: int, noise: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -213,15 +213,15 @@ def test_same_seed_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "value"),
     [
-        ({"folds": 1}, "folds is 1"),
-        ({"strengths": ()}, "strengths"),
-        ({"labels": [0]}, r"\(N, d\) and \(N,\)"),
-        ({"labels": ["cat", "dog", "cat", "dog"]}, "labels is <U3; give class numbers"),
+        ({"folds": 1}, 1),
+        ({"strengths": ()}, ()),
+        ({"labels": [0]}, (1,)),
+        ({"labels": ["cat", "dog", "cat", "dog"]}, "<U3"),
     ],
 )
-def test_errors_name_the_setting(arguments: dict[str, object], message: str) -> None:
+def test_errors_name_the_setting(arguments: dict[str, object], value: object) -> None:
     wanted = {"embeddings": np.ones((4, 2)), "labels": [0, 1, 0, 1], "classes": 2} | arguments
-    with pytest.raises(ConfigError, match=message):
+    with refused(*arguments, value):
         probe_probabilities(**wanted)  # type: ignore[arg-type]

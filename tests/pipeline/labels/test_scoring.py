@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import clean_auroc, relabel_accuracy
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.fusion import fuse
@@ -15,6 +14,7 @@ from noisegate.pipeline.labels.tango import anchor_consistency, refine, visual_c
 from noisegate.pipeline.neighbours.graph import find_neighbours, near_duplicates
 from noisegate.pipeline.system.array_types import Index
 from tests.embeddings import clusters
+from tests.errors import refused
 
 NAMES = ("a", "b", "c", "d")
 ANCHORS = Anchors(NAMES, np.eye(4, 12, dtype=np.float32), np.arange(4))
@@ -130,14 +130,14 @@ def test_one_class_and_one_sample_stand_as_they_are() -> None:
 def test_what_cannot_be_judged_is_refused() -> None:
     images, true = clusters(count=20)
     graph = find_neighbours(images, 3)
-    cases: list[tuple[Any, Any, str]] = [
-        (np.full(20, -1), None, "no sample has a label; the shards need a part cls"),
-        (true, Anchors(NAMES[:3], ANCHORS.embeddings[:3], np.arange(3)), "3 are named, but a sample has label 3"),
-        (true, Anchors(NAMES, np.eye(4, 5, dtype=np.float32), np.arange(4)), "anchors have 5 numbers, the images 12"),
-        (np.where(true == 0, MAX_CLASSES, true), None, "25,000 is the largest, which makes 25,001 classes"),
+    cases: list[tuple[Any, Any, str, object]] = [
+        (np.full(20, -1), None, "task", "labels"),
+        (true, Anchors(NAMES[:3], ANCHORS.embeddings[:3], np.arange(3)), "classes", 3),
+        (true, Anchors(NAMES, np.eye(4, 5, dtype=np.float32), np.arange(4)), "anchors", 5),
+        (np.where(true == 0, MAX_CLASSES, true), None, "labels", MAX_CLASSES),
     ]
-    for labels, anchors, message in cases:
-        with pytest.raises(ConfigError, match=message):
+    for labels, anchors, setting, value in cases:
+        with refused(setting, value):
             score_labels([images], labels, graph, anchors)
     assert count_classes(np.array([0, -1, MAX_CLASSES - 1]), None) == MAX_CLASSES
     assert count_classes(np.array([0, -1, 1]), ANCHORS) == 4
@@ -146,5 +146,5 @@ def test_what_cannot_be_judged_is_refused() -> None:
 def test_k_follows_the_data_unless_given() -> None:
     assert [neighbours_wanted(n, c, None) for n, c in ((50_000, 100), (2_000, 36), (1, 3))] == [200, 27, 1]
     assert neighbours_wanted(10, 2, 700) == 700
-    with pytest.raises(ConfigError, match="k 0 is no number of neighbours; use 50"):
+    with refused("k", 0):
         neighbours_wanted(10, 2, 0)
