@@ -129,13 +129,14 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     of about `most`. Raises MismatchError when fewer than half of the smaller run's rows
     are in the other one, and TableError where there is no run.
     """
-    if top < 0 or seed < 0 or most < 1:
-        raise ConfigError(f"top {top}, most {most} or seed {seed} is too small; use 10, 1000000 and 0")
+    for name, value, least, works in (("top", top, 0, 10), ("most", most, 1, MOST), ("seed", seed, 0, 0)):
+        if value < least:
+            raise ConfigError(f"{name} {value} is too small; use {works}", name, value)
     runs = RunFolder(Path(first)), RunFolder(Path(second))
     stems = tuple(list(run.stems()) for run in runs)
     for run, found in zip(runs, stems, strict=True):
         if not found:
-            raise TableError(f"{run.path} has no tables yet; run its annotate command again")
+            raise TableError(f"{run.path} has no tables yet; run its annotate command again", "run", run.path)
     sizes = tuple(
         sum(pq.read_metadata(run.table(s)).num_rows for s in found) for run, found in zip(runs, stems, strict=True)
     )
@@ -144,7 +145,9 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     if 2 * counts.matched < min(sizes) or not counts.matched:
         raise MismatchError(
             f"{first} and {second} are not of the same data: {counts.matched:,} of {sizes[0]:,} and {sizes[1]:,} rows match "
-            "by shard, key, picture and caption; compare two runs over the same shards"
+            "by shard, key, picture and caption; compare two runs over the same shards",
+            "second",
+            second,
         )
     by, listed = _disagreements(runs[0], stems[0], sample, top)
     return Comparison(

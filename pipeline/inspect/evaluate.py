@@ -70,13 +70,15 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
     beta = (run.read_run() or {})["beta"]
     if beta is None:
         raise TableError(
-            f"{folder} has no β to judge: it was scored without pairs, or from encoders that share no space"
+            f"{folder} has no β to judge: it was scored without pairs, or from encoders that share no space",
+            "run",
+            folder,
         )
     noisy = read_truth(run, table, Path(truth) if truth else None).noisy
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
     if not scored.any():
-        raise TableError(f"{folder}: no sample has a score; look at the column error of its tables")
+        raise TableError(f"{folder}: no sample has a score; look at the column error of its tables", "run", folder)
     weight, mask = weight[scored].astype(np.float64), noisy[scored]
     similarity = table["similarity"].to_numpy(zero_copy_only=False)[scored]
     return Evaluation(
@@ -126,7 +128,9 @@ def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) 
     agreement = _floats(table, "neighbourhood")
     scored = ~np.isnan(agreement)
     if near is None or not scored.any():
-        raise TableError(f"{folder}: no pair has a neighbourhood score; score pairs with --neighbourhood")
+        raise TableError(
+            f"{folder}: no pair has a neighbourhood score; score pairs with --neighbourhood", "neighbourhood", folder
+        )
     noisy, agreement = read_truth(run, table, Path(truth) if truth else None).noisy[scored], agreement[scored]
     cut = near["cut"]
     return NeighbourhoodEvaluation(
@@ -183,7 +187,7 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> Labe
     quality = _floats(table, "label_quality")
     scored = ~np.isnan(quality)
     if not scored.any():
-        raise TableError(f"{folder}: no label has a score; score labels with --task labels")
+        raise TableError(f"{folder}: no label has a score; score labels with --task labels", "task", folder)
     noisy = known.noisy[scored]
     scores = {name: _floats(table, name)[scored] for name in LABEL_SCORES}
     given, refined = (

@@ -60,35 +60,37 @@ def truth_from_file(table: pa.Table, path: Path) -> Truth:
     try:
         truth = pq.read_table(path)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"truth {path} is not there; `noisegate noise` leaves a noise.parquet beside its shards"
-        ) from error
+        raise _file_error(path, " is not there; `noisegate noise` leaves a noise.parquet beside its shards") from error
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(f"truth {path} is not a readable Parquet file: {error}") from error
+        raise _file_error(path, f" is not a readable Parquet file: {error}") from error
     names = set(truth.column_names)
     by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
     if by is None or "noisy" not in names:
-        raise ConfigError(f"truth {path} has the columns {', '.join(sorted(names))}; it needs key and noisy")
+        raise _file_error(path, f" has the columns {', '.join(sorted(names))}; it needs key and noisy")
     if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _zero_one(truth["noisy"])):
-        raise ConfigError(f"truth {path}: the column noisy must be true or false (or 1 and 0) for every sample")
+        raise _file_error(path, ": the column noisy must be true or false (or 1 and 0) for every sample")
     keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
-    found = {key: row for row, key in enumerate(keys)}
-    if len(found) < len(keys):
+    row_of = {key: row for row, key in enumerate(keys)}
+    if len(row_of) < len(keys):
         remedy = "a column shard" if by == ["key"] else "a column index, the sample's position in its shard"
-        raise ConfigError(f"truth {path} names {len(keys) - len(found):,} samples twice; add {remedy}")
+        raise _file_error(path, f" names {len(keys) - len(row_of):,} samples twice; add {remedy}")
     wanted = list(zip(*(table[name].to_pylist() for name in by), strict=True))
-    lost = [key for key in wanted if key not in found]
+    lost = [key for key in wanted if key not in row_of]
     if lost:
-        such = "/".join(map(str, lost[0]))
-        raise ConfigError(f"truth {path} lacks {len(lost):,} of {len(wanted):,} samples, such as {such}")
-    rows = np.array([found[key] for key in wanted], np.int64)
+        example = "/".join(map(str, lost[0]))
+        raise _file_error(path, f" lacks {len(lost):,} of {len(wanted):,} samples, such as {example}")
+    rows = np.array([row_of[key] for key in wanted], np.int64)
     noisy = truth["noisy"].cast(pa.bool_()).to_numpy()[rows]
     return Truth(noisy, _labels(truth, path)[rows] if "clean_label" in names else None)
 
 
+def _file_error(path: Path, problem: str) -> ConfigError:
+    return ConfigError(f"truth {path}{problem}", "truth", path)
+
+
 def _labels(truth: pa.Table, path: Path) -> NDArray[np.int64]:
     if not pa.types.is_integer(truth["clean_label"].type):
-        raise ConfigError(f"truth {path}: the column clean_label must hold class numbers")
+        raise _file_error(path, ": the column clean_label must hold class numbers")
     labels: NDArray[np.int64] = truth["clean_label"].cast(pa.int64()).fill_null(-1).to_numpy()
     return labels
 
@@ -104,7 +106,8 @@ def truth_from_shards(run: RunFolder) -> Truth:
     recorded = run.read_run() or {}
     if recorded["scorer"]["model"] == ARRAYS:
         raise ConfigError(
-            f"{run.path} was made from arrays, which hold no truth; give --truth FILE.parquet with key and noisy"
+            f"{run.path} was made from arrays, which hold no truth; give --truth FILE.parquet with key and noisy",
+            "truth",
         )
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     for stem in run.stems():
@@ -114,13 +117,18 @@ def truth_from_shards(run: RunFolder) -> Truth:
             if not isinstance(record.get("noisy"), bool):
                 raise ConfigError(
                     f"sample {raw.key} of {urls[stem]} has no json field noisy: the truth is not known here. Make noise "
-                    "with `noisegate noise`, or give --truth FILE.parquet with key and noisy"
+                    "with `noisegate noise`, or give --truth FILE.parquet with key and noisy",
+                    "truth",
                 )
             mask.append(record["noisy"])
             label = record.get("clean_label")
             labels.append(label if isinstance(label, int) and not isinstance(label, bool) else -1)
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
-            raise MismatchError(f"{urls[stem]} has changed since it was scored; run the same annotate command again")
+            raise MismatchError(
+                f"{urls[stem]} has changed since it was scored; run the same annotate command again",
+                "shards",
+                urls[stem],
+            )
     known = any(label >= 0 for label in labels)
     return Truth(np.array(mask, dtype=bool), np.array(labels, np.int64) if known else None)
 
@@ -130,7 +138,9 @@ def _samples(reader: ShardReader) -> Iterator[RawSample]:
         yield from reader
     except ShardError as error:
         raise ShardError(
-            f"{error}. The truth is in the shards: run evaluate where annotate ran, or give --truth noise.parquet"
+            f"{error}. The truth is in the shards: run evaluate where annotate ran, or give --truth noise.parquet",
+            error.setting or "truth",
+            error.value,
         ) from error
 
 

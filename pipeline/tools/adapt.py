@@ -48,14 +48,12 @@ class Tuning:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least, works in (("steps", 1, 100), ("batch_size", 2, 128)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: give {least} or more, for example {name}={works}")
-        for name, example in (("learning_rate", "1e-5"), ("clip", "1.0")):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"{name}={getattr(self, name)}: give a number above 0, for example {name}={example}")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ConfigError(f"weight_decay={self.weight_decay}: give 0 or more, for example weight_decay=0.2")
+        least = {"steps": 1, "batch_size": 2, "weight_decay": 0}
+        for name, value in asdict(self).items():
+            if not math.isfinite(value) or (value < least[name] if name in least else value <= 0):
+                wanted = f"{least[name]} or more" if name in least else "a number above 0"
+                default = getattr(Tuning, name)
+                raise ConfigError(f"{name}={value}: give {wanted}, for example {name}={default}", name, value)
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0, 1, …: up in a line over the first tenth, then down to 0 along a cosine.
@@ -101,7 +99,9 @@ def tune(
             works = min(Tuning.learning_rate, tuning.learning_rate / 10)
             raise ConfigError(
                 f"learning_rate={tuning.learning_rate}: the loss is no number at step {step + 1}; give a smaller one, "
-                f"for example learning_rate={works:g}"
+                f"for example learning_rate={works:g}",
+                "learning_rate",
+                tuning.learning_rate,
             )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -201,7 +201,9 @@ def adapt(
         if len(kept) < FEWEST:
             raise ConfigError(
                 f"keep={keep}: only {len(kept):,} of {len(data.samples):,} pairs are clean by that, and {FEWEST} are "
-                "needed; read more pairs, or keep more, for example with keep=0.5"
+                "needed; read more pairs, or keep more, for example with keep=0.5",
+                "keep",
+                keep,
             )
         note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
@@ -269,13 +271,13 @@ class _Pairs:
 
 def _check(out: Path, pairs: int, keep: float, seed: int) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out {out}: something is there already; give a new folder, such as {out}-2")
+        raise ConfigError(f"out {out}: something is there already; give a new folder, such as {out}-2", "out", out)
     if pairs < FEWEST:
-        raise ConfigError(f"pairs={pairs}: give {FEWEST} or more, for example pairs=10000")
+        raise ConfigError(f"pairs={pairs}: give {FEWEST} or more, for example pairs=10000", "pairs", pairs)
     if not 0 < keep < 1:
-        raise ConfigError(f"keep={keep}: this is no probability between 0 and 1; give for example keep=0.8")
+        raise ConfigError(f"keep={keep}: give a probability between 0 and 1, for example keep=0.8", "keep", keep)
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
 
 
 def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> OpenClipEstimator:
@@ -285,7 +287,9 @@ def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> O
             return estimator
     raise ConfigError(
         f"model {model!r}: only open_clip models can be adapted; use embedded, a name such as ViT-B-32 with pretrained, "
-        "hf-hub:ORG/NAME or local-dir:FOLDER"
+        "hf-hub:ORG/NAME or local-dir:FOLDER",
+        "model",
+        model,
     )
 
 
@@ -354,7 +358,9 @@ def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
     out = np.isin(pictures[kept], shown[order[:taken]])
     if len(kept) - out.sum() < 2:
         raise ConfigError(
-            f"pairs: the {len(kept):,} kept pairs show {len(shown)} pictures; give shards with more of them"
+            f"pairs: the {len(kept):,} kept pairs show {len(shown)} pictures; give shards with more of them",
+            "pairs",
+            len(kept),
         )
     return kept[~out], kept[out]
 
@@ -366,5 +372,7 @@ def _require_equal(one: OpenClipEstimator, other: OpenClipEstimator, data: _Pair
     apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())
     if not apart <= 1e-4:
         raise NoisegateError(
-            f"model {model!r} cannot be saved: once loaded again it embeds differently (by up to {apart:.2g})"
+            f"model {model!r} cannot be saved: once loaded again it embeds differently (by up to {apart:.2g})",
+            "model",
+            model,
         )

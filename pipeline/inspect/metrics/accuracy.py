@@ -38,7 +38,11 @@ def mean_class_accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
 def _ranks(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     rows, label = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
     if rows.ndim != 2 or label.shape != rows.shape[:1] or (label >= rows.shape[1]).any():
-        raise ConfigError(f"scores {rows.shape} and labels {label.shape} must be (N, C) and (N,) with labels below C")
+        raise ConfigError(
+            f"scores {rows.shape} and labels {label.shape} must be (N, C) and (N,) with labels below C",
+            "labels",
+            label.shape,
+        )
     rows, label = rows[label >= 0], label[label >= 0]
     own = rows[np.arange(len(rows)), label][:, None]
     beaten: NDArray[np.int64] = (rows < own).sum(axis=1)  # false for NaN on either side

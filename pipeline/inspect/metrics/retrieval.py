@@ -45,11 +45,12 @@ class BlockRecall:
     ) -> None:
         self.owner = np.asarray(image_of_caption, dtype=np.int64)
         if self.owner.ndim != 1 or (len(self.owner) and not 0 <= self.owner.min() <= self.owner.max() < images):
-            raise ConfigError(f"image_of_caption of shape {self.owner.shape}: give row numbers from 0 to {images - 1}")
-        if folds < 1 or images % folds:
             raise ConfigError(
-                f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set"
+                f"image_of_caption of shape {self.owner.shape}: give row numbers from 0 to {images - 1}",
+                "image_of_caption",
+                self.owner.shape,
             )
+        _check_folds(folds, images)
         self.images, self.ks, self.folds = images, tuple(ks), folds
         self.size = images // folds
         captions = len(self.owner)
@@ -62,7 +63,11 @@ class BlockRecall:
         """Rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""
         rows = np.asarray(block, dtype=np.float32)
         if rows.ndim != 2 or rows.shape[1] != len(self.owner) or not 0 <= start <= self.images - len(rows):
-            raise ConfigError(f"a block {rows.shape} from row {start} does not fit ({self.images}, {len(self.owner)})")
+            raise ConfigError(
+                f"a block {rows.shape} from row {start} does not fit ({self.images}, {len(self.owner)})",
+                "block",
+                (start, rows.shape),
+            )
         for fold in range(self.folds):
             low, high = max(start, fold * self.size), min(start + len(rows), (fold + 1) * self.size)
             if low < high:
@@ -89,9 +94,8 @@ class BlockRecall:
     def result(self) -> RecallAtK:
         """Percent of queries answered within the first K; images without captions ask nothing."""
         if np.isnan(self._right).any():
-            raise ConfigError(
-                f"rows: {int(np.isnan(self._right).sum())} captions have not met their image; add all rows"
-            )
+            missing = int(np.isnan(self._right).sum())
+            raise ConfigError(f"rows: {missing} captions have not met their image; add all rows", "rows", missing)
         caption_rank = 1 + (self._wrong >= self._right).sum(axis=0)  # exact up to the largest K, more beyond it
         folds = range(self.folds)
         images = [self._image_rank[fold * self.size : (fold + 1) * self.size] for fold in folds]
@@ -160,9 +164,18 @@ def _owners(similarity: Floats, image_of_caption: ArrayLike | None) -> Index:
     if owner.shape != (captions,) or not numbers or (captions and not 0 <= owner.min() <= owner.max() < images):
         raise ConfigError(
             f"image_of_caption is {owner.dtype} of shape {owner.shape} for similarity {similarity.shape}; "
-            f"give ({captions},) row numbers from 0 to {images - 1}"
+            f"give ({captions},) row numbers from 0 to {images - 1}",
+            "image_of_caption",
+            (str(owner.dtype), owner.shape),
         )
     return owner.astype(np.int64)
+
+
+def _check_folds(folds: int, images: int) -> None:
+    if folds < 1 or images % folds:
+        raise ConfigError(
+            f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set", "folds", folds
+        )
 
 
 def percent_within(ranks: Index, ks: Sequence[int]) -> dict[int, float]:
@@ -191,8 +204,7 @@ def coco_folds(
     RecallAtK(i2t={1: 100.0}, t2i={1: 100.0})
     """
     images = len(similarity)
-    if folds < 1 or images % folds:
-        raise ConfigError(f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set")
+    _check_folds(folds, images)
     owner = _owners(similarity, image_of_caption)
     size = images // folds
     parts = []
@@ -245,7 +257,11 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
     """
     rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
-        raise ConfigError(f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)")
+        raise ConfigError(
+            f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)",
+            "labels",
+            label.shape,
+        )
     rows, label = rows[label >= 0], label[label >= 0]
     unit, valid = _unit(rows)
     for members in (np.flatnonzero(label == c) for c in np.unique(label)):

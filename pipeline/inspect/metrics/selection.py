@@ -54,9 +54,11 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
     """
     weight, noise = np.asarray(weights, dtype=np.float64), np.asarray(noisy, dtype=np.bool_)
     if weight.shape != noise.shape or weight.ndim != 1:
-        raise ConfigError(f"weights {weight.shape} and noisy {noise.shape} must both have shape (N,)")
-    if np.isnan(weight).any():
-        raise ConfigError(f"weights holds {int(np.isnan(weight).sum())} NaN; give samples that failed the weight 0")
+        raise ConfigError(
+            f"weights {weight.shape} and noisy {noise.shape} must both have shape (N,)", "weights", weight.shape
+        )
+    if missing := int(np.isnan(weight).sum()):
+        raise ConfigError(f"weights holds {missing} NaN; give samples that failed the weight 0", "weights", missing)
     total, wrong = len(weight), int(noise.sum())
     random = (total + 1) / 2
     if not wrong:
@@ -79,8 +81,8 @@ def effective_sample_size(weights: ArrayLike) -> float:
     """
     weight = np.asarray(weights, dtype=np.float64)
     if not (np.isfinite(weight) & (weight >= 0)).all():
-        bad = weight[~(np.isfinite(weight) & (weight >= 0))][0]
-        raise ConfigError(f"weights holds {bad}; give numbers of 0 or more, 0 for samples that failed")
+        bad = float(weight[~(np.isfinite(weight) & (weight >= 0))][0])
+        raise ConfigError(f"weights holds {bad}; give numbers of 0 or more, 0 for samples that failed", "weights", bad)
     largest = float(weight.max(initial=0.0))
     if largest <= 0:
         return 0.0
@@ -290,19 +292,25 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
 def _vector(values: ArrayLike, name: str) -> Float64:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
-        raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)")
+        raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)", name, array.shape)
     return array
 
 
 def _mask(values: ArrayLike, name: str) -> Mask:
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype != np.bool_ and not np.isin(array, (0, 1)).all()):
-        raise ConfigError(f"{name} is {array.dtype} of shape {array.shape}; give booleans (or 0 and 1) of shape (N,)")
+        raise ConfigError(
+            f"{name} is {array.dtype} of shape {array.shape}; give booleans (or 0 and 1) of shape (N,)",
+            name,
+            (str(array.dtype), array.shape),
+        )
     return array.astype(np.bool_)
 
 
 def _same_length(name: str, first: NDArray[np.generic], other: str, second: NDArray[np.generic]) -> None:
     if len(first) != len(second):
         raise ConfigError(
-            f"{name} has {len(first)} rows and {other} has {len(second)}; give one row per sample in both"
+            f"{name} has {len(first)} rows and {other} has {len(second)}; give one row per sample in both",
+            name,
+            len(first),
         )

@@ -63,14 +63,18 @@ def write_report(
     hold a sample shown, so memory does not grow with the data. Shards that are gone cost their pictures, not the report.
     """
     if not 1 <= gallery <= 500:
-        raise ConfigError(f"gallery {gallery} is no number of samples for a page; use 12")
+        raise ConfigError(f"gallery {gallery} is no number of samples for a page; use 12", "gallery", gallery)
     run = RunFolder(Path(folder))
     recorded = run.read_run() or {}
     stems = list(run.stems())
     if recorded.get("finished") is False:
-        raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+        raise TableError(
+            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", folder
+        )
     if not stems:
-        raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
+        raise TableError(
+            f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}", "run", folder
+        )
     metadata = read_metadata(run.table(stems[0]))
     lens = choose_lens(metadata)
     note(f"tables: reading {len(stems):,}")
@@ -95,7 +99,9 @@ def write_report(
     try:
         write_atomically(target, data)
     except OSError as error:
-        raise ConfigError(f"out {target} cannot be written: {error.strerror}; use --out report.html") from error
+        raise ConfigError(
+            f"out {target} cannot be written: {error.strerror}; use --out report.html", "out", target
+        ) from error
     return Report(target, len(data), found.rows, album.pictures, missing)
 
 

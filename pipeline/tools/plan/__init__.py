@@ -46,13 +46,15 @@ def plan(
     where nothing can be measured.
     """
     if seconds <= 0:
-        raise ConfigError(f"seconds {seconds:g} is no time to measure; use 10")
+        raise ConfigError(f"seconds {seconds:g} is no time to measure; use 10", "seconds", seconds)
     if workers is not None and workers < 0:
-        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
+        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers)
     known = {"here", *(one.name for one in DEVICES)}
     if unknown := sorted(set(prices or {}) - known):
         raise ConfigError(
-            f"price of {unknown[0]!r}: no such device; use 1.20 for this one, or one of {', '.join(sorted(known))}"
+            f"price of {unknown[0]!r}: no such device; use 1.20 for this one, or one of {', '.join(sorted(known))}",
+            "price",
+            unknown[0],
         )
     found = find_shards(shards)
     options = options or DecodeOptions()

@@ -128,16 +128,22 @@ def measure(
         turns.close()
     looked = [turns.looked for turns in readers.values() if turns.looked.samples or turns.looked.whole]
     if not pieces and notes:
-        raise ShardError(notes[0])
+        raise ShardError(notes[0], "shards", chosen[0].url)
     if not pieces:
-        raise ConfigError(f"there is no sample in {chosen[0].url}{_others(chosen)}; name shards that hold some")
+        raise ConfigError(
+            f"there is no sample in {chosen[0].url}{_others(chosen)}; name shards that hold some",
+            "shards",
+            chosen[0].url,
+        )
     parts = [part for part in encoded.values() if part.samples]
     if failed == sum(piece.samples for piece in pieces):
-        raise ConfigError(f"none of the {failed:,} samples looked at can be used: {reason}")
+        raise ConfigError(f"none of the {failed:,} samples looked at can be used: {reason}", "shards", chosen[0].url)
     sizes = sizes or [one.bytes for one in looked if one.whole]
     if not sizes:
         raise ConfigError(
-            "the store does not tell how large the shards are; give more --seconds to read one to its end"
+            "the store does not tell how large the shards are; give more --seconds to read one to its end",
+            "seconds",
+            seconds,
         )
     width = max(part.images.shape[1] for part in parts)
     measured = Measured(sizes, looked, pieces, failed, reason, notes, 0.0, width, gflops)

@@ -241,7 +241,9 @@ def make_plan(
     """The arithmetic: from what was measured to what all `shards` take. `neighbours`: of the graph, 0 for none."""
     size, samples = _totals(measured, shards)
     if samples.value < 1:
-        raise ConfigError("the shards looked at hold hardly any samples; is this the right list of shards?")
+        raise ConfigError(
+            "the shards looked at hold hardly any samples; is this the right list of shards?", "shards", shards
+        )
     per_shard = samples.value / shards
     stages = _stages(measured, per_shard)
     pace, limit = _pace(stages, machine)

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from noisegate import read_table
 from noisegate.pipeline.cli.show import line_of
-from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.inspect.captions import one_line, read_captions
 from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, glance
 from noisegate.pipeline.labels.anchors import Anchors
@@ -23,6 +23,7 @@ from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import called
+from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import Notes, files_of, score
 
@@ -165,7 +166,7 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path, shards: Path) -> 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="holds no run"):
         glance(tmp_path)
-    with pytest.raises(ConfigError, match="top -1"):
+    with refused("top", -1):
         glance(tmp_path, top=-1)
     done = called("show", "nothing", cwd=tmp_path)
     assert done.returncode == 2

@@ -12,13 +12,14 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from noisegate import read_table
 from noisegate.pipeline.datasets.noise.label_shards import noise_labels
-from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.inspect.evaluate import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
 from noisegate.pipeline.inspect.truth import read_truth
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import called
 from tests.embeddings import captions, clusters, scored
+from tests.errors import refused
 from tests.fakes import picture, write_tar
 from tests.jobs import score
 
@@ -68,19 +69,22 @@ def test_right_labels_may_be_known_in_part_or_not_at_all(run: Path, tmp_path: Pa
     part = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=some))
     seen = [row for row in range(20) if row not in (3, 6)]
     assert part.given_accuracy == pytest.approx((GIVEN == TRUE)[seen].mean())
-    with pytest.raises(ConfigError, match="the column clean_label must hold class numbers"):
-        evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=["cat"] * 160))
+    words = truth_file(tmp_path / "t.parquet", clean_label=["cat"] * 160)
+    with refused("truth", words) as caught:
+        evaluate_labels(run, words)
+    assert "the column clean_label must hold class numbers" in str(caught.value)
 
 
 def test_arrays_and_runs_without_labels_say_what_is_missing(run: Path, tmp_path: Path) -> None:
     for judge in (evaluate_labels, evaluate):
         scored(tmp_path / judge.__name__, IMAGES, captions(IMAGES))
         folder = tmp_path / judge.__name__ / "out"
-        with pytest.raises(ConfigError, match=r"was made from arrays, which hold no truth; give --truth FILE\.parquet"):
+        with refused("truth", None) as caught:
             judge(folder)
-    with pytest.raises(TableError, match="no label has a score; score labels with --task labels"):
+        assert "was made from arrays, which hold no truth; give --truth FILE.parquet" in str(caught.value)
+    with refused("task", folder, TableError):
         evaluate_labels(folder, truth_file(tmp_path / "t.parquet"))
-    with pytest.raises(TableError, match="was scored without pairs"):
+    with refused("run", run, TableError):
         evaluate(run, truth_file(tmp_path / "t.parquet"))
     assert evaluate(folder, truth_file(tmp_path / "t.parquet")).samples == 160
 
@@ -106,7 +110,7 @@ def test_noisy_shards_bring_their_truth_with_them(tmp_path: Path) -> None:
     assert judged == evaluate_labels(tmp_path / "out", tmp_path / "noisy" / "noise.parquet")
     assert (judged.samples, judged.unscored) == (51, 9)
     noise_labels(tmp_path / "clean", tmp_path / "noisy", rate=0.3, seed=2)
-    with pytest.raises(MismatchError, match="has changed since it was scored"):
+    with refused("shards", error=MismatchError):
         evaluate_labels(tmp_path / "out")
 
 
@@ -183,7 +187,7 @@ def test_neighbourhoods_are_judged_where_there_is_no_cosine(tmp_path: Path) -> N
     assert found.best.balanced_accuracy >= found.selection.balanced_accuracy - 1e-12
     said = called("evaluate", out, "--truth", truth, cwd=tmp_path)
     assert said.returncode == 0 and "AUROC of the neighbourhood" in said.stdout
-    with pytest.raises(TableError, match="or from encoders that share no space"):
+    with refused("run", out, TableError):
         evaluate(out, truth)
 
 
@@ -195,5 +199,5 @@ def test_too_few_neighbourhoods_for_a_cut_still_have_their_auroc(tmp_path: Path)
 
 
 def test_without_neighbourhoods_there_is_nothing_to_judge_by_them(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="no pair has a neighbourhood score; score pairs with --neighbourhood"):
+    with refused("neighbourhood", run, TableError):
         evaluate_neighbourhood(run, truth_file(tmp_path / "t.parquet"))

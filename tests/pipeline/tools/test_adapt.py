@@ -27,6 +27,7 @@ from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.system.array_types import Float64, Mask
 from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out
+from tests.errors import refused
 
 allow_torchvision()
 import open_clip  # noqa: E402
@@ -128,7 +129,7 @@ def test_held_out_pairs_share_no_picture_with_those_trained_on() -> None:
     assert sorted([*training, *held_out]) == kept.tolist()
     assert len(held_out) == 10
     assert not set(pictures[training]) & set(pictures[held_out])
-    with pytest.raises(ConfigError, match="kept pairs show 1 pictures"):
+    with refused("pairs", len(kept)):
         hold_out(kept, np.zeros(200, np.int64), seed=3)
 
 
@@ -263,46 +264,48 @@ def test_the_learning_rate_rises_over_a_tenth_and_falls_to_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "setting", "value"),
     [
-        ({"model": "hf:openai/clip"}, "model 'hf:openai/clip': only open_clip models can be adapted; use embedded"),
-        ({"model": "python:mine:make"}, "only open_clip models can be adapted"),
-        ({"keep": 1.0}, r"keep=1\.0: .*keep=0\.8"),
-        ({"keep": 0.0}, r"keep=0\.0: "),
-        ({"pairs": 10}, "pairs=10: give 32 or more"),
-        ({"seed": -1}, "seed=-1: .*seed=7"),
-        ({"pairs": 40, "keep": 0.999999}, r"keep=0\.999999: only \d+ of 40 pairs are clean by that, and 32 are needed"),
-        ({"tuning": Tuning(steps=3, learning_rate=1e30)}, "the loss is no number at step .*learning_rate=1e-05$"),
+        ({"model": "hf:openai/clip"}, "model", "hf:openai/clip"),
+        ({"model": "python:mine:make"}, "model", "python:mine:make"),
+        ({"keep": 1.0}, "keep", 1.0),
+        ({"keep": 0.0}, "keep", 0.0),
+        ({"pairs": 10}, "pairs", 10),
+        ({"seed": -1}, "seed", -1),
+        ({"pairs": 40, "keep": 0.999999}, "keep", 0.999999),
+        ({"tuning": Tuning(steps=3, learning_rate=1e30)}, "learning_rate", 1e30),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(
-    options: dict[str, Any], message: str, scenes: Path, tiny: str, tmp_path: Path
+    options: dict[str, Any], setting: str, value: object, scenes: Path, tiny: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refused(setting, value):
         adapt(scenes, tmp_path / "out", **{"model": tiny, "workers": 0, **options})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("setting", "value"),
     [
-        ({"steps": 0}, "steps=0: give 1 or more"),
-        ({"batch_size": 1}, "batch_size=1: give 2 or more"),
-        ({"learning_rate": 0.0}, r"learning_rate=0\.0: .*1e-5"),
-        ({"learning_rate": math.nan}, "learning_rate=nan"),
-        ({"clip": -1.0}, r"clip=-1\.0"),
-        ({"weight_decay": -0.1}, r"weight_decay=-0\.1: give 0 or more"),
+        ("steps", 0),
+        ("batch_size", 1),
+        ("learning_rate", 0.0),
+        ("learning_rate", math.nan),
+        ("clip", -1.0),
+        ("weight_decay", -0.1),
     ],
 )
-def test_training_settings_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Tuning(**options)
+def test_training_settings_that_cannot_work_are_refused(setting: str, value: Any) -> None:
+    with refused(setting) as caught:
+        Tuning(**{setting: value})
+    assert caught.value.value is value
+    assert f"{setting}={value}: give " in str(caught.value)
 
 
 def test_a_folder_in_use_is_left_alone(scenes: Path, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").touch()
-    with pytest.raises(ConfigError, match="something is there already"):
+    with refused("out", tmp_path / "out"):
         adapt(scenes, tmp_path / "out", model=tiny, workers=0)
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine"]
     with pytest.raises(ConfigError, match="cannot be written"):
