@@ -26,8 +26,8 @@ from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.loop.loop import Loop
+from noisegate.trainers.loop.run_context import PICTURE, RunContext
 from noisegate.trainers.loop.run_folder import TrainFolder
-from noisegate.trainers.loop.running import PICTURE, Running
 from noisegate.trainers.loop.streams import Streams
 from noisegate.trainers.losses import weighted
 from noisegate.trainers.methods.osa import Osa
@@ -58,10 +58,10 @@ def loop_of(name: str, folder: Path, model: str, batch_size: int) -> tuple[Loop,
         fields=(PICTURE,),
     )
     fabric = Fabric(accelerator="cpu", devices=1)
-    running = Running(config, [target], data, fabric.device, 1, lambda text: None)
+    context = RunContext(config, [target], data, fabric.device, 1, lambda text: None)
     streams = Streams(data, 0)
-    loop = Loop(config, fabric, method, [target], running, streams, TrainFolder(folder), None, Progress(), None, "rsum")
-    method.prepare(running)
+    loop = Loop(config, fabric, method, [target], context, streams, TrainFolder(folder), None, Progress(), None, "rsum")
+    method.prepare(context)
     target.train()
     return loop, list(data)
 

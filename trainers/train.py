@@ -1,9 +1,9 @@
-"""`train`: from a configuration, or from a run that stopped, to a trained network."""
+"""`train`: train a network from a configuration, or resume a run."""
 
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,12 @@ from .checks import Checked, check
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
 from .evaluate import evaluation_data, figures
-from .loop.checkpoint import State, load_state
-from .loop.logs import Log
-from .loop.loop import Loop, Place
-from .loop.run_folder import TrainFolder, new_run
-from .loop.running import PICTURE, Running, network_seed
-from .loop.signals import stop_on_signals
+from .loop.checkpoint import Checkpoint, LoopState, read_checkpoint
+from .loop.interrupts import explain_interrupts, stop_on_signals
+from .loop.log import TrainLog
+from .loop.loop import Loop
+from .loop.run_context import PICTURE, RunContext, network_seed
+from .loop.run_folder import TrainFolder, make_run_folder
 from .loop.streams import Streams
 from .methods import Method
 from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
@@ -40,12 +40,12 @@ CHANGEABLE = (
     "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",
     "loop.device", "loop.devices", "loop.nodes",
 )  # fmt: skip
-"""Settings that a run may go on with otherwise than it began, beside those of logging and of the evaluation itself."""
+"""settings that may change when a run is resumed, beside those of logging and task.options"""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out. `best` and `last` are figures in percent; `stopped` says why there was an end before the end."""
+    """The result of a training. `best` and `last` are figures in percent; `over` says why it ended, empty if it was stopped."""
 
     folder: Path
     method: str
@@ -58,29 +58,18 @@ class TrainResult:
     steps: int
     skipped: int
     seconds: float
-    """of training alone"""
+    """of training, without evaluation"""
     over: str
     stopped: bool
     rank: int
     sample_columns: dict[str, NDArray[Any]]
-    """what the method learnt about each sample, by global row number"""
+    """what the method learnt about each sample, (total_rows,) by column"""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        names = (
-            "method",
-            "task",
-            "monitor",
-            "best",
-            "best_epoch",
-            "last",
-            "epochs",
-            "steps",
-            "skipped",
-            "seconds",
-            "over",
-        )
-        return {"folder": str(self.folder), **{name: getattr(self, name) for name in names}}
+        hidden = ("folder", "stopped", "rank", "sample_columns")
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in hidden}
+        return {"folder": str(self.folder), **values}
 
 
 def train(
@@ -92,83 +81,87 @@ def train(
     quiet: bool = False,
     display: Progress | None = None,
 ) -> TrainResult:
-    """Train by a configuration (an object, a tree of values, or a YAML file), or go on with the run in `resume`.
+    """Train by a configuration (an object, a tree of values, or a YAML file), or resume the run in `resume`.
 
-    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same with their values. Everything that can be known to
-    fail is said before data or network is loaded. SIGINT and SIGTERM end it after a checkpoint; the result then says
+    `settings` are words such as `optimizer.lr=1e-4`, `flags` the same as names with values. Mistakes in the configuration
+    are reported before data or network is loaded. SIGINT and SIGTERM stop it after a checkpoint; the result is then
     `stopped`.
     """
-    state: State | None = None
+    checkpoint: Checkpoint | None = None
     folder: TrainFolder | None = None
     if resume is not None:
         if config is not None:
-            raise ConfigError(f"resume={resume} brings its own configuration; leave config out, and change by settings")
+            raise ConfigError(
+                f"resume={resume} brings its own configuration; leave config out, and change single settings",
+                "resume",
+                str(resume),
+            )
         folder = TrainFolder(resume)
-        parsed = _resumed_config(folder, {**(flags or {}), **parse_settings(settings)})
-        state = load_state(folder.state_file)
+        parsed = _read_resumed_config(folder, {**(flags or {}), **parse_settings(settings)})
+        checkpoint = read_checkpoint(folder.state_file)
     else:
         source = config.model_dump() if isinstance(config, TrainConfig) else config
         parsed = TrainConfig.parse(read_config(source, settings, flags))
     checked = check(parsed)
-    fabric = _fabric(parsed, checked.method)
+    fabric = _make_fabric(parsed, checked.method)
     fabric.launch()
     if not fabric.is_global_zero:
         display = Progress()
-    display = display or progress_for(quiet)
+    progress = display or progress_for(quiet)
     if fabric.device.type == "cpu":
         reuse_memory()
     torch.manual_seed(parsed.seed + fabric.global_rank)
     if parsed.loop.deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
     with contextlib.ExitStack() as stack:
-        stack.callback(display.stop)
-        data = _data(parsed, checked, fabric)
+        stack.callback(progress.stop)
+        data = _training_data(parsed, checked, fabric)
         stack.callback(data.close)
         for note in (*checked.notes, *data.notes):
-            display.note(note)
-        described = _resolved_target(checked, data)
+            progress.note(note)
+        described = _resolve_target(checked, data)
         networks = [
-            build_target(described, seed=network_seed(parsed.seed, i), weights=state is None)
+            build_target(described, seed=network_seed(parsed.seed, i), weights=checkpoint is None)
             for i in range(checked.method.networks)
         ]
         resolved = {"target": networks[0].config, "method": checked.method.config}
         parsed = parsed.model_copy(update={name: part.model_dump(mode="json") for name, part in resolved.items()})
-        return _train(parsed, checked.method, networks, fabric, data, folder, state, display, stack)
+        return _run_loop(parsed, checked.method, networks, fabric, data, folder, checkpoint, progress, stack)
 
 
-def _train(
+def _run_loop(
     config: TrainConfig,
     method: Method,
     networks: Sequence[Target],
     fabric: Fabric,
     data: WeightedShards,
     resumed: TrainFolder | None,
-    state: State | None,
-    display: Progress,
+    checkpoint: Checkpoint | None,
+    progress: Progress,
     stack: contextlib.ExitStack,
 ) -> TrainResult:
     data = _with_transforms(config, data, networks[0], method.config.mask_same)
     streams = Streams(data, config.seed)
     stack.callback(streams.close)
-    running = Running(config, networks, data, fabric.device, fabric.world_size, display.note)
-    stack.callback(running.close)
+    context = RunContext(config, networks, data, fabric.device, fabric.world_size, progress.note)
+    stack.callback(context.close)
     evaluate = None
     if config.loop.evaluate_every:
         held_out = evaluation_data(config.data, config.task.name, networks[0])
         stack.callback(held_out.close)
         evaluate = functools.partial(figures, as_one(networks), held_out, config.task)
-    method.prepare(running)
-    folder = resumed or _new_folder(config, fabric)
+    method.prepare(context)
+    folder = resumed or _make_folder(config, fabric)
     if fabric.is_global_zero:
         stack.enter_context(folder_lock(folder.path))
         if resumed is None:
             folder.write_config(config)
     batches = counted(len(data), "batch", "batches")
-    display.note(f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {batches} an epoch")
+    progress.note(f"run {folder.path}: {data.selected_rows:,} of {data.total_rows:,} rows, {batches} an epoch")
     log = None
     if fabric.is_global_zero:
-        done = {} if state is None else state.facts["place"]
-        log = Log(
+        done = {} if checkpoint is None else checkpoint.facts["place"]
+        log = TrainLog(
             folder.log_file,
             folder.tensorboard if config.logging.tensorboard else None,
             done.get("batches", 0),
@@ -176,49 +169,51 @@ def _train(
         )
         stack.callback(log.close)
     monitor = TASKS[config.task.name][1] if config.task.monitor == "auto" else config.task.monitor
-    loop = Loop(config, fabric, method, networks, running, streams, folder, log, display, evaluate, monitor)
-    if state is not None:
-        loop.load(state)
-        display.note(_where(loop))
+    loop = Loop(config, fabric, method, networks, context, streams, folder, log, progress, evaluate, monitor)
+    if checkpoint is not None:
+        loop.load(checkpoint)
+        progress.note(_describe_resume(loop))
         if fabric.is_global_zero:
-            folder.write_config(config)  # so that going on once more goes on with the same
-    with folder.going_on(), stop_on_signals(quiet=type(display) is Progress) as stop:
-        place = loop.run(stop)
-    result = _result(config, method, folder, place, monitor, fabric.global_rank)
+            folder.write_config(config)  # the next resume keeps the changed settings
+    with explain_interrupts(folder), stop_on_signals(quiet=type(progress) is Progress) as stop:
+        state = loop.run(stop)
+    result = _result(config, method, folder, state, monitor, fabric.global_rank)
     if fabric.is_global_zero and not result.stopped:
         folder.write_result(result.to_dict())
-        _export(folder)
+        _export_best(folder)
     return result
 
 
-def _where(loop: Loop) -> str:
-    """From where a run goes on, in words."""
-    place, wanted = loop.place, loop.config.loop
-    if place.over:
+def _describe_resume(loop: Loop) -> str:
+    """Where a resumed run continues, as a message."""
+    state, wanted = loop.state, loop.config.loop
+    if state.over:
         more = f"loop.epochs={2 * loop.epochs}"
-        if wanted.max_steps is not None and place.step >= wanted.max_steps:
+        if wanted.max_steps is not None and state.step >= wanted.max_steps:
             more = f"loop.max_steps={2 * wanted.max_steps}"
-        elif place.epoch < loop.epochs and wanted.patience is not None:
+        elif state.epoch < loop.epochs and wanted.patience is not None:
             more = f"loop.patience={2 * wanted.patience}"
-        still = ", once it is measured" if place.measuring else ""
-        return f"this run is over after {place.over}{still}; make it longer with, for example, --set {more}"
-    if place.measuring:
-        return f"going on with the evaluation after epoch {place.epoch}"
-    return f"going on in epoch {place.epoch + 1} after {place.batch} of its batches"
+        still = ", once it is measured" if state.measuring else ""
+        return f"this run is over after {state.over}{still}; make it longer with, for example, --set {more}"
+    if state.measuring:
+        return f"going on with the evaluation after epoch {state.epoch}"
+    return f"going on in epoch {state.epoch + 1} after {state.batch} of its batches"
 
 
-def _resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
+def _read_resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> TrainConfig:
     values = folder.read_config()
     for name, value in changes.items():
         if name not in CHANGEABLE and not name.startswith(("logging.", "task.options.")):
             raise ConfigError(
                 f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
-                f"{', '.join(CHANGEABLE)}, task.options"
+                f"{', '.join(CHANGEABLE)}, task.options",
+                name,
+                value,
             )
     return TrainConfig.parse(read_config(values, flags=changes))
 
 
-def _fabric(config: TrainConfig, method: Method) -> Fabric:
+def _make_fabric(config: TrainConfig, method: Method) -> Fabric:
     loop = config.loop
     world = loop.devices * loop.nodes
     accelerator = {"auto": "auto", "cpu": "cpu", "cuda": "gpu", "mps": "mps"}[loop.device]
@@ -238,8 +233,8 @@ def _fabric(config: TrainConfig, method: Method) -> Fabric:
     )
 
 
-def _data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShards:
-    """The training data without its transforms, which the target knows."""
+def _training_data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShards:
+    """The training data without its transforms, which come from the target."""
     d = config.data
     wants_text = config.task.name == "retrieval"
     return WeightedShards(
@@ -276,8 +271,8 @@ def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, 
     )
 
 
-def _resolved_target(checked: Checked, data: WeightedShards) -> TargetConfig:
-    """The target's settings with what the data decides, such as the words of its vocabulary."""
+def _resolve_target(checked: Checked, data: WeightedShards) -> TargetConfig:
+    """The target's settings with the values that depend on the data, such as its vocabulary."""
 
     def captions() -> Iterator[str]:
         view = data.view(sampler="sequential", rank=0, world=1)
@@ -288,38 +283,38 @@ def _resolved_target(checked: Checked, data: WeightedShards) -> TargetConfig:
     return resolve_target(checked.target, captions)
 
 
-def _new_folder(config: TrainConfig, fabric: Fabric) -> TrainFolder:
-    """Made by the first rank, known to all."""
+def _make_folder(config: TrainConfig, fabric: Fabric) -> TrainFolder:
+    """Make a folder on the first rank and tell the others."""
     path = ""
     if fabric.is_global_zero:
-        path = str(new_run(config.out, str(config.method["name"])).path)
+        path = str(make_run_folder(config.out, str(config.method["name"])).path)
     return TrainFolder(fabric.broadcast(path))
 
 
 def _result(
-    config: TrainConfig, method: Method, folder: TrainFolder, place: Place, monitor: str, rank: int
+    config: TrainConfig, method: Method, folder: TrainFolder, state: LoopState, monitor: str, rank: int
 ) -> TrainResult:
     return TrainResult(
         folder=folder.path,
         method=str(config.method["name"]),
         task=config.task.name,
         monitor=monitor,
-        best=place.best,
-        best_epoch=place.best_epoch,
-        last=place.last,
-        epochs=place.epoch,
-        steps=place.step,
-        skipped=place.skipped,
-        seconds=place.seconds,
-        over=place.over,
-        stopped=not place.over,
+        best=state.best,
+        best_epoch=state.best_epoch,
+        last=state.last,
+        epochs=state.epoch,
+        steps=state.step,
+        skipped=state.skipped,
+        seconds=state.seconds,
+        over=state.over,
+        stopped=not state.over,
         rank=rank,
         sample_columns={name: np.asarray(values) for name, values in method.sample_columns().items()},
     )
 
 
-def _export(folder: TrainFolder) -> None:
-    """The best weights as open_clip loads them, where the target is one of its models."""
+def _export_best(folder: TrainFolder) -> None:
+    """Write the best weights in open_clip's format, if the target is one of its models."""
     files = folder.networks("best")
     if len(files) == 1:
         target = load_target(files[0])

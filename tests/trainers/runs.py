@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from noisegate.pipeline.datasets.scenes import write_scenes
-from noisegate.trainers.loop.logs import read_log
+from noisegate.trainers.loop.log import read_log
 from tests.commands import FAKE, called
 
 BATCH = 32

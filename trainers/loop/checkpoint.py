@@ -1,11 +1,11 @@
-"""Everything that training needs to go on, in one safetensors file: tensors by name, and JSON in its metadata.
+"""Checkpoints: everything that training needs to resume, in one safetensors file with JSON in its metadata.
 
 One file, because it appears whole or not at all. Nothing is pickled.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,53 @@ from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.trainers.targets import gather_tensor
 
 __all__ = [
-    "State",
+    "Checkpoint",
+    "LoopState",
     "load_optimizer",
-    "load_state",
     "optimizer_state",
     "random_states",
-    "save_state",
+    "read_checkpoint",
     "set_random_states",
+    "write_checkpoint",
 ]
 
 VERSION = 1
 
 
+@dataclass
+class LoopState:
+    """How far a run is."""
+
+    epoch: int = 0
+    batch: int = 0
+    """batches done of this epoch"""
+    batches: int = 0
+    """batches done of all epochs"""
+    step: int = 0
+    """updates"""
+    skipped: int = 0
+    """batches without any weight"""
+    not_finite: int = 0
+    """batches whose loss or gradient was nan or infinite"""
+    best: dict[str, float] = field(default_factory=dict)
+    best_epoch: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    waited: int = 0
+    """evaluations since the best"""
+    course: tuple[int, int, float] | None = None
+    """learning-rate schedule: its first epoch, its epochs, its warm-up in epochs (-1: not known yet)"""
+    restarts: int = 0
+    seconds: float = 0.0
+    """of training, without evaluation and set-up"""
+    over: str = ""
+    """why the run is over; empty while it is not"""
+    measuring: bool = False
+    """the evaluation at this point is still due"""
+
+
 @dataclass(frozen=True)
-class State:
-    """Tensors by `group/name`, and what fits in JSON."""
+class Checkpoint:
+    """Tensors by `group/name`, and facts that fit in JSON."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
@@ -46,29 +78,35 @@ class State:
         return {key.removeprefix(start): value for key, value in self.tensors.items() if key.startswith(start)}
 
 
-def save_state(path: Path, groups: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    """Write tensors or arrays by group and name, and facts."""
-    tensors = {f"{group}/{name}": _stored(value) for group, values in groups.items() for name, value in values.items()}
+def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+    """Write tensors or arrays by group and name, and facts as JSON."""
+    tensors = {
+        f"{group}/{name}": _to_storage(value) for group, values in groups.items() for name, value in values.items()
+    }
     metadata = {"version": str(VERSION), "facts": json.dumps(facts)}
     write_atomically(path, save(tensors, metadata=metadata))
 
 
-def load_state(path: Path) -> State:
-    """The inverse of `save_state`; raises ConfigError where there is no such file."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The inverse of `write_checkpoint`; raise ConfigError if there is no such file."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["facts"])
-            return State({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
+            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path.parent} cannot be resumed: it stopped before its first checkpoint; start anew"
+            f"{path.parent} cannot be resumed: it stopped before its first checkpoint; start anew",
+            "resume",
+            str(path.parent),
         ) from error
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is no state of a training run ({error}); start anew") from error
+        raise ConfigError(
+            f"{path} is no checkpoint of a training run ({error}); start anew", "resume", str(path.parent)
+        ) from error
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Tensors by `parameter number.name`, and the settings of the groups, which hold no tensors."""
+    """Tensors by `parameter number.name`, and the settings of the parameter groups without their tensors."""
     state = optimizer.state_dict()
     tensors = {
         f"{number}.{name}": torch.as_tensor(value)
@@ -94,15 +132,15 @@ def load_optimizer(
 
 
 def random_states(fabric: Fabric) -> dict[str, Tensor]:
-    """torch's generators of every rank."""
+    """State of torch's random generators on every rank."""
     own = {"cpu": torch.get_rng_state()}
     if fabric.device.type == "cuda":
         own["cuda"] = torch.cuda.get_rng_state(fabric.device)
-    found = {}
+    states = {}
     for name, state in own.items():
         rows = gather_tensor(state[None].to(fabric.device)).cpu()
-        found.update({f"{name}.{rank}": row for rank, row in enumerate(rows)})
-    return found
+        states.update({f"{name}.{rank}": row for rank, row in enumerate(rows)})
+    return states
 
 
 def set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
@@ -114,7 +152,7 @@ def set_random_states(states: Mapping[str, Tensor], fabric: Fabric) -> None:
         torch.cuda.set_rng_state(states[f"cuda.{rank}"], fabric.device)
 
 
-def _stored(value: Any) -> Tensor:
+def _to_storage(value: Any) -> Tensor:
     """A copy on the CPU, because safetensors refuses tensors that share memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else torch.as_tensor(value)
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

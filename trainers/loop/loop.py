@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,53 +18,29 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Method
 from noisegate.trainers.targets import Target, gather_tensor, save_target
 
-from .average import Average
-from .checkpoint import State, load_optimizer, optimizer_state, random_states, save_state, set_random_states
-from .logs import Log
+from .checkpoint import (
+    Checkpoint,
+    LoopState,
+    load_optimizer,
+    optimizer_state,
+    random_states,
+    set_random_states,
+    write_checkpoint,
+)
+from .interrupts import StopRequest
+from .log import TrainLog
+from .optimizer import LearningRate, WeightAverage, build_optimizer
+from .run_context import RunContext, StepInput, StepModule, trim_batch
 from .run_folder import TrainFolder
-from .running import Running, StepModule, Work, trimmed
-from .schedule import Course, build_optimizer
-from .signals import StopRequest
 from .streams import Streams
 
-__all__ = ["Loop", "Place"]
+__all__ = ["Loop"]
 
 Metrics = dict[str, float]
 
 
-@dataclass
-class Place:
-    """How far a run is. What a checkpoint keeps beside tensors."""
-
-    epoch: int = 0
-    batch: int = 0
-    """batches done of this epoch"""
-    batches: int = 0
-    """batches done of all epochs"""
-    step: int = 0
-    """updates"""
-    skipped: int = 0
-    """batches without any weight"""
-    not_finite: int = 0
-    """batches whose loss or gradient was no number"""
-    best: Metrics = field(default_factory=dict)
-    best_epoch: int = 0
-    last: Metrics = field(default_factory=dict)
-    waited: int = 0
-    """evaluations since the best"""
-    course: tuple[int, int, float] | None = None
-    """start, epochs and warm-up in epochs of the learning rate's course"""
-    restarts: int = 0
-    seconds: float = 0.0
-    """of training, without evaluation and set-up"""
-    over: str = ""
-    """why there is nothing more to do"""
-    measuring: bool = False
-    """trained as far as this, and an evaluation is still due"""
-
-
 class Loop:
-    """Trains `networks` by `method`. `evaluate` gives the figures of the networks as they are, on the first rank."""
+    """Train `networks` by `method`. `evaluate` gives the figures of the networks as they are, on the first rank."""
 
     def __init__(
         self,
@@ -72,226 +48,239 @@ class Loop:
         fabric: Fabric,
         method: Method,
         networks: Sequence[Target],
-        running: Running,
+        context: RunContext,
         streams: Streams,
         folder: TrainFolder,
-        log: Log | None,
-        display: Progress,
+        log: TrainLog | None,
+        progress: Progress,
         evaluate: Callable[[], Metrics] | None,
         monitor: str,
     ) -> None:
         self.config, self.fabric, self.method, self.networks = config, fabric, method, networks
-        self.running, self.streams, self.folder = running, streams, folder
-        self._log, self._display, self._evaluate, self._monitor = log, display, evaluate, monitor
-        self.place = Place()
+        self.context, self.streams, self.folder = context, streams, folder
+        self._log, self._progress, self._evaluate, self._monitor = log, progress, evaluate, monitor
+        self.state = LoopState()
         self.epochs = method.epochs(config.loop.epochs)
         optimizer = build_optimizer(config.optimizer, networks)
-        self._module, self._optimizer = fabric.setup(StepModule(networks, method, running), optimizer)
-        self._average = Average(networks, config.loop.ema) if config.loop.ema is not None else None
-        self._scaled = config.loop.precision == "16-mixed"
-        running.on_restart = self._restart
+        self._module, self._optimizer = fabric.setup(StepModule(networks, method, context), optimizer)
+        self._average = WeightAverage(networks, config.loop.ema) if config.loop.ema is not None else None
+        context.on_restart = self._restart
 
     # --- epochs -----------------------------------------------------------------------------------------------------------
 
-    def run(self, stop: StopRequest) -> Place:
-        """Until all epochs are done, the figures stop getting better, or somebody asks to stop."""
-        place = self.place
-        if place.measuring:  # it was killed meanwhile
+    def run(self, stop: StopRequest) -> LoopState:
+        """Train until all epochs are done, patience or max_steps ends the run, or the user asks to stop."""
+        state = self.state
+        if state.measuring:  # the run was killed during this evaluation
             self._finish_epoch()
-        while not place.over and not self._asked(stop):
-            self.running.epoch, self.running.batch, self.running.step = place.epoch, place.batches, place.step
-            if place.batch == 0:
-                self.method.begin_epoch(self.running)
-            self.streams.begin(place.epoch, self.method.streams(self.running))
+        while not state.over and not self._is_stop_asked(stop):
+            self.context.epoch, self.context.batch, self.context.step = state.epoch, state.batches, state.step
+            if state.batch == 0:
+                self.method.begin_epoch(self.context)
+            self.streams.begin(state.epoch, self.method.streams(self.context))
             if len(self.streams) == 0:
                 raise NoisegateError(
-                    f"epoch {place.epoch + 1}: the method selects no sample; nothing is left to train on"
+                    f"epoch {state.epoch + 1}: the method selects no sample; nothing is left to train on", "method"
                 )
-            whole = self._train_epoch(stop)
-            if whole:
-                self.method.end_epoch(self.running)
-                place.epoch, place.batch = place.epoch + 1, 0
-            elif not place.over:
+            if self._train_epoch(stop):
+                self.method.end_epoch(self.context)
+                state.epoch, state.batch = state.epoch + 1, 0
+            elif not state.over:
                 break
             self._finish_epoch()
-        return place
+        return state
 
     def _train_epoch(self, stop: StopRequest) -> bool:
-        """Train the rest of the epoch; False when it was left before its end, after a checkpoint."""
-        place, loop = self.place, self.config.loop
+        """Train the rest of the epoch; False if it was left before its end, after a checkpoint."""
+        state, loop = self.state, self.config.loop
         length = len(self.streams)
         updates = math.ceil(length / loop.accumulate)
-        course = self._course(updates)
-        self._display.epoch(place.epoch + 1, self.epochs, length, place.batch)
+        schedule = self._schedule(updates)
+        self._progress.epoch(state.epoch + 1, self.epochs, length, state.batch)
         for network in self.networks:
             network.train()
-        pending, began, ready = False, time.monotonic(), 0
-        for batches in self.streams.batches(place.batch):
-            rate = self._set_rate(course.factor(place.epoch + place.batch // loop.accumulate / updates))
-            place.batch, place.batches = place.batch + 1, place.batches + 1
-            self.running.batch, self.running.step = place.batches, place.step
-            due = place.batch % loop.accumulate == 0 or place.batch == length
-            together = min(loop.accumulate, length - (place.batch - 1) // loop.accumulate * loop.accumulate)
+        pending, began, samples = False, time.monotonic(), 0
+        for batches in self.streams.batches(state.batch):
+            rate = self._set_rate(schedule.factor(state.epoch + state.batch // loop.accumulate / updates))
+            state.batch, state.batches = state.batch + 1, state.batches + 1
+            self.context.batch, self.context.step = state.batches, state.step
+            due = state.batch % loop.accumulate == 0 or state.batch == length
+            together = min(loop.accumulate, length - (state.batch - 1) // loop.accumulate * loop.accumulate)
             loss, logs = self.backward(batches, together)
             pending = pending or loss is not None
             updated = due and pending
             if updated:
                 norm = self.update()
                 pending = False
-                if place.step % self.config.logging.every == 0 or place.step == 1:
-                    values = {"loss": loss, "lr": rate, "grad_norm": norm, **_numbers(logs)}
-                    self._write("train", values, place.epoch + 1)
-            ready += sum(len(batch) for batch in batches.values()) * self.fabric.world_size
-            self._display.batch(loss, ready / max(time.monotonic() - began, 1e-9))
+                if state.step % self.config.logging.every == 0 or state.step == 1:
+                    numbers = {name: float(value) for name, value in logs.items()}
+                    self._write("train", {"loss": loss, "lr": rate, "grad_norm": norm, **numbers}, state.epoch + 1)
+            samples += sum(len(batch) for batch in batches.values()) * self.fabric.world_size
+            self._progress.batch(loss, samples / max(time.monotonic() - began, 1e-9))
             if not due:
                 continue
-            enough = loop.max_steps is not None and place.step >= loop.max_steps
-            left = place.batch < length and (enough or self._asked(stop))
-            saving = (
-                updated and loop.save_every is not None and place.step % loop.save_every == 0 and place.batch < length
-            )
-            if left or saving:
-                place.seconds += time.monotonic() - began
-                began, ready = time.monotonic(), 0
-                place.over = self._enough() if enough else ""
-                if not enough:  # else after its evaluation is known to be due
+            enough = self._reached_max_steps()
+            leaving = state.batch < length and (enough or self._is_stop_asked(stop))
+            saving = updated and loop.save_every and state.step % loop.save_every == 0 and state.batch < length
+            if leaving or saving:
+                state.seconds += time.monotonic() - began
+                began, samples = time.monotonic(), 0
+                state.over = self._max_steps_text() if enough else ""
+                if not enough:  # at max_steps, _finish_epoch saves with the evaluation marked as due
                     self.save()
-            if left:
+            if leaving:
                 return False
-        place.seconds += time.monotonic() - began
+        state.seconds += time.monotonic() - began
         return True
 
     def _finish_epoch(self) -> None:
-        """Save, evaluate, keep what is best, see whether all is done, and save that.
+        """Save, evaluate, keep the best weights, decide whether the run is over, and save that.
 
-        An evaluation may take long; whoever is killed in it goes on with it, and not with the epoch before.
+        The checkpoint before the evaluation lets a run that is killed during it resume with the evaluation.
         """
-        place, loop = self.place, self.config.loop
-        if loop.max_steps is not None and place.step >= loop.max_steps:
-            place.over = self._enough()
-        elif place.epoch >= self.epochs:
-            place.over = counted(self.epochs, "epoch")
+        state, loop = self.state, self.config.loop
+        if self._reached_max_steps():
+            state.over = self._max_steps_text()
+        elif state.epoch >= self.epochs:
+            state.over = counted(self.epochs, "epoch")
         self._save_weights("last")
         if self._evaluate is None:
             self._save_weights("best")
-        elif place.epoch % loop.evaluate_every == 0 or place.over:
-            if not place.measuring:
-                place.measuring = True
+        elif state.epoch % loop.evaluate_every == 0 or state.over:
+            if not state.measuring:
+                state.measuring = True
                 self.save()
             self._measure()
-        place.measuring = False
+        state.measuring = False
         self.save()
 
-    def _enough(self) -> str:
+    def _measure(self) -> None:
+        """Evaluate, log the figures, and keep the weights if they are the best so far."""
+        state = self.state
+        state.last = self._figures()
+        epoch = state.epoch + (state.batch > 0)  # max_steps may end a run within an epoch
+        self._write("eval", state.last, epoch)
+        counts = ("images", "captions", "samples")
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in state.last.items() if name not in counts)
+        self._progress.note(f"epoch {epoch}: {shown}")
+        if not state.best or state.last[self._monitor] > state.best[self._monitor]:
+            state.best, state.best_epoch, state.waited = state.last, epoch, 0
+            self._save_weights("best")
+            return
+        state.waited += 1
+        if self._is_out_of_patience() and not state.over:
+            state.over = f"no better {self._monitor} for {counted(state.waited, 'evaluation')}"
+
+    def _figures(self) -> Metrics:
+        """Figures of the networks, or of their average, the same on every rank."""
+        figures: Metrics = {}
+        if self.fabric.is_global_zero and self._evaluate is not None:
+            with self._average.applied() if self._average is not None else nullcontext():
+                figures = self._evaluate()
+        broadcast: Metrics = self.fabric.broadcast(figures)
+        return broadcast
+
+    def _is_out_of_patience(self) -> bool:
+        """Whether loop.patience is used up; never before the last piece of a method that restarts."""
+        state, patience = self.state, self.config.loop.patience
+        start, epochs, _ = state.course or (0, self.epochs, 0.0)
+        return patience is not None and state.waited >= patience and start + epochs >= self.epochs
+
+    def _reached_max_steps(self) -> bool:
+        most = self.config.loop.max_steps
+        return most is not None and self.state.step >= most
+
+    def _max_steps_text(self) -> str:
         most = self.config.loop.max_steps
         return f"max_steps={most} update{'' if most == 1 else 's'}"
 
-    def _measure(self) -> None:
-        place = self.place
-        place.last = self._figures()
-        number = place.epoch + (place.batch > 0)  # max_steps may end a run within an epoch
-        self._write("eval", place.last, number)
-        counts = ("images", "captions", "samples")
-        shown = ", ".join(f"{name} {value:.2f}" for name, value in place.last.items() if name not in counts)
-        self._display.note(f"epoch {number}: {shown}")
-        if not place.best or place.last[self._monitor] > place.best[self._monitor]:
-            place.best, place.best_epoch, place.waited = place.last, number, 0
-            self._save_weights("best")
-            return
-        place.waited += 1
-        if self._tired() and not place.over:
-            place.over = f"no better {self._monitor} for {counted(place.waited, 'evaluation')}"
-
-    def _tired(self) -> bool:
-        """Whether patience is at its end; never before the last piece of a method that begins again."""
-        place, patience = self.place, self.config.loop.patience
-        start, epochs, _ = place.course or (0, self.epochs, 0.0)
-        return patience is not None and place.waited >= patience and start + epochs >= self.epochs
-
-    def _figures(self) -> Metrics:
-        found: Metrics = {}
-        if self.fabric.is_global_zero and self._evaluate is not None:
-            with self._average.applied() if self._average is not None else nullcontext():
-                found = self._evaluate()
-        everywhere: Metrics = self.fabric.broadcast(found)
-        return everywhere
+    def _is_stop_asked(self, stop: StopRequest) -> bool:
+        """Whether any rank was asked to stop."""
+        if self.fabric.world_size == 1:
+            return stop.asked
+        return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
 
     # --- a step -----------------------------------------------------------------------------------------------------------
 
     def backward(
         self, batches: Mapping[str, Batch], together: int = 1
     ) -> tuple[float | None, Mapping[str, float | Tensor]]:
-        """Add a batch's gradients, averaged over the ranks each time, because the next batch may be skipped.
+        """Add the gradients of a batch that is one of `together` in its update; return its loss, None if it was skipped.
 
-        No loss where the batch was skipped. `together`: how many batches make the update; each counts as one of so many.
+        Gradients are averaged over the ranks for each batch, because the next one may be skipped.
         """
-        batches = self._even(batches)
-        loss, logs = self._module(Work(batches)) if batches else (None, {})
+        batches = self._equalise(batches)
+        loss, logs = self._module(StepInput(batches)) if batches else (None, {})
         if loss is None:
-            self.place.skipped += 1
+            self.state.skipped += 1
             return None, logs
         value = float(loss.detach())
         if not math.isfinite(value):
-            self._not_a_number(f"the loss is {value}")
+            self._count_not_finite(f"the loss is {value}")
             return None, logs
         self.fabric.backward(loss / together)
         return value, logs
 
     def update(self) -> float:
-        """Clip, step, average; the largest norm of a network's gradient before clipping."""
+        """Clip, step and average; return the largest gradient norm of a network before clipping."""
         optimizer = self._optimizer
         self.fabric.strategy.precision.unscale_gradients(getattr(optimizer, "optimizer", optimizer))
         largest = self.config.loop.clip if self.config.loop.clip is not None else math.inf
         norms = [torch.nn.utils.clip_grad_norm_(network.parameters(), largest) for network in self.networks]
         norm = float(torch.stack(norms).max())
-        if not math.isfinite(norm) and not self._scaled:  # a scaler tries large scales and steps back by itself
-            self._not_a_number(f"the gradient's norm is {norm}")
+        # the gradient scaler of 16-mixed tries large scales and lowers them by itself
+        if not math.isfinite(norm) and self.config.loop.precision != "16-mixed":
+            self._count_not_finite(f"the gradient's norm is {norm}")
             optimizer.zero_grad()
             return norm
         optimizer.step()
         optimizer.zero_grad()
         for network in self.networks:
             network.after_step()
-        self.place.step += 1
+        self.state.step += 1
         if self._average is not None:
             self._average.update()
         return norm
 
-    def _not_a_number(self, what: str) -> None:
-        place, limit = self.place, self.config.loop.nan_limit
-        place.not_finite += 1
+    def _count_not_finite(self, problem: str) -> None:
+        """Skip a batch with a nan or infinite loss or gradient; raise NoisegateError after loop.nan_limit of them."""
+        state, limit = self.state, self.config.loop.nan_limit
+        state.not_finite += 1
         rate = self.config.optimizer.lr
-        if place.not_finite > limit:
+        if state.not_finite > limit:
             raise NoisegateError(
-                f"{what} in batch {place.batch} of epoch {place.epoch + 1}; try optimizer.lr={rate / 10:g} (now {rate:g}), or "
-                f"loop.nan_limit={max(10, 2 * limit)} to skip some such batches (now {limit})"
+                f"{problem} in batch {state.batch} of epoch {state.epoch + 1}; try optimizer.lr={rate / 10:g} (now {rate:g}), "
+                f"or loop.nan_limit={max(10, 2 * limit)} to skip some such batches (now {limit})",
+                "loop.nan_limit",
+                limit,
             )
-        self._display.note(f"{what} in batch {place.batch} of epoch {place.epoch + 1}: skipped")
+        self._progress.note(f"{problem} in batch {state.batch} of epoch {state.epoch + 1}: skipped")
 
-    def _even(self, batches: Mapping[str, Batch]) -> dict[str, Batch]:
-        """The same number of samples on every rank; a stream of which a rank has none is left out."""
+    def _equalise(self, batches: Mapping[str, Batch]) -> dict[str, Batch]:
+        """Trim batches to the same number of samples on every rank; leave out a stream if a rank has none of it."""
         if self.fabric.world_size == 1:
             return {name: batch for name, batch in batches.items() if len(batch)}
         sizes = gather_tensor(torch.tensor([[len(batch) for batch in batches.values()]], device=self.fabric.device))
         least = sizes.amin(dim=0).tolist()
-        return {name: trimmed(b, n) for (name, b), n in zip(batches.items(), least, strict=True) if n}
+        return {name: trim_batch(b, n) for (name, b), n in zip(batches.items(), least, strict=True) if n}
 
     # --- learning rate and restarts -----------------------------------------------------------------------------------------
 
-    def _course(self, updates: int) -> Course:
-        place = self.place
-        if place.course is None:
-            place.course = (0, self.epochs, self.config.schedule.warmup / updates)
-            if self.config.schedule.warmup >= updates * self.epochs:
-                self._display.note(
-                    f"schedule.warmup={self.config.schedule.warmup} updates, and there will be {updates * self.epochs}: the "
-                    "learning rate will hardly reach optimizer.lr"
+    def _schedule(self, updates: int) -> LearningRate:
+        """The learning-rate schedule for an epoch of so many updates."""
+        state, warmup = self.state, self.config.schedule.warmup
+        if state.course is None:
+            state.course = (0, self.epochs, warmup / updates)
+            if warmup >= updates * self.epochs:
+                self._progress.note(
+                    f"schedule.warmup={warmup} updates, and there will be {updates * self.epochs}: the learning rate will "
+                    "hardly reach optimizer.lr"
                 )
-        start, epochs, warmup = place.course
-        if warmup < 0:  # a restart, whose first epoch's length is known only now
-            warmup = self.config.schedule.warmup / updates
-            place.course = (start, epochs, warmup)
-        return Course(self.config.schedule, epochs, warmup, start)
+        start, epochs, warmup_epochs = state.course
+        if warmup_epochs < 0:  # after a restart, whose first epoch's length is known only now
+            warmup_epochs = warmup / updates
+            state.course = (start, epochs, warmup_epochs)
+        return LearningRate(self.config.schedule, epochs, warmup_epochs, start)
 
     def _set_rate(self, factor: float) -> float:
         rate = self.config.optimizer.lr * factor
@@ -300,17 +289,18 @@ class Loop:
         return rate
 
     def _restart(self, epochs: int) -> None:
-        place = self.place
+        """Forget the optimiser's state, the best figure and the average, and begin a schedule of so many epochs."""
+        state = self.state
         getattr(self._optimizer, "optimizer", self._optimizer).state.clear()
-        place.course, place.best, place.waited = (place.epoch, epochs, -1.0), {}, 0
-        place.restarts = self.running.restarts
+        state.course, state.best, state.waited = (state.epoch, epochs, -1.0), {}, 0
+        state.restarts = self.context.restarts
         if self._average is not None:
             self._average.restart()
 
-    # --- what is kept -------------------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """A checkpoint from which a run goes on as if it had never stopped."""
+        """Write a checkpoint; a run resumed from it gives the same weights as one that never stopped."""
         tensors, groups = optimizer_state(self._optimizer)
         rng = random_states(self.fabric)
         if not self.fabric.is_global_zero:
@@ -323,44 +313,47 @@ class Loop:
             "average": {} if self._average is None else self._average.weights,
         }
         facts = {
-            "place": asdict(self.place),
+            "place": asdict(self.state),
             "optimizer": groups,
             "precision": self.fabric.strategy.precision.state_dict(),
             "averaged": 0 if self._average is None else self._average.updates,
-            "data": self.running.data_digest,
+            "data": self.context.data_digest,
             "epochs": self.epochs,
         }
-        save_state(self.folder.state_file, contents, facts)
+        write_checkpoint(self.folder.state_file, contents, facts)
 
-    def load(self, state: State) -> None:
-        """Go on from a checkpoint; raises ConfigError where the tables are others than they were."""
-        if state.facts.get("data", self.running.data_digest) != self.running.data_digest:
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Resume from a checkpoint; raise ConfigError if the tables have changed since."""
+        facts = checkpoint.facts
+        if facts.get("data", self.context.data_digest) != self.context.data_digest:
             raise ConfigError(
                 f"data.table={self.config.data.table}: its rows, or the columns that the method reads, have changed since "
-                f"{self.folder.path} began; bring the old tables back, or start a new run"
+                f"{self.folder.path} began; bring the old tables back, or start a new run",
+                "data.table",
+                self.config.data.table,
             )
-        values = dict(state.facts["place"])
+        values = dict(facts["place"])
         values["course"] = None if values["course"] is None else tuple(values["course"])
-        self.place = Place(**values)
-        self._look_further(state.facts.get("epochs", self.epochs))
-        self.running.restarts = self.place.restarts
+        self.state = LoopState(**values)
+        self._extend(facts.get("epochs", self.epochs))
+        self.context.restarts = self.state.restarts
         for i, network in enumerate(self.networks):
-            network.load_state_dict(state.group(f"network{i}"))
-        load_optimizer(self._optimizer, state.group("optimizer"), state.facts["optimizer"])
-        self.fabric.strategy.precision.load_state_dict(state.facts["precision"])
-        self.method.load_state_dict({name: tensor.numpy() for name, tensor in state.group("method").items()})
+            network.load_state_dict(checkpoint.group(f"network{i}"))
+        load_optimizer(self._optimizer, checkpoint.group("optimizer"), facts["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(facts["precision"])
+        self.method.load_state_dict({name: tensor.numpy() for name, tensor in checkpoint.group("method").items()})
         if self._average is not None:
-            self._average.load(state.group("average"), state.facts["averaged"])
-        set_random_states(state.group("rng"), self.fabric)
+            self._average.load(checkpoint.group("average"), facts["averaged"])
+        set_random_states(checkpoint.group("rng"), self.fabric)
 
-    def _look_further(self, epochs: int) -> None:
-        """There may be more to do now than there was then: more than `epochs`, more updates, more patience."""
-        place, loop = self.place, self.config.loop
-        if place.course is not None and sum(place.course[:2]) == epochs:  # all epochs, or the last piece of them
-            start, _, warmup = place.course
-            place.course = (start, self.epochs - start, warmup)
-        if place.epoch < self.epochs and place.step < (loop.max_steps or math.inf) and not self._tired():
-            place.over = ""
+    def _extend(self, epochs: int) -> None:
+        """Take the run up again if the settings now allow more than its `epochs`, updates or patience did."""
+        state, loop = self.state, self.config.loop
+        if state.course is not None and sum(state.course[:2]) == epochs:  # all epochs, or the last piece of them
+            start, _, warmup = state.course
+            state.course = (start, self.epochs - start, warmup)
+        if state.epoch < self.epochs and state.step < (loop.max_steps or math.inf) and not self._is_out_of_patience():
+            state.over = ""
 
     def _save_weights(self, which: str) -> None:
         if not self.fabric.is_global_zero:
@@ -371,17 +364,7 @@ class Loop:
                 save_target(network, self.folder.weights(which, i))
 
     def _write(self, kind: str, values: Mapping[str, Any], epoch: int) -> None:
-        place = self.place
-        facts = {"epoch": epoch, "step": place.step, "skipped": place.skipped}
         if self._log is not None:
-            self._log.write(kind, place.batches, {**facts, **{k: v for k, v in values.items() if v is not None}})
-
-    def _asked(self, stop: StopRequest) -> bool:
-        """Whether any rank was asked to stop."""
-        if self.fabric.world_size == 1:
-            return stop.asked
-        return bool(gather_tensor(torch.tensor([int(stop.asked)], device=self.fabric.device)).any())
-
-
-def _numbers(logs: Mapping[str, float | Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in logs.items()}
+            facts = {"epoch": epoch, "step": self.state.step, "skipped": self.state.skipped}
+            given = {name: value for name, value in values.items() if value is not None}
+            self._log.write(kind, self.state.batches, {**facts, **given})

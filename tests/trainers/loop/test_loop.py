@@ -16,7 +16,7 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig
-from noisegate.trainers.loop.logs import read_log
+from noisegate.trainers.loop.log import read_log
 from noisegate.trainers.losses import info_nce, triplet
 from noisegate.trainers.methods import Method, MethodConfig, Run, StepLoss, Stream
 from tests.fakes import tar_bytes

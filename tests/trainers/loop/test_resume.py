@@ -15,8 +15,8 @@ import yaml
 from noisegate import train
 from noisegate.pipeline.errors import ConfigError, StoppedError
 from noisegate.pipeline.system.progress import Progress
-from noisegate.trainers.loop.checkpoint import load_state
-from noisegate.trainers.loop.logs import read_log
+from noisegate.trainers.loop.checkpoint import read_checkpoint
+from noisegate.trainers.loop.log import read_log
 from tests.commands import command
 from tests.trainers.runs import curve, same_weights, settings
 
@@ -99,7 +99,7 @@ def test_an_evaluation_that_was_cut_off_comes_first(scored: Path, tmp_path: Path
     run = tmp_path / "002-baseline"
     with pytest.raises(StoppedError, match="go on from the last checkpoint"):
         train(config, display=KilledAt("epoch 2: "))
-    saved = load_state(run / "state.safetensors").facts["place"]
+    saved = read_checkpoint(run / "state.safetensors").facts["place"]
     assert (saved["step"], saved["measuring"]) == (steps or 10, True)
     shown = KilledAt("never")
     done = train(resume=run, display=shown)
@@ -113,7 +113,7 @@ def test_an_evaluation_that_was_cut_off_comes_first(scored: Path, tmp_path: Path
     assert logs[0] == logs[1]
     for name in ("last.safetensors", "best.safetensors"):
         assert same_weights(run / name, whole.folder / name)
-    assert not load_state(run / "state.safetensors").facts["place"]["measuring"]
+    assert not read_checkpoint(run / "state.safetensors").facts["place"]["measuring"]
 
 
 def test_pieces_stay_when_a_run_is_made_longer(scored: Path, tmp_path: Path) -> None:
@@ -213,5 +213,5 @@ def test_there_must_be_something_to_resume(scored: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="stopped before its first checkpoint; start anew"):
         train(resume=tmp_path)
     (tmp_path / "state.safetensors").write_bytes(os.urandom(100))
-    with pytest.raises(ConfigError, match="is no state of a training run"):
+    with pytest.raises(ConfigError, match="is no checkpoint of a training run"):
         train(resume=tmp_path)

@@ -9,21 +9,22 @@ import pytest
 import torch
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, StoppedError
-from noisegate.trainers.loop.checkpoint import load_optimizer, load_state, optimizer_state, save_state
-from noisegate.trainers.loop.logs import Log, read_log
-from noisegate.trainers.loop.run_folder import TrainFolder, new_run
+from noisegate.trainers.loop.checkpoint import load_optimizer, optimizer_state, read_checkpoint, write_checkpoint
+from noisegate.trainers.loop.interrupts import explain_interrupts
+from noisegate.trainers.loop.log import TrainLog, read_log
+from noisegate.trainers.loop.run_folder import TrainFolder, make_run_folder
 
 
 def test_runs_are_numbered_and_never_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "007-osa").mkdir()
     (tmp_path / "notes").mkdir()
-    assert [new_run(tmp_path, name).path.name for name in ("osa", "baseline")] == ["008-osa", "009-baseline"]
+    assert [make_run_folder(tmp_path, name).path.name for name in ("osa", "baseline")] == ["008-osa", "009-baseline"]
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
-        new_run(tmp_path / "file", "osa")
+        make_run_folder(tmp_path / "file", "osa")
 
 
 def test_weights_of_several_networks(tmp_path: Path) -> None:
@@ -36,13 +37,13 @@ def test_weights_of_several_networks(tmp_path: Path) -> None:
 
 def test_a_log_loses_what_came_after_the_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
-    log = Log(file, None)
+    log = TrainLog(file, None)
     for batch in range(1, 5):
         log.write("train", batch, {"loss": 1 / batch, "bad": float("nan")})
     log.close()
     with file.open("a") as end:
         end.write('{"kind": "train", "ba')  # killed while writing
-    again = Log(file, None, batch=2)
+    again = TrainLog(file, None, batch=2)
     again.write("eval", 2, {"rsum": 1.0})
     again.close()
     lines = read_log(file)
@@ -55,7 +56,7 @@ def test_a_log_loses_what_came_after_the_checkpoint(tmp_path: Path) -> None:
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = Log(tmp_path / "log.jsonl", tmp_path / "tensorboard")
+    log = TrainLog(tmp_path / "log.jsonl", tmp_path / "tensorboard")
     log.write("train", 3, {"loss": 0.5})
     log.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -66,8 +67,8 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     shared = torch.arange(6.0).reshape(2, 3)
     groups = {"network0": {"a": shared, "b": shared.T}, "method": {"labels": np.array([[1, 2]], np.int64)}, "none": {}}
-    save_state(tmp_path / "s.safetensors", groups, {"epoch": 3, "best": {"rsum": 1.5}})
-    state = load_state(tmp_path / "s.safetensors")
+    write_checkpoint(tmp_path / "s.safetensors", groups, {"epoch": 3, "best": {"rsum": 1.5}})
+    state = read_checkpoint(tmp_path / "s.safetensors")
     assert state.facts == {"epoch": 3, "best": {"rsum": 1.5}}
     assert torch.equal(state.group("network0")["b"], shared.T)
     assert state.group("method")["labels"].tolist() == [[1, 2]]
@@ -107,16 +108,16 @@ def test_a_full_disk_and_a_second_ctrl_c_say_how_to_go_on(tmp_path: Path) -> Non
     full = OSError(errno.ENOSPC, "No space left on device")
     with (
         pytest.raises(NoisegateError, match="free some, and start anew: there is no checkpoint yet"),
-        folder.going_on(),
+        explain_interrupts(folder),
     ):
         raise full
     folder.state_file.touch()
     with (
         pytest.raises(NoisegateError, match=f"free some, and go on .*: noisegate train --resume {tmp_path}"),
-        folder.going_on(),
+        explain_interrupts(folder),
     ):
         raise full
-    with pytest.raises(StoppedError, match="at once; go on from the last checkpoint with"), folder.going_on():
+    with pytest.raises(StoppedError, match="at once; go on from the last checkpoint with"), explain_interrupts(folder):
         raise KeyboardInterrupt
-    with pytest.raises(PermissionError), folder.going_on():
+    with pytest.raises(PermissionError), explain_interrupts(folder):
         raise PermissionError(errno.EACCES, "no")

@@ -16,7 +16,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods.crcl import matching_probability
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
-from noisegate.trainers.loop.checkpoint import load_state
+from noisegate.trainers.loop.checkpoint import read_checkpoint
 from noisegate.trainers.methods import Seen
 from noisegate.trainers.methods.crcl import (
     Crcl,
@@ -359,6 +359,6 @@ def test_a_piece_begins_with_new_weights_and_an_empty_optimiser(scored: Path, tm
     first, second = (curve(run.folder, "loss") for run in (one, other))
     assert first[4] != second[4], "the first pieces went apart"
     assert first[5] == second[5], "and the second ones begin alike"
-    moments = load_state(one.folder / "state.safetensors").group("optimizer")
+    moments = read_checkpoint(one.folder / "state.safetensors").group("optimizer")
     counts = {float(value) for name, value in moments.items() if name.endswith(".step")}
     assert counts == {2.0}, "updates that the optimiser knows of, of seven"

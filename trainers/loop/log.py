@@ -9,21 +9,21 @@ from typing import Any
 
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["Log", "read_log"]
+__all__ = ["TrainLog", "read_log"]
 
 Values = Mapping[str, float | int | str]
 
 
-class Log:
-    """log.jsonl and TensorBoard. Every line has `kind`, `batch` (batches so far, over all epochs) and seconds since the start.
+class TrainLog:
+    """Writer of log.jsonl and TensorBoard. A line has `kind`, `batch` (batches so far, of all epochs) and seconds.
 
-    After a stop, lines that came after the checkpoint are taken out: they will be written again. Where it was made before
-    the evaluation at its `batch`, and not `measured`, that line goes too.
+    A resumed run removes the lines after its checkpoint, because it writes them again: those after `batch`, and the
+    evaluation at `batch` unless it was `measured` before the checkpoint.
     """
 
     def __init__(self, file: Path, tensorboard: Path | None, batch: int = 0, measured: bool = True) -> None:
         self._began = time.monotonic()
-        _cut(file, batch, measured)
+        _cut_log(file, batch, measured)
         self._file = file.open("a", encoding="utf-8")
         self._writer: Any = None
         if tensorboard is not None:
@@ -32,8 +32,8 @@ class Log:
             self._writer = SummaryWriter(str(tensorboard), purge_step=batch + 1)
 
     def write(self, kind: str, batch: int, values: Values) -> None:
-        """One line; numbers go to TensorBoard as kind/name."""
-        line = {"kind": kind, "batch": batch, **{name: _plain(value) for name, value in values.items()}}
+        """Write one line; numbers go to TensorBoard as kind/name."""
+        line = {"kind": kind, "batch": batch, **{name: _finite(value) for name, value in values.items()}}
         line["seconds"] = round(time.monotonic() - self._began, 3)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -49,21 +49,21 @@ class Log:
 
 
 def read_log(file: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a log, or those of one kind; one that was not written to its end is left out."""
+    """The lines of a log, or those of one kind; an incomplete last line is left out."""
     if not file.exists():
         return []
-    found = []
+    lines = []
     for text in file.read_text(encoding="utf-8").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
-            continue  # the writer was killed in the middle of its last line
+            continue  # the process was killed while it wrote this line
         if kind is None or line["kind"] == kind:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
-def _cut(file: Path, batch: int, measured: bool) -> None:
+def _cut_log(file: Path, batch: int, measured: bool) -> None:
     kept = [
         line
         for line in read_log(file)
@@ -72,5 +72,5 @@ def _cut(file: Path, batch: int, measured: bool) -> None:
     write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
-def _plain(value: float | int | str) -> float | int | str | None:
+def _finite(value: float | int | str) -> float | int | str | None:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""A run as methods see it: networks that encode, batches of all ranks as one, passes over all data (`methods.Run`)."""
+"""What a method sees of a run (`methods.Run`): networks, batches of all ranks gathered into one, passes over all data."""
 
 import hashlib
 import zlib
@@ -21,20 +21,20 @@ from noisegate.trainers.data.batch import map_tensors
 from noisegate.trainers.methods import Method, Seen
 from noisegate.trainers.targets import Encoded, Target, build_target, gather, gather_tensor
 
-__all__ = ["PICTURE", "Running", "StepModule", "Work", "network_seed", "trimmed"]
+__all__ = ["PICTURE", "RunContext", "StepInput", "StepModule", "network_seed", "trim_batch"]
 
 PICTURE = "image_sha256"
-"""the field by which pictures are told apart"""
+"""the field that identifies a picture"""
 Array = NDArray[Any]
 
 
 def network_seed(seed: int, network: int, restarts: int = 0) -> int:
-    """Of a network's first weights: another for each network and each restart."""
+    """Seed of a network's initial weights: different for each network and each restart."""
     return seed + 1_000 * network + 1_000_000 * restarts
 
 
-class Running:
-    """What the loop hands to a method. `restarts` and the course of the learning rate are part of the checkpoint."""
+class RunContext:
+    """The loop's implementation of `methods.Run`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Running:
     # --- a step -----------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, network: int = 0) -> Seen:
-        return self._seen(self.on_device(batch), network, alone=False)
+        return self._encode(self.on_device(batch), network, alone=False)
 
     def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
         return self.networks[network].encode_images(images.to(self.device, non_blocking=True))
@@ -90,7 +90,7 @@ class Running:
 
     @cached_property
     def data_digest(self) -> str:
-        """Another once the tables have changed."""
+        """Changes with the tables."""
         return self.data.digest()
 
     def row_mean(self, values: Array) -> float:
@@ -100,18 +100,18 @@ class Running:
     def measure(
         self, function: Callable[[Seen], Mapping[str, Tensor]], network: int = 0, *, texts: bool = True
     ) -> dict[str, Array]:
-        return self._measured(lambda seen, _: function(seen), [network], texts)[0]
+        return self._measure(lambda seen, _: function(seen), [network], texts)[0]
 
     @torch.no_grad()
     def measure_each(
         self, function: Callable[[Seen, int], Mapping[str, Tensor]], *, texts: bool = True
     ) -> list[dict[str, Array]]:
-        return self._measured(function, range(len(self.networks)), texts)
+        return self._measure(function, range(len(self.networks)), texts)
 
-    def _measured(
+    def _measure(
         self, function: Callable[[Seen, int], Mapping[str, Tensor]], networks: Sequence[int], texts: bool
     ) -> list[dict[str, Array]]:
-        """Each rank passes over everything by itself, so that no rank waits for a short last batch of another."""
+        """Pass over all data on each rank by itself, so that no rank waits for a short last batch of another."""
         targets = [self.networks[network] for network in networks]
         if self._pass is None:
             self._pass = self.data.view(image=targets[0].image_transform(False), rank=0, world=1, drop_last=False)
@@ -119,18 +119,18 @@ class Running:
         were_training = [target.training for target in targets]
         for target in targets:
             target.eval()
-        found: list[dict[str, Array]] = [{} for _ in networks]
+        results: list[dict[str, Array]] = [{} for _ in networks]
         for batch in self._pass:
-            there = self.on_device(batch if texts else replace(batch, texts=None))
-            for network, arrays in zip(networks, found, strict=True):
-                for name, values in function(self._seen(there, network, alone=True, classes=texts), network).items():
+            moved = self.on_device(batch if texts else replace(batch, texts=None))
+            for network, arrays in zip(networks, results, strict=True):
+                for name, values in function(self._encode(moved, network, alone=True, classes=texts), network).items():
                     array = values.detach().float().cpu().numpy()
                     if name not in arrays:
                         arrays[name] = np.full((self.total_rows, *array.shape[1:]), np.nan, np.float32)
                     arrays[name][batch.rows.numpy()] = array
         for target, was_training in zip(targets, were_training, strict=True):
             target.train(was_training)
-        return found
+        return results
 
     def restart(self, epochs: int) -> None:
         self.restarts += 1
@@ -140,14 +140,14 @@ class Running:
         self.on_restart(epochs)
 
     def close(self) -> None:
-        """End the workers of passes."""
+        """Stop the data workers."""
         if self._pass is not None:
             self._pass.close()
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _check_labels(self, batch: Batch) -> None:
-        """Raises ConfigError for a label without a class, while the batch is still where looking costs nothing."""
+        """Raise ConfigError for a label without a class; checked on the CPU, where it needs no synchronisation."""
         classes = self.networks[0].classes if self.task == "classification" else None
         if classes is None or batch.labels is None or batch.labels.is_cuda or not len(batch):
             return
@@ -155,27 +155,30 @@ class Running:
         if int(batch.labels[at]) >= len(classes):
             raise ConfigError(
                 f"target.classes has {counted(len(classes), 'name')}, and sample {batch.keys[at]} has the label "
-                f"{int(batch.labels[at])};"
-                " give a name for every label, from 0 on"
+                f"{int(batch.labels[at])}; give a name for every label, from 0 on",
+                "target.classes",
+                len(classes),
             )
 
-    def _seen(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
-        """`alone`: this rank's samples only, for passes that every rank makes by itself. Without `classes` no logits."""
+    def _encode(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
+        """One network's view of a batch; `alone`: without the samples of other ranks. Without `classes` no logits."""
         target = self.networks[network]
-        together: Callable[[Encoded], Encoded] = (lambda encoded: encoded) if alone else gather
-        each: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if alone else gather_tensor
+        gather_encoded: Callable[[Encoded], Encoded] = (lambda encoded: encoded) if alone else gather
+        gather_rows: Callable[[Tensor], Tensor] = (lambda tensor: tensor) if alone else gather_tensor
         assert batch.images is not None
-        images = together(target.encode_images(batch.images))
-        rows = each(batch.rows)
-        labels = None if batch.labels is None else each(batch.labels)
-        columns = {name: _gathered(values, each) for name, values in batch.columns.items()}
+        images = gather_encoded(target.encode_images(batch.images))
+        rows = gather_rows(batch.rows)
+        labels = None if batch.labels is None else gather_rows(batch.labels)
+        columns = {name: _gather_column(values, gather_rows) for name, values in batch.columns.items()}
         texts = similarity = logits = same = None
         if self.task == "retrieval":
             if batch.texts is not None:
-                texts = together(target.encode_texts(batch.texts))
+                texts = gather_encoded(target.encode_texts(batch.texts))
                 similarity = target.similarity(images, texts)
                 pictures = batch.fields.get(PICTURE, [None] * len(batch))
-                same = _same(*(each(_ids(ids, batch.rows).to(self.device)) for ids in (batch.captions, pictures)))
+                same = _same_pairs(
+                    *(gather_rows(_text_ids(ids, batch.rows).to(self.device)) for ids in (batch.captions, pictures))
+                )
         elif self.task == "classification":
             logits = target.class_logits(images) if classes else None
         else:
@@ -183,29 +186,29 @@ class Running:
         return Seen(rows, images, target.temperature, texts, similarity, logits, labels, columns, same)
 
 
-class Work:
-    """The batches of one step; no collection, so that Fabric and DDP hand it on as it is, without changing number types."""
+class StepInput:
+    """The batches of one step. Not a collection: Fabric and DDP would convert the number types in it."""
 
     def __init__(self, batches: Mapping[str, Batch]) -> None:
         self.batches = batches
 
 
 class StepModule(nn.Module):
-    """All networks and the method's loss as one module, so that one call is what Fabric and DDP wrap."""
+    """All networks and the method's loss as one module that Fabric and DDP wrap."""
 
-    def __init__(self, networks: Sequence[Target], method: Method, run: Running) -> None:
+    def __init__(self, networks: Sequence[Target], method: Method, run: RunContext) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
         self._method, self._run = method, run
 
-    def forward(self, work: Work) -> tuple[Tensor | None, dict[str, float | Tensor]]:
-        """Loss, None to skip, and what to log."""
+    def forward(self, work: StepInput) -> tuple[Tensor | None, dict[str, float | Tensor]]:
+        """Loss (None: skip this batch) and values to log."""
         step = self._method.loss(work.batches, self._run)
         return step.loss, dict(step.logs)
 
 
-def trimmed(batch: Batch, count: int) -> Batch:
-    """The first `count` samples: ranks must agree on their number, and one of them may have dropped some."""
+def trim_batch(batch: Batch, count: int) -> Batch:
+    """The first `count` samples of a batch; ranks need equal numbers, and one may have dropped some."""
     if len(batch) == count:
         return batch
     changes: dict[str, Any] = {"keys": batch.keys[:count], "captions": batch.captions[:count]}
@@ -216,18 +219,18 @@ def trimmed(batch: Batch, count: int) -> Batch:
     return replace(batch, **changes)
 
 
-def _gathered(values: Tensor, each: Callable[[Tensor], Tensor]) -> Tensor:
-    return each(values.to(torch.uint8)).bool() if values.dtype == torch.bool else each(values)
+def _gather_column(values: Tensor, gather_rows: Callable[[Tensor], Tensor]) -> Tensor:
+    return gather_rows(values.to(torch.uint8)).bool() if values.dtype == torch.bool else gather_rows(values)
 
 
-def _ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
-    """(B,) int64, equal for equal texts; None is equal to nothing but its own row."""
+def _text_ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
+    """(B,) int64, equal for equal texts; None equals only its own row."""
     own = [f"\0row {row}" for row in rows.tolist()] if None in values else []
     texts = [own[i] if value is None else value for i, value in enumerate(values)]
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return torch.from_numpy(np.frombuffer(digests, np.int64).copy())
 
 
-def _same(captions: Tensor, pictures: Tensor) -> Tensor:
+def _same_pairs(captions: Tensor, pictures: Tensor) -> Tensor:
     """(B, B) bool: the same caption or the same picture."""
     return (captions[:, None] == captions[None, :]) | (pictures[:, None] == pictures[None, :])
