@@ -15,7 +15,7 @@ from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.system.progress import counted
 
 from .config import TrainConfig, build_method
-from .data.loading import CaptionSource
+from .data.sample_reader import CaptionSource
 from .methods import Method
 from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config
@@ -46,7 +46,7 @@ def check(config: TrainConfig) -> Checked:
         _check_folder("data.cache", config.data.cache, "cache")
     _check_device(config)
     check_task(config.task.name, config.task.options, config.task.monitor)
-    CaptionSource.of(config.data.captions)
+    CaptionSource.parse(config.data.captions, "data.captions")
     method = build_method(config)
     method.epochs(config.loop.epochs)
     target = method.target_settings(_check_target(config))

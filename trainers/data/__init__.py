@@ -1,7 +1,12 @@
-"""Shards and their weight tables as training batches, in an order that workers, ranks and interruptions do not change."""
+"""Shards and their weight tables as training batches.
+
+`weighted_shards` is what users iterate over. `catalogue` lists the shards and the rows to train on, `epoch_order` puts rows
+into batches, `batch_loader` loads them in workers with `sample_reader`, `join` matches and proves samples and table rows,
+`shard_cache` opens any shard for random access, and `scratch` makes temporary folders.
+"""
 
 from .batch import Batch, Dropped
-from .transforms import ArrayTensor
+from .sample_reader import ArrayTensor
 from .weighted_shards import WeightedShards
 
 __all__ = ["ArrayTensor", "Batch", "Dropped", "WeightedShards"]

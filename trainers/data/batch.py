@@ -1,4 +1,4 @@
-"""What a training step gets: pictures, texts, labels and the table's columns of the same samples."""
+"""A training batch: pictures, texts, labels and table columns of the same samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TENSORS = ("rows", "images", "texts", "labels", "columns", "caption_of")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A sample that was to be in a batch and is not, and why."""
+    """A sample that was left out of its batch, and why."""
 
     row: int
     shard: str
     key: str
     why: str
     status: str = "mismatch"
-    """as a table's: `mismatch` where it is another than the one that was scored"""
+    """as in a table; `mismatch` if the sample is not the one that was scored"""
 
     def __str__(self) -> str:
         return f"{self.shard}: sample {self.key}: {self.why}"
@@ -36,12 +36,12 @@ class Batch:
     """B samples; every per-sample field has them in the same order.
 
     `rows`: (B,) int64 global row numbers, which count all rows of all tables in order, failed ones included.
-    `images`: (B, …) what `image` made of the pictures, None where none are read. `texts`: what `text` made of `captions`.
-    `captions`: one for each sample, or, where all captions of a picture are asked for, C ≥ B of them, with `caption_of`
-    (C,) the place in the batch of each one's picture; empty where no captions are read.
-    `labels`: (B,) int64, None where not asked for. `columns`: (B,) each; null is nan in float32, -1 in int64, false in bool.
+    `images`: (B, …) output of the transform `image`, None if none are read. `texts`: output of `text` for `captions`.
+    `captions`: one for each sample; with `captions="json:FIELD:all"` C ≥ B of them, and `caption_of` (C,) is the position in
+    the batch of each caption's picture. Empty if no captions are read.
+    `labels`: (B,) int64, None if not read. `columns`: (B,) each; null is nan in float32, -1 in int64, false in bool.
     `fields`: lists of B values of json fields, None where a sample lacks one.
-    `dropped`: samples left out; B is smaller than the plan's batch by that many, and where nothing is left, zero: skip it.
+    `dropped`: samples that were left out; B is smaller by that many, and may be zero.
     """
 
     rows: Tensor
@@ -71,14 +71,14 @@ class Batch:
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return replace(self, **{name: map_tensors(getattr(self, name), change) for name in _TENSORS})
 
-    def emptied(self) -> Batch:
-        """The same kind of batch with no samples in it: shapes but for the first axis, and types, are kept."""
+    def without_samples(self) -> Batch:
+        """A batch of the same types and shapes with no samples."""
         empty = self._map(lambda tensor: tensor[:0])
         return replace(empty, keys=[], captions=[], fields={name: [] for name in self.fields}, dropped=())
 
 
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """`value` with every tensor in it changed: through dicts, lists, tuples, named tuples and dataclasses.
+    """Apply `change` to every tensor in dicts, lists, tuples, named tuples and dataclasses.
 
     >>> map_tensors({"ids": (torch.ones(2), "x")}, lambda t: t[:1])
     {'ids': (tensor([1.]), 'x')}

@@ -1,4 +1,4 @@
-"""Which shards there are, in which order, how many rows each has, and which of those can be trained on."""
+"""The shards of a data set, their order, how many rows each has, and which rows can be trained on."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from noisegate.pipeline.runs.where import parse_where
 from noisegate.pipeline.shards.decode import BadSample, decode_label
 from noisegate.pipeline.shards.locate import Shard, find_shards
 
+from .epoch_order import RowMask
 from .join import column_values
-from .row_mask import RowMask
 from .shard_cache import ShardCache
 
-__all__ = ["Catalogue", "Needs", "find_catalogue"]
+__all__ = ["Catalogue", "RowNeeds", "make_catalogue", "read_labels"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Needs:
+class RowNeeds:
     """What a row must have to be trained on, beside the status ok."""
 
     where: str | None = None
-    parts: tuple[tuple[str, ...], ...] = ()  # without a table: of each group at least one
-    caption: bool = False  # with a table: the caption that was scored
-    label: str | None = None  # with a table: a column that is not null
+    parts: tuple[tuple[str, ...], ...] = ()  # without a table: at least one part of each group
+    caption: bool = False  # with a table: a scored caption
+    label: str | None = None  # with a table: a value in this column
 
 
 @dataclass
 class Catalogue:
-    """The shards in the order of global row numbers; `ok` tells which rows can be trained on."""
+    """Shards in the order of global row numbers; `ok` marks the rows that can be trained on."""
 
     shards: list[Shard]
     run: RunFolder | None
@@ -48,39 +48,47 @@ class Catalogue:
     notes: list[str] = field(default_factory=list)
 
     def column(self, name: str) -> NDArray[Any]:
-        """(total,) a column of the tables by global row number; a label without a table is read from the shards."""
+        """(total,) a column of the tables by global row number."""
         if self.run is None:
-            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table")
+            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table", "table", None)
         parts = [column_values(self.run.read(shard.stem, [name])[name]) for shard in self.shards]
         return np.concatenate(parts)
 
 
-def find_catalogue(
-    shards: str | Path | Iterable[str | Path] | None, table: str | Path | None, needs: Needs, cache: ShardCache
+def make_catalogue(
+    shards: str | Path | Iterable[str | Path] | None, table: str | Path | None, needs: RowNeeds, cache: ShardCache
 ) -> Catalogue:
-    """Look at every table (or, without tables, at the headers of every shard) once.
+    """Read every table (or, without tables, the headers of every shard) once.
 
-    Raises TableError for a run that is not finished or lacks a shard's table, ConfigError for a rule that cannot work, and
+    Raise TableError for a run that is not finished or lacks a shard's table, ConfigError for a rule that cannot work, and
     ShardError for a shard that cannot be read.
     """
     if table is None:
         if shards is None:
-            raise ConfigError("shards and table are both missing; give at least one, such as shards 'data/*.tar'")
+            raise ConfigError(
+                "shards and table are both missing; give at least one, such as shards 'data/*.tar'", "shards", None
+            )
         if needs.where is not None:
-            raise ConfigError(f"where {needs.where!r} needs a table; give the folder of a run as table")
-        found = find_shards(shards)
+            raise ConfigError(
+                f"where {needs.where!r} needs a table; give the folder of a run as table", "where", needs.where
+            )
+        located = find_shards(shards)
         notes: list[str] = []
-        return Catalogue(found, None, RowMask(_from_shards(found, needs, cache, notes)), notes)
+        return Catalogue(located, None, RowMask(_rows_from_shards(located, needs, cache, notes)), notes)
     run = RunFolder(Path(table))
-    found, notes = _tabled(run, shards)
-    return Catalogue(found, run, RowMask(_from_tables(run, found, needs)), notes)
+    located, notes = _match_shards(run, shards)
+    return Catalogue(located, run, RowMask(_rows_from_tables(run, located, needs)), notes)
 
 
-def _tabled(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
-    """The shards that have a table, in the run's order, and what is to be said about it."""
+def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
+    """The shards that have a table, in the run's order, and notes for the user."""
     facts = run.recorded()
     if facts.get("finished") is False:
-        raise TableError(f"the run in {run.path} is not finished; run the same annotate command again, it goes on")
+        raise TableError(
+            f"the run in {run.path} is not finished; run the same annotate command again, it goes on",
+            "table",
+            str(run.path),
+        )
     urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
     given = {
         shard.stem: shard
@@ -98,19 +106,21 @@ def _tabled(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) ->
             else f"{others} without one; the run is of other shards, such as {next(iter(urls), 'none')}"
         )
         raise TableError(
-            f"shard {lost[0].url} has no table in {run.path} ({why}); annotate it, or give the shards of this run"
+            f"shard {lost[0].url} has no table in {run.path} ({why}); annotate it, or give the shards of this run",
+            "shards",
+            lost[0].url,
         )
     for shard in given.values():
         if shard.is_local and not Path(shard.url).is_file():
             where = "give their place as shards" if shards is None else "give the shards that are there"
-            raise ShardError(f"shard {shard.url} of table {run.path} is not there; {where}")
+            raise ShardError(f"shard {shard.url} of table {run.path} is not there; {where}", "shards", shard.url)
     notes = []
     if len(given) < len(urls):
         notes.append(f"{len(urls) - len(given)} of the {len(urls)} shards of run {run.path} are not used")
     return [given[stem] for stem in urls if stem in given], notes
 
 
-def _from_tables(run: RunFolder, shards: Sequence[Shard], needs: Needs) -> Iterator[NDArray[np.bool_]]:
+def _rows_from_tables(run: RunFolder, shards: Sequence[Shard], needs: RowNeeds) -> Iterator[NDArray[np.bool_]]:
     rule = parse_where(needs.where) if needs.where is not None else None
     names = ["status", *(rule.columns if rule else ())]
     names += ["text_sha256"] if needs.caption else []
@@ -129,8 +139,8 @@ def _from_tables(run: RunFolder, shards: Sequence[Shard], needs: Needs) -> Itera
         yield ok
 
 
-def _from_shards(
-    shards: Sequence[Shard], needs: Needs, cache: ShardCache, notes: list[str]
+def _rows_from_shards(
+    shards: Sequence[Shard], needs: RowNeeds, cache: ShardCache, notes: list[str]
 ) -> Iterator[NDArray[np.bool_]]:
     for shard in shards:
         samples = cache.open(shard)
@@ -145,18 +155,18 @@ def _from_shards(
             samples.close()
 
 
-def labels_of(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> NDArray[np.int64]:
-    """(total,) classes out of the shards themselves, -1 for rows that are not ok, or that have none."""
-    found = np.full(catalogue.ok.total, -1, np.int64)
-    for place, shard in enumerate(catalogue.shards):
+def read_labels(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> NDArray[np.int64]:
+    """(total,) classes read from the shards, -1 for rows that are not ok or have none."""
+    labels = np.full(catalogue.ok.total, -1, np.int64)
+    for number, shard in enumerate(catalogue.shards):
         samples = cache.open(shard)
         try:
-            for row in catalogue.ok.rows(place):
-                parts = samples.read(int(row - catalogue.ok.offsets[place]), ("cls", "json"))
+            for row in catalogue.ok.rows(number):
+                parts = samples.read(int(row - catalogue.ok.offsets[number]), ("cls", "json"))
                 try:
-                    found[row] = decode_label(parts, label_field)
+                    labels[row] = decode_label(parts, label_field)
                 except BadSample as problem:
                     log.debug("row %d has no class: %s", row, problem)
         finally:
             samples.close()
-    return found
+    return labels

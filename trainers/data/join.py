@@ -1,4 +1,4 @@
-"""One shard with its table: which sample belongs to which row, and whether it is still the one that was scored."""
+"""Join one shard with its table: find the sample of each row, and prove that it is the one that was scored."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from noisegate.pipeline.shards.read import IMAGE_PARTS
 from noisegate.pipeline.shards.samples import TarSamples
 from noisegate.pipeline.shards.workers import DecodeOptions
 
-__all__ = ["EXAMPLES", "JoinedShard", "Reading", "column_values", "join", "number_columns", "shares"]
+__all__ = ["EXAMPLES", "JoinedShard", "ReadOverrides", "check_columns", "column_values", "format_share", "join"]
 
 EXAMPLES = 3  # of what is wrong, in a message
 _PROOF = ("image_sha256", "text_sha256", "label")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Where captions and labels are in a sample, and what is refused; None where the table says it."""
+class ReadOverrides:
+    """Where captions and labels are in a sample, and size limits; None: as the table records."""
 
     text_field: str | None = None
     label_field: str | None = None
     limits: Limits | None = None
 
 
-def number_columns() -> list[str]:
-    """The columns that a batch can carry."""
+def _number_columns() -> list[str]:
+    """The table columns that a batch can hold."""
     return [name for name, (kind, _) in ALL_COLUMNS.items() if pa.types.is_primitive(kind)]
 
 
 def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
-    """float32 with nan for null, int64 with -1, bool with false."""
+    """A column as an array: float32 with nan for null, int64 with -1, or bool with false."""
     if pa.types.is_boolean(column.type):
         return column.fill_null(False).to_numpy()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):
@@ -48,22 +48,22 @@ def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 class JoinedShard:
-    """An open shard whose rows are known by their place in the table, or in the tar where there is no table."""
+    """An open shard; its rows are those of the table, or of the tar if there is no table."""
 
     def __init__(
         self,
         samples: TarSamples,
-        places: NDArray[np.int64] | None,
+        positions: NDArray[np.int64] | None,
         columns: dict[str, NDArray[Any]],
         proof: _Proof | None,
         options: DecodeOptions,
     ) -> None:
         self.samples, self.columns, self.proof, self.options = samples, columns, proof, options
-        self._places = places  # of each row's sample in the tar, -1 for none; None: the same
+        self._positions = positions  # of each row's sample in the tar, -1: missing; None: the same order
 
     def sample_of(self, row: int) -> int:
-        """The sample's place in the tar, -1 where the shard has none for this row."""
-        return row if self._places is None else int(self._places[row])
+        """Position of the row's sample in the tar, -1 if it is missing."""
+        return row if self._positions is None else int(self._positions[row])
 
     def key_of(self, row: int) -> str:
         return self.samples.key(row) if self.proof is None else str(self.proof.keys[row].as_py())
@@ -77,72 +77,76 @@ def join(
     run: RunFolder | None,
     stem: str,
     columns: Sequence[str],
-    reading: Reading,
+    overrides: ReadOverrides,
     strict: bool,
 ) -> JoinedShard:
-    """Put an open shard and its table together, by key; `strict` raises MismatchError where any key has no partner.
+    """Join an open shard with its table by key; `strict` raises MismatchError if a key is missing on either side.
 
-    The table says how captions and labels were read, so that the proof compares the same bytes; `reading` may say otherwise
-    for what is delivered.
+    The proof reads captions and labels as the table records; `overrides` change what is delivered.
     """
     if run is None:
-        options = DecodeOptions(("pairs",), reading.text_field, reading.label_field, reading.limits or Limits())
+        options = DecodeOptions(("pairs",), overrides.text_field, overrides.label_field, overrides.limits or Limits())
         return JoinedShard(samples, None, {}, None, options)
     metadata = read_metadata(run.table(stem))
     if "limits" not in metadata["reading"]:
         raise TableError(
-            f"{run.table(stem)} was made from arrays, not from shards; annotate the shards to train on them"
+            f"{run.table(stem)} was made from arrays, not from shards; annotate the shards to train on them",
+            "table",
+            str(run.path),
         )
     table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
     keys = table["key"].combine_chunks()
-    places = _places(samples, keys, strict)
+    positions = _match_keys(samples, keys, strict)
     scored = DecodeOptions.from_record(metadata["reading"])
     options = DecodeOptions(
         scored.tasks,
-        reading.text_field or scored.text_field,
-        reading.label_field or scored.label_field,
-        reading.limits or scored.limits,
+        overrides.text_field or scored.text_field,
+        overrides.label_field or scored.label_field,
+        overrides.limits or scored.limits,
     )
     proof = _Proof(keys, table, scored)
-    return JoinedShard(samples, places, {name: column_values(table[name]) for name in columns}, proof, options)
+    return JoinedShard(samples, positions, {name: column_values(table[name]) for name in columns}, proof, options)
 
 
-def _places(samples: TarSamples, keys: pa.Array, strict: bool) -> NDArray[np.int64] | None:
-    """The place in the tar of each row's sample; None where rows and samples are the same, in the same order."""
+def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> NDArray[np.int64] | None:
+    """Position in the tar of each row's sample, -1 if missing; None if rows and samples have the same keys in order."""
     if pa.chunked_array([keys]).equals(samples.keys):
         return None
     waiting: dict[str, list[int]] = {}
-    for place in range(len(samples) - 1, -1, -1):
-        waiting.setdefault(samples.key(place), []).append(place)
+    for position in range(len(samples) - 1, -1, -1):
+        waiting.setdefault(samples.key(position), []).append(position)
     rows: list[str] = keys.to_pylist()
-    places = np.array([waiting[key].pop() if waiting.get(key) else -1 for key in rows], np.int64)
-    lost = [rows[row] for row in np.flatnonzero(places < 0)]
+    positions = np.array([waiting[key].pop() if waiting.get(key) else -1 for key in rows], np.int64)
+    lost = [rows[row] for row in np.flatnonzero(positions < 0)]
     extra = [key for key, left in waiting.items() for _ in left]
     if strict and (lost or extra):
-        what = []
+        problems = []
         if lost:
-            rate = shares(len(lost), len(rows))
+            rate = format_share(len(lost), len(rows))
             examples = ", ".join(lost[:EXAMPLES])
-            what.append(
+            problems.append(
                 f"{len(lost):,} of its table's {len(rows):,} samples ({rate}) are not in it, such as {examples}"
             )
         if extra:
-            what.append(f"{len(extra):,} are in it and not in the table, such as {', '.join(extra[:EXAMPLES])}")
+            problems.append(f"{len(extra):,} are in it and not in the table, such as {', '.join(extra[:EXAMPLES])}")
         if samples.damage:
-            what.append(samples.damage)
+            problems.append(samples.damage)
         raise MismatchError(
-            f"shard {samples.name} is not the one that was scored: {'; '.join(what)}; annotate it again, or allow a share "
-            "of differing samples such as max_mismatch 0.01"
+            f"shard {samples.name} is not the one that was scored: {'; '.join(problems)}; annotate it again, or allow a share "
+            "of differing samples such as max_mismatch 0.01",
+            "max_mismatch",
+            0,
         )
-    return places
+    return positions
 
 
-def shares(count: int, of: int) -> str:
+def format_share(count: int, of: int) -> str:
+    """A share in percent."""
     return f"{count / of:.2%}" if of else "0%"
 
 
 class _Proof:
-    """What a table says about the bytes of its samples."""
+    """Digests and labels in the table, to prove that samples have not changed."""
 
     def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions) -> None:
         self.keys = keys
@@ -150,17 +154,17 @@ class _Proof:
         self._image, self._text = _digests(table["image_sha256"]), _digests(table["text_sha256"])
         self._label = column_values(table["label"])
 
-    def image(self, row: int, parts: dict[str, bytes]) -> str | None:
-        """What is wrong with the picture, None where its bytes are those that were scored."""
+    def check_image(self, row: int, parts: dict[str, bytes]) -> str | None:
+        """What has changed in the picture; None if its bytes are those that were scored."""
         data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
         return _differs("image", self._image[row].tobytes(), data)
 
     def image_digest(self, row: int) -> str | None:
-        """In hex; None where there was no picture."""
+        """Digest of the scored picture in hex; None if there was none."""
         return str(self._image[row].tobytes().hex()) if self._image[row].any() else None
 
-    def text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
-        """The same of the caption; `text` is it where it was decoded as the table says, None where it is to be decoded."""
+    def check_text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
+        """What has changed in the caption. `text` is the caption if it was decoded as the table records, else None."""
         options = self._options
         from_json = options.text_field is not None or "txt" not in parts
         if not from_json:
@@ -171,16 +175,17 @@ class _Proof:
             data = decode_text(parts, options.text_field, options.limits).encode()
         return _differs("caption", self._text[row].tobytes(), data)
 
-    def label(self, row: int, label: int) -> str | None:
-        """The same of the class number."""
+    def check_label(self, row: int, label: int) -> str | None:
+        """What has changed in the label."""
         then = int(self._label[row])
         return None if label == then else f"the label is {label}, {'none' if then < 0 else then} in the table"
 
     def same_text(self, options: DecodeOptions) -> bool:
-        """Whether a caption read by `options` is the one that was scored."""
+        """Whether `options` read the caption that was scored."""
         return options.text_field == self._options.text_field
 
     def same_label(self, options: DecodeOptions) -> bool:
+        """Whether `options` read the label that was scored."""
         return options.label_field == self._options.label_field
 
 
@@ -197,16 +202,14 @@ def _differs(name: str, then: bytes, data: bytes | None) -> str | None:
         return f"the {name} is gone"
     if hashlib.sha256(data).digest() == then:
         return None
-    return f"the {name}'s bytes have changed" if any(then) else f"has {_article(name)} {name} now, and had none"
-
-
-def _article(name: str) -> str:
-    return "an" if name[0] in "aeiou" else "a"
+    return f"the {name}'s bytes have changed" if any(then) else f"now has the {name}, and had none"
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises ConfigError for a column that is unknown, or that holds texts."""
-    known = number_columns()
+    """Raise ConfigError for a column that is unknown or holds no numbers."""
+    known = _number_columns()
     for name in columns:
         if name not in known:
-            raise ConfigError(f"columns {name!r} is not a number of the weight table; use {', '.join(known)}")
+            raise ConfigError(
+                f"columns {name!r} is not a number of the weight table; use {', '.join(known)}", "columns", name
+            )

@@ -1,4 +1,4 @@
-"""A folder that makes any shard one that can be read at any place: indexes, and copies of remote or compressed shards."""
+"""Random access to any shard: a folder of indexes, and of copies of remote or compressed shards."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["ShardCache"]
 
 
 class ShardCache:
-    """Opens shards, with at most `copies` copies in `folder`, the ones used last; indexes stay (40 bytes for each part).
+    """Open shards for random access; `folder` keeps the `copies` copies used last, and all indexes (40 bytes per part).
 
-    Any number of processes may share a folder: whoever comes first copies and indexes a shard, the others wait for it. A
-    local shard that has changed is indexed again; a remote one is taken to be what was copied.
+    Processes may share a folder: the first one copies and indexes a shard, the others wait. A local shard that has changed
+    is indexed again; a remote one is not compared with its copy.
     """
 
     def __init__(self, folder: str | Path, copies: int = 18) -> None:
         self.folder, self._copies = Path(folder), copies
 
     def open(self, shard: Shard) -> TarSamples:
-        """Raises ShardError where the shard cannot be read at all."""
+        """Open a shard; raise ShardError if it cannot be read at all."""
         name = PurePosixPath(shard.url).name
         plain = shard.is_local and not is_compressed(shard)
         place = self.folder / f"{shard.stem[:80]}-{_digest(shard, plain)}"
         index = place.with_name(f"{place.name}.index")
-        with self._alone(place):
+        with self._lock(place):
             if plain:
                 if not index.exists():
                     save_index(index_samples(Path(shard.url)), index)
@@ -48,22 +48,22 @@ class ShardCache:
                 except FileNotFoundError:  # not here yet, or deleted by another process in between
                     _copy(shard, copy)
                     save_index(index_samples(copy), index)
-        self._forget()
+        self._delete_old_copies()
         return samples
 
-    def _forget(self) -> None:
-        """Delete the copies that were used longest ago; processes that have one open keep it until they close it."""
-        found = []
+    def _delete_old_copies(self) -> None:
+        """Delete the copies used longest ago; a process that has one open keeps it until it closes it."""
+        copies = []
         for path in self.folder.glob("*.tar"):
             try:
-                found.append((path.stat().st_mtime_ns, path))
-            except FileNotFoundError:  # another process was faster
+                copies.append((path.stat().st_mtime_ns, path))
+            except FileNotFoundError:  # deleted by another process
                 continue
-        for _, path in sorted(found)[: -self._copies]:
+        for _, path in sorted(copies)[: -self._copies]:
             path.unlink(missing_ok=True)
 
     @contextmanager
-    def _alone(self, place: Path) -> Iterator[None]:
+    def _lock(self, place: Path) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         with place.with_name(f"{place.name}.lock").open("w") as lock:
             _wait_for(lock)
@@ -71,7 +71,7 @@ class ShardCache:
 
 
 def _digest(shard: Shard, plain: bool) -> str:
-    """Changes with the shard's name, and for a local one with its bytes as far as size and time tell."""
+    """Digest of the shard's name and, for a local one, of its size and time of change."""
     what = shard.url
     if shard.is_local:
         size, changed = shard.size_and_time()
@@ -80,14 +80,16 @@ def _digest(shard: Shard, plain: bool) -> str:
 
 
 def _copy(shard: Shard, to: Path) -> None:
-    """The uncompressed tar; of a damaged gzip stream as much as can be read, and the index will say where it breaks off."""
+    """Write the uncompressed tar; of a damaged gzip stream as much as can be read: the index records where it ends."""
     temporary = to.with_suffix(".part")
     with shard.open() as stream, temporary.open("wb") as out, suppress(EOFError, zlib.error):
         try:
             for data in plain_bytes(stream.read):
                 out.write(data)
         except OSError as error:
-            raise ShardError(f"shard {shard.url} cannot be copied to {to.parent}: {error}") from error
+            raise ShardError(
+                f"shard {shard.url} cannot be copied to {to.parent}: {error}", "cache", str(to.parent)
+            ) from error
     temporary.replace(to)
 
 

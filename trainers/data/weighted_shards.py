@@ -16,30 +16,28 @@ from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 
 from .batch import Batch, Dropped
-from .batch_stream import Refs, living, make_loader
-from .catalogue import Catalogue, Needs, find_catalogue, labels_of
-from .join import EXAMPLES, Reading, check_columns, column_values, shares
-from .loading import BatchLoader, BatchRef, CaptionSource, Failure, Source
-from .plan import MPerClassPlan, Plan, make_plan, part_of
-from .row_mask import RowMask
+from .batch_loader import BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader
+from .catalogue import Catalogue, RowNeeds, make_catalogue, read_labels
+from .epoch_order import EpochOrder, MPerClassOrder, RowMask, make_order, rank_rows
+from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_share
+from .sample_reader import ArrayTensor, CaptionSource
 from .scratch import ScratchFolder
 from .shard_cache import ShardCache
-from .transforms import ArrayTensor
 
 __all__ = ["WeightedShards"]
 
 ImageTransform = Callable[..., Tensor]  # of a PIL picture, or of the array of an npy part; may take `rng` too
 TextTransform = Callable[[list[str]], Any]
-OPEN_SHARDS = 128  # where batches draw from all shards at once
+OPEN_SHARDS = 128  # for samplers that draw each batch from all shards
 
 
 class WeightedShards:
     """An epoch's batches, over and over: iterate, and the next epoch follows.
 
     `shards`: as `noisegate annotate` takes them (pattern, folder, list); None takes those that the run names.
-    `table`: the folder of a finished run, or None to train from the shards alone (their rows are counted by one scan).
+    `table`: the folder of a finished run, or None to train from the shards alone (one scan counts their rows).
     `columns`: table columns that come with each batch. `where`: a rule over the table's columns; only rows for which it
-    holds, and only rows with the status ok, are seen.
+    holds and whose status is ok are used.
     `batch_size` is that of all ranks together; each rank gets its slice, so `world` must divide it.
     `image`: PIL → tensor, called in the workers; one that has a parameter `rng` gets the sample's own numpy Generator,
     and for any other the global generators of torch, Python and numpy are seeded for the call: by (seed, epoch, row), so
@@ -53,13 +51,13 @@ class WeightedShards:
     `label`: True for the class of part cls or json, or the name of a column such as "refined_label"; rows without one are
     left out.
     `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with four
-    samples each of classes drawn in turn; "sequential" gives every row once, in order, the short last batch included.
+    samples of each of several classes; "sequential" gives every row once, in order, the short last batch included.
     The join is by key, and what is delivered is proven: pictures and captions by their digests, labels by their value. Lists
     of captions and npy features have no digest in the table; for them the keys alone are compared.
     `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped
     and counted; one more is a MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
-    `keep_decoded`: hold every sample in memory as the transforms leave it, so that each is read, proven and decoded once:
-    for small data sets and transforms that draw nothing.
+    `keep_decoded`: keep transformed samples in memory, so that each is read, proven and decoded once: for small data sets
+    and transforms that are not random.
     `cache`: a folder for member indexes and for copies of remote or compressed shards (bounded), default a temporary one.
     """
 
@@ -91,53 +89,61 @@ class WeightedShards:
         pin_memory: bool = False,
         keep_decoded: bool = False,
         limits: Limits | None = None,
-        _found: _Found | None = None,
+        _shared: _Shared | None = None,
     ) -> None:
         if shards is not None and not isinstance(shards, str | Path):
             shards = list(shards)
-        self._settings = {name: value for name, value in locals().items() if name not in ("self", "_found")}
-        _check(batch_size, world, rank, workers, window_shards, max_mismatch)
+        self._settings = {name: value for name, value in locals().items() if name not in ("self", "_shared")}
+        _check_numbers(batch_size, world, rank, workers, window_shards, max_mismatch)
         check_columns(columns)
         if isinstance(label, str):
             check_columns([label])
         if table is None and (columns or isinstance(label, str)):
             name = label if isinstance(label, str) else columns[0]
-            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table")
+            raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table", "table", None)
         if image_part not in (None, "npy"):
-            raise ConfigError(f"image_part {image_part!r} is unknown; use 'npy', or None for jpg, jpeg, png and webp")
+            raise ConfigError(
+                f"image_part {image_part!r} is unknown; use 'npy', or None for jpg, jpeg, png and webp",
+                "image_part",
+                image_part,
+            )
         if image == "npy":
             image, image_part = ArrayTensor(), "npy"
         if keep_decoded and image is not None and not getattr(image, "deterministic", False):
             raise ConfigError(
-                "keep_decoded=True holds each picture as it is decoded first, and this image transform draws at random; use "
-                "one that does not, such as a target's with augment: {crop: null}, or keep_decoded=False"
+                "keep_decoded=True keeps each picture as it is decoded first, and this image transform is random; use one that "
+                "is not, such as a target's with augment: {crop: null}, or keep_decoded=False",
+                "keep_decoded",
+                True,
             )
         if keep_decoded and captions.startswith("json:") and not captions.endswith(":all"):
             raise ConfigError(
-                f"keep_decoded=True holds one caption for all epochs, and captions={captions!r} draws another in each; use "
-                "keep_decoded=False"
+                f"keep_decoded=True keeps one caption for all epochs, and captions={captions!r} draws another in each; use "
+                "keep_decoded=False",
+                "captions",
+                captions,
             )
         self.batch_size, self.rank, self.world, self.seed = batch_size, rank, world, seed
-        self._reading = Reading(text_field, label_field, limits)
-        self._captions = CaptionSource.of(captions) if text is not None or captions != "one" else None
+        self._overrides = ReadOverrides(text_field, label_field, limits)
+        self._captions = CaptionSource.parse(captions) if text is not None or captions != "one" else None
         self._sampler, self._window = sampler, window_shards
         self._drop_last = True if drop_last is None else drop_last
         self._label, self._max_mismatch = label, max_mismatch
-        self._folder = _found.folder if _found else _Folder(cache)
+        self._folder = _shared.folder if _shared else _CacheFolder(cache)
         self._cache = ShardCache(self._folder.path, copies=2 * window_shards + 2)
-        needs = self._needs(where, image is not None, image_part, table is not None)
-        if _found is not None and _found.needs == needs:
-            self._catalogue = _found.catalogue
+        needs = self._row_needs(where, image is not None, image_part, table is not None)
+        if _shared is not None and _shared.needs == needs:
+            self._catalogue = _shared.catalogue
         else:
-            self._catalogue = find_catalogue(shards, table, needs, self._cache)
-        self._found = _Found(self._catalogue, needs, self._folder)
+            self._catalogue = make_catalogue(shards, table, needs, self._cache)
+        self._shared = _Shared(self._catalogue, needs, self._folder)
         self.notes = list(self._catalogue.notes)
         self.total_rows = self._catalogue.ok.total
         self.epoch = 0
         self._batch = 0
         self.read_samples = self.dropped_samples = 0  # of this epoch
         self._examples: list[Dropped] = []
-        source = Source(
+        loader_settings = LoaderSettings(
             shards=self._catalogue.shards,
             offsets=self._catalogue.ok.offsets,
             run=self._catalogue.run,
@@ -149,32 +155,32 @@ class WeightedShards:
             text=text,
             captions=self._captions,
             label=label,
-            reading=self._reading,
+            overrides=self._overrides,
             strict=max_mismatch == 0,
             seed=seed,
             fields=tuple(fields),
             keep=keep_decoded,
         )
-        self._source = BatchLoader(source)
-        self._loader = make_loader(self._source, Refs(self._refs), workers, pin_memory)
-        self._classes: NDArray[Any] | None = None  # by global row, where a plan needs them
+        self._batch_loader = BatchLoader(loader_settings)
+        self._loader = make_loader(self._batch_loader, self._refs, workers, pin_memory)
+        self._classes: NDArray[Any] | None = None  # by global row number, read when an order needs them
         self._rows = self._catalogue.ok
-        self._plan = self._planned(self._rows)
+        self._order = self._make_order(self._rows)
 
-    # --- what an epoch sees ---------------------------------------------------------------------------------------------
+    # --- the rows of an epoch ---------------------------------------------------------------------------------------------
     def __len__(self) -> int:
         """Batches of an epoch, the same on every rank."""
-        return len(self._plan)
+        return len(self._order)
 
     @property
     def selected_rows(self) -> int:
-        """Rows that an epoch draws from."""
+        """Number of rows that an epoch draws from."""
         return int(self._rows.kept.sum())
 
     def set_selection(self, mask: NDArray[np.bool_] | None) -> None:
-        """From the next iteration on see only rows that are also true in `mask`, (total_rows,) bool; None: all again.
+        """From the next iteration on use only rows that are true in `mask`, (total_rows,) bool; None: all rows again.
 
-        Not part of the state: a method that selects by its own state calls this again before a resumed epoch.
+        A selection is not part of the state; set it again before a resumed epoch.
         """
         if mask is None:
             rows = self._catalogue.ok
@@ -182,13 +188,15 @@ class WeightedShards:
             mask = np.asarray(mask)
             if mask.shape != (self.total_rows,) or mask.dtype != bool:
                 raise ConfigError(
-                    f"a selection of {mask.dtype} {mask.shape} does not fit; it must be bool of shape ({self.total_rows},)"
+                    f"a selection of {mask.dtype} {mask.shape} does not fit; it must be bool of shape ({self.total_rows},)",
+                    "mask",
+                    mask.shape,
                 )
             rows = self._catalogue.ok.where(mask)
-        self._plan, self._rows = self._planned(rows), rows
+        self._order, self._rows = self._make_order(rows), rows
 
     def ok_rows(self) -> NDArray[np.int64]:
-        """Global numbers of all rows that `where` and the table's status allow, in order, whatever `set_selection` says."""
+        """Global numbers of all rows that `where` and the table's status allow, in order; `set_selection` does not matter."""
         return np.flatnonzero(self._catalogue.ok.to_array())
 
     def column(self, name: str) -> NDArray[Any]:
@@ -202,122 +210,131 @@ class WeightedShards:
         return float(np.nan_to_num(values.astype(np.float64), nan=0.0).mean())
 
     def digest(self) -> str:
-        """Of the rows that `where` and the table's status allow, and of `columns`: another once the tables have changed."""
-        found = hashlib.blake2b(self._catalogue.ok.digest(), digest_size=16)
+        """Digest of the rows that `where` and the table's status allow, and of `columns`; changes with the tables."""
+        digest = hashlib.blake2b(self._catalogue.ok.digest(), digest_size=16)
         run, columns = self._catalogue.run, list(self._settings["columns"])
         for shard in self._catalogue.shards:
-            found.update(shard.stem.encode("utf-8", "surrogateescape"))
+            digest.update(shard.stem.encode("utf-8", "surrogateescape"))
             if run is not None and columns:
                 table = run.read(shard.stem, columns)
-                found.update(b"".join(column_values(table[name]).tobytes() for name in columns))
-        return found.hexdigest()
+                digest.update(b"".join(column_values(table[name]).tobytes() for name in columns))
+        return digest.hexdigest()
 
     def row_keys(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Each shard's stem with the global numbers of its rows, in order: for writing per-row arrays as tables."""
+        """Each shard's stem with the global numbers of its rows, in order; for writing per-row arrays as tables."""
         offsets = self._catalogue.ok.offsets
-        for place, shard in enumerate(self._catalogue.shards):
-            yield shard.stem, np.arange(offsets[place], offsets[place + 1])
+        for number, shard in enumerate(self._catalogue.shards):
+            yield shard.stem, np.arange(offsets[number], offsets[number + 1])
 
     def view(self, **changes: Any) -> WeightedShards:
-        """The same data under other settings, such as `sampler="sequential", image=…`; tables are looked at again only
-        where the change needs it. A selection is not taken along.
+        """The same data with other settings, such as `sampler="sequential", image=…`, without the selection.
+
+        Tables are read again only if the change needs it.
         """
-        found = None if {"shards", "table"} & set(changes) else self._found
-        return WeightedShards(**(self._settings | changes), _found=found)
+        shared = None if {"shards", "table"} & set(changes) else self._shared
+        return WeightedShards(**(self._settings | changes), _shared=shared)
 
     # --- iteration ------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of this epoch that are still to come; at its end the next epoch begins."""
+        """The rest of this epoch's batches; at the end the next epoch begins."""
         if self._batch == 0:
             self.read_samples, self.dropped_samples, self._examples = 0, 0, []
-        for result in living(self._loader):
-            if isinstance(result, Failure):
-                raise result.error
-            self._account(result)
-            self._batch = result.number + 1
-            yield result
+        for batch in iterate_loader(self._loader):
+            self._count_dropped(batch)
+            self._batch = batch.number + 1
+            yield batch
         self.epoch, self._batch = self.epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of `epoch`; where it is the current one, the place in it is kept (after a resume)."""
+        """Go to the beginning of `epoch`; if it is the current one, keep the position in it (after a resume)."""
         if epoch != self.epoch:
             self.epoch, self._batch = epoch, 0
 
     def state_dict(self) -> dict[str, int]:
-        """{"epoch", "batch"}: the batch that comes next."""
+        """{"epoch", "batch"} of the next batch."""
         return {"epoch": self.epoch, "batch": self._batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with exactly the batch that would have come next; raises ConfigError where this data has no such batch."""
+        """Continue with the batch that `state` names; raise ConfigError if this data has no such batch."""
         if not 0 <= state["batch"] <= len(self):
             raise ConfigError(
                 f"the state is at batch {state['batch']} of an epoch, and this data has {len(self)}; resume with the same "
-                "shards, table, where and batch_size"
+                "shards, table, where and batch_size",
+                "batch",
+                state["batch"],
             )
         self.epoch, self._batch = state["epoch"], state["batch"]
 
     def close(self) -> None:
-        """End the workers and close all files; the temporary folder goes with the last view of it."""
-        self._loader = make_loader(self._source, Refs(self._refs), 0, False)
-        self._source.close()
+        """Stop the workers and close all files; a temporary folder is deleted with its last view."""
+        self._loader = make_loader(self._batch_loader, self._refs)
+        self._batch_loader.close()
 
     def _refs(self) -> Iterator[BatchRef]:
         epoch, start = self.epoch, self._batch
-        for number, batch in enumerate(self._plan.batches(epoch, start), start):
-            rows = part_of(batch, self.rank, self.world)
+        for number, batch in enumerate(self._order.batches(epoch, start), start):
+            rows = rank_rows(batch, self.rank, self.world)
             yield BatchRef(epoch, number, rows if len(rows) else batch[:1], empty=not len(rows))
 
-    def _account(self, batch: Batch) -> None:
-        """Count what was dropped, and stop where it is too much."""
+    def _count_dropped(self, batch: Batch) -> None:
+        """Count dropped samples; raise an error if there are more than `max_mismatch` allows."""
         self.read_samples += len(batch) + len(batch.dropped)
         self.dropped_samples += len(batch.dropped)
         self._examples = [*self._examples, *batch.dropped][:EXAMPLES]
         if not batch.dropped:
             return
-        share = shares(self.dropped_samples, self.read_samples)
+        share = format_share(self.dropped_samples, self.read_samples)
         rate = f"{self.dropped_samples:,} of the {self.read_samples:,} samples read so far ({share})"
         examples = "; ".join(str(example) for example in self._examples)
         if self._catalogue.run is None:
             if self.dropped_samples == self.read_samples:
-                raise ShardError(f"{rate} cannot be used: {examples}")
+                raise ShardError(f"{rate} cannot be used: {examples}", "shards", self._settings["shards"])
         elif self.dropped_samples > self._max_mismatch * self.selected_rows / self.world:
             allow = f"allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
             if not any(example.status == "mismatch" for example in self._examples):
                 raise MismatchError(
-                    f"{rate} cannot be read as asked: {examples}; check captions, text_field and label_field, or {allow}"
+                    f"{rate} cannot be read as asked: {examples}; check captions, text_field and label_field, or {allow}",
+                    "max_mismatch",
+                    self._max_mismatch,
                 )
             raise MismatchError(
                 f"{rate} are not what their rows in table {self._catalogue.run.path} say: {examples}; annotate these shards "
-                f"again, or {allow}"
+                f"again, or {allow}",
+                "max_mismatch",
+                self._max_mismatch,
             )
 
     # --- preparation ----------------------------------------------------------------------------------------------------
-    def _needs(self, where: str | None, image: bool, image_part: str | None, table: bool) -> Needs:
+    def _row_needs(self, where: str | None, image: bool, image_part: str | None, table: bool) -> RowNeeds:
         parts: list[tuple[str, ...]] = []
         if image:
             parts.append((image_part,) if image_part else IMAGE_PARTS)
         own = self._captions is not None and self._captions.field is not None
         if self._captions is not None:
-            parts.append(("json",) if own or self._reading.text_field else ("txt", "json"))
+            parts.append(("json",) if own or self._overrides.text_field else ("txt", "json"))
         if self._label is True:
-            parts.append(("json",) if self._reading.label_field else ("cls", "json"))
+            parts.append(("json",) if self._overrides.label_field else ("cls", "json"))
         named = self._label if isinstance(self._label, str) else None
-        if self._label is True and self._reading.label_field is None:
+        if self._label is True and self._overrides.label_field is None:
             named = "label"
-        caption = self._captions is not None and not own and self._reading.text_field is None
-        return Needs(where, (), caption, named) if table else Needs(where, tuple(parts))
+        caption = self._captions is not None and not own and self._overrides.text_field is None
+        return RowNeeds(where, (), caption, named) if table else RowNeeds(where, tuple(parts))
 
-    def _planned(self, rows: RowMask) -> Plan:
-        """The plan over these rows; raises ConfigError where it has no batch."""
+    def _make_order(self, rows: RowMask) -> EpochOrder:
+        """The order over these rows; raise ConfigError if it has no batch."""
         selected = int(rows.kept.sum())
         if not selected:
             where = self._settings["where"]
             if self._catalogue.run is None:
-                needs = " and ".join("/".join(parts) for parts in self._found.needs.parts) or "sample"
-                raise ConfigError(f"none of the {rows.total:,} samples has what is needed ({needs}); use other shards")
+                needs = " and ".join("/".join(parts) for parts in self._shared.needs.parts) or "sample"
+                raise ConfigError(
+                    f"none of the {rows.total:,} samples has what is needed ({needs}); use other shards",
+                    "shards",
+                    self._settings["shards"],
+                )
             why = f"where {where!r} and the selection leave" if where else "the table's status and the selection leave"
-            raise ConfigError(f"{why} none of {rows.total:,} rows to train on; use a wider rule")
-        plan = make_plan(
+            raise ConfigError(f"{why} none of {rows.total:,} rows to train on; use a wider rule", "where", where)
+        order = make_order(
             self._sampler,
             rows,
             self._labels,
@@ -326,58 +343,70 @@ class WeightedShards:
             window_shards=self._window,
             drop_last=self._drop_last,
         )
-        if isinstance(plan, MPerClassPlan) and plan.left_out:
-            few = "1 class has" if plan.left_out == 1 else f"{plan.left_out:,} classes have"
+        if isinstance(order, MPerClassOrder) and order.left_out:
+            few = "1 class has" if order.left_out == 1 else f"{order.left_out:,} classes have"
             note = f"{few} too few samples for sampler {self._sampler!r}: left out"
             self.notes += [note] if note not in self.notes else []
-        if not len(plan):
+        if not len(order):
             raise ConfigError(
-                f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less"
+                f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less",
+                "batch_size",
+                self.batch_size,
             )
-        return plan
+        return order
 
     def _labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         if not self._label:
             raise ConfigError(
-                f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'"
+                f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'",
+                "label",
+                self._label,
             )
         if self._classes is None:
-            catalogue, own = self._catalogue, self._label is True and self._reading.label_field is not None
+            catalogue, own = self._catalogue, self._label is True and self._overrides.label_field is not None
             if catalogue.run is None or own:
-                self._classes = labels_of(catalogue, self._cache, self._reading.label_field)
+                self._classes = read_labels(catalogue, self._cache, self._overrides.label_field)
             else:
                 self._classes = catalogue.column(self._label if isinstance(self._label, str) else "label")
         return self._classes[rows].astype(np.int64)
 
 
-class _Folder:
-    """The cache's folder: the user's, or a temporary one that goes away with the last that uses it."""
+class _CacheFolder:
+    """The cache folder: the user's, or a temporary one that is deleted with its last view."""
 
     def __init__(self, path: str | Path | None) -> None:
         self._temporary = ScratchFolder() if path is None else None
         self.path = self._temporary.path if self._temporary else Path(str(path))
 
 
-class _Found:
-    """What a view takes over: the catalogue, for which needs it was made, and the cache's folder."""
+class _Shared:
+    """What views share: the catalogue, the needs it was made for, and the cache folder."""
 
-    def __init__(self, catalogue: Catalogue, needs: Needs, folder: _Folder) -> None:
+    def __init__(self, catalogue: Catalogue, needs: RowNeeds, folder: _CacheFolder) -> None:
         self.catalogue, self.needs, self.folder = catalogue, needs, folder
 
 
-def _check(batch_size: int, world: int, rank: int, workers: int, window_shards: int, max_mismatch: float) -> None:
+def _check_numbers(
+    batch_size: int, world: int, rank: int, workers: int, window_shards: int, max_mismatch: float
+) -> None:
     if batch_size < 1:
-        raise ConfigError(f"batch_size {batch_size} is not a number of samples; use 64")
+        raise ConfigError(f"batch_size {batch_size} is not a number of samples; use 64", "batch_size", batch_size)
     if world < 1 or not 0 <= rank < world:
-        raise ConfigError(f"rank {rank} of world {world} does not exist; ranks go from 0 to world - 1")
+        raise ConfigError(f"rank {rank} of world {world} does not exist; ranks go from 0 to world - 1", "rank", rank)
     if batch_size % world:
         raise ConfigError(
             f"batch_size {batch_size} is that of all ranks together and is not a multiple of world {world}; "
-            f"use {max(1, batch_size // world) * world}"
+            f"use {max(1, batch_size // world) * world}",
+            "batch_size",
+            batch_size,
         )
     if workers < 0:
-        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
+        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers)
     if window_shards < 1:
-        raise ConfigError(f"window_shards {window_shards} is not a number of shards; use 8")
+        raise ConfigError(
+            f"window_shards {window_shards} is not a number of shards; use 8", "window_shards", window_shards
+        )
     if not 0 <= max_mismatch < 1:
-        raise ConfigError(f"max_mismatch {max_mismatch} is not a share of samples; use 0.01")
+        raise ConfigError(
+            f"max_mismatch {max_mismatch} is not a share of samples; use 0.01", "max_mismatch", max_mismatch
+        )

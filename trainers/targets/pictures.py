@@ -1,5 +1,6 @@
 """Pictures and precomputed features on their way into a target: what data workers do to each sample."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.preprocess import Preprocess
-from noisegate.trainers.data.transforms import crop_box
 
-__all__ = ["Augment", "FeatureTransform", "PictureTransform", "pixel_scaling"]
+__all__ = ["Augment", "FeatureTransform", "PictureTransform", "crop_box", "pixel_scaling"]
 
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
+_TRIES = 10  # to fit a crop of the drawn area and aspect ratio
 
 
 class Augment(BaseModel):
@@ -67,6 +68,24 @@ class PictureTransform:
         if self.augment.flip and rng.random() < self.augment.flip:
             pixels = pixels[:, ::-1]
         return _channels_first(pixels)
+
+
+def crop_box(
+    width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a random crop, uniform in area and log aspect ratio; the largest one after ten tries."""
+    for _ in range(_TRIES):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = int(rng.integers(width - wide + 1)), int(rng.integers(height - high + 1))
+            return left, top, left + wide, top + high
+    aspect = min(max(width / height, ratio[0]), ratio[1])
+    wide = max(1, min(width, round(height * aspect)))
+    high = max(1, min(height, round(width / aspect)))
+    left, top = (width - wide) // 2, (height - high) // 2
+    return left, top, left + wide, top + high
 
 
 def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:

@@ -1,11 +1,12 @@
-"""A batch moves and empties as a whole."""
+"""A batch moves and empties as a whole; arrays become tensors."""
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from noisegate.trainers.data import Batch
+from noisegate.trainers.data import ArrayTensor, Batch
 
 
 class Tokens(NamedTuple):
@@ -35,8 +36,13 @@ def test_to_moves_every_tensor() -> None:
     assert (moved.keys, moved.captions, moved.fields) == (["a", "b"], ["x", "y"], {"image_id": [1, 2]})
 
 
-def test_emptied_keeps_shapes() -> None:
-    empty = batch().emptied()
+def test_a_batch_without_samples_keeps_shapes() -> None:
+    empty = batch().without_samples()
     assert len(empty) == 0 and empty.images is not None and empty.images.shape == (0, 3, 8, 8)
     assert empty.texts["tokens"].ids.shape == (0, 5) and empty.columns["clean"].dtype == torch.bool
     assert (empty.keys, empty.captions, empty.fields) == ([], [], {"image_id": []})
+
+
+def test_arrays_become_float32() -> None:
+    assert ArrayTensor()(np.ones((2, 3), np.float16)).dtype == torch.float32
+    assert ArrayTensor()(np.ones(2, np.int64)).dtype == torch.int64

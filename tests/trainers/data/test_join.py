@@ -13,8 +13,8 @@ from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.trainers.data import WeightedShards
 from tests.fakes import Member, picture, tar_bytes
 from tests.jobs import score
-from tests.trainers import data as made
-from tests.trainers.data import members, write_scored
+from tests.trainers import scored_shards as made
+from tests.trainers.scored_shards import members, write_scored
 
 EVERYTHING: dict[str, Any] = {"image": made.pixels, "text": made.lengths, "label": True}
 OTHER = picture("white", (9, 9))

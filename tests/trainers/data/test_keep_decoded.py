@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.trainers.data import WeightedShards
 from noisegate.trainers.targets.pictures import PictureTransform
-from tests.trainers.data import flat, lengths, with_noise, write_scored
+from tests.errors import refused
+from tests.trainers.scored_shards import flat, lengths, with_noise, write_scored
 
 
 def test_batches_are_those_that_reading_gives_and_the_next_epoch_reads_nothing(tmp_path: Path) -> None:
@@ -30,7 +28,7 @@ def test_batches_are_those_that_reading_gives_and_the_next_epoch_reads_nothing(t
 
 def test_what_is_drawn_anew_in_each_epoch_cannot_be_kept(tmp_path: Path) -> None:
     data = write_scored(tmp_path, shards=1)
-    with pytest.raises(ConfigError, match=r"keep_decoded=True .* draws at random"):
+    with refused("keep_decoded", True):
         WeightedShards(None, data / "run", batch_size=4, image=with_noise, keep_decoded=True)
-    with pytest.raises(ConfigError, match=r"captions='json:captions' draws another"):
+    with refused("captions", "json:captions"):
         WeightedShards(None, data / "run", batch_size=4, captions="json:captions", keep_decoded=True)

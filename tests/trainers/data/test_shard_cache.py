@@ -13,7 +13,7 @@ from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.samples import PARTS
 from noisegate.trainers.data.shard_cache import ShardCache
 from tests.fakes import pairs, tar_bytes, write_tar
-from tests.trainers.data import open_tars
+from tests.trainers.scored_shards import open_tars
 
 FILES = [*pairs(5), ("00009.npy", b"not really"), ("00009.seg.png", b"unknown part"), ("00009.txt", b"last")]
 

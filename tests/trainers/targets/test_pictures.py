@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
 from noisegate.pipeline.shards.preprocess import Preprocess
-from noisegate.trainers.targets.pictures import Augment, PictureTransform, pixel_scaling
+from noisegate.trainers.targets.pictures import Augment, PictureTransform, crop_box, pixel_scaling
 
 PLAIN = Preprocess(size=16)
 
@@ -50,3 +52,13 @@ def test_flip_mirrors() -> None:
 def test_settings_that_cannot_work(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Augment.model_validate(wrong)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 500), st.integers(1, 500), st.floats(0.05, 1), st.integers(0, 99))
+def test_crops_lie_inside_and_have_the_area(width: int, height: int, smallest: float, seed: int) -> None:
+    left, top, right, bottom = crop_box(width, height, (smallest, 1.0), (0.75, 4 / 3), np.random.default_rng(seed))
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+    if min(width, height) > 100 and 0.75 <= width / height <= 4 / 3:
+        assert (right - left) * (bottom - top) >= smallest * width * height * 0.97
+        assert 0.74 <= (right - left) / (bottom - top) <= 1.35

@@ -3,13 +3,19 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisegate.pipeline.errors import ConfigError
-from noisegate.trainers.data.plan import MPerClassPlan, Plan, SequentialPlan, WindowPlan, make_plan, part_of
-from noisegate.trainers.data.row_mask import RowMask
+from noisegate.trainers.data.epoch_order import (
+    EpochOrder,
+    MPerClassOrder,
+    RowMask,
+    SequentialOrder,
+    WindowOrder,
+    make_order,
+    rank_rows,
+)
+from tests.errors import refused
 
 MASKS = st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=12)
 
@@ -18,12 +24,12 @@ def mask_of(shards: list[list[bool]]) -> RowMask:
     return RowMask(np.array(shard, bool) for shard in shards)
 
 
-def rows_of(plan: Plan, epoch: int = 0, start: int = 0) -> list[list[int]]:
-    return [batch.tolist() for batch in plan.batches(epoch, start)]
+def rows_of(order: EpochOrder, epoch: int = 0, start: int = 0) -> list[list[int]]:
+    return [batch.tolist() for batch in order.batches(epoch, start)]
 
 
 class TestRowMask:
-    @settings(max_examples=50)
+    @settings(max_examples=30)
     @given(shards=MASKS, seed=st.integers(0, 9))
     def test_equals_plain_arrays(self, shards: list[list[bool]], seed: int) -> None:
         flat = np.array([value for shard in shards for value in shard], bool)
@@ -36,70 +42,70 @@ class TestRowMask:
 
 
 class TestWindow:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), st.booleans())
     def test_is_a_permutation_of_the_selected_rows(
         self, shards: list[list[bool]], size: int, window: int, epoch: int, drop: bool
     ) -> None:
         mask = mask_of(shards)
-        plan = WindowPlan(mask, size, 3, window, drop)
-        batches = rows_of(plan, epoch)
+        order = WindowOrder(mask, size, 3, window, drop)
+        batches = rows_of(order, epoch)
         seen = [row for batch in batches for row in batch]
         selected = np.flatnonzero(mask.to_array()).tolist()
-        assert len(batches) == len(plan)
+        assert len(batches) == len(order)
         assert len(seen) == len(set(seen)) and set(seen) <= set(selected)
         assert len(seen) == (len(selected) // size * size if drop else len(selected))
         assert all(len(batch) == size for batch in (batches if drop else batches[:-1]))
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(MASKS, st.integers(1, 9), st.integers(1, 4), st.integers(0, 5), st.booleans())
     def test_goes_on_with_exactly_the_next_batch(
         self, shards: list[list[bool]], size: int, window: int, epoch: int, drop: bool
     ) -> None:
-        plan = WindowPlan(mask_of(shards), size, 3, window, drop)
-        whole = rows_of(plan, epoch)
-        for start in range(len(plan) + 1):
-            assert rows_of(plan, epoch, start) == whole[start:]
+        order = WindowOrder(mask_of(shards), size, 3, window, drop)
+        whole = rows_of(order, epoch)
+        for start in range(len(order) + 1):
+            assert rows_of(order, epoch, start) == whole[start:]
 
     def test_seed_and_epoch_change_the_order_and_nothing_else_does(self) -> None:
         mask = mask_of([[True] * 30] * 5)
-        plan = WindowPlan(mask, 10, 1, 2, True)
-        assert rows_of(plan, 0) == rows_of(WindowPlan(mask, 10, 1, 2, True), 0)
-        assert rows_of(plan, 0) != rows_of(plan, 1)
-        assert rows_of(plan, 0) != rows_of(WindowPlan(mask, 10, 2, 2, True), 0)
+        order = WindowOrder(mask, 10, 1, 2, True)
+        assert rows_of(order, 0) == rows_of(WindowOrder(mask, 10, 1, 2, True), 0)
+        assert rows_of(order, 0) != rows_of(order, 1)
+        assert rows_of(order, 0) != rows_of(WindowOrder(mask, 10, 2, 2, True), 0)
 
     def test_mixes_the_shards_of_a_window_and_only_those(self) -> None:
-        plan = WindowPlan(mask_of([[True] * 50] * 6), 100, 0, 2, True)
-        shards = [Counter(row // 50 for row in batch) for batch in rows_of(plan)]
+        order = WindowOrder(mask_of([[True] * 50] * 6), 100, 0, 2, True)
+        shards = [Counter(row // 50 for row in batch) for batch in rows_of(order)]
         assert all(len(found) == 2 for found in shards)  # a batch of 100 is one window of two shards
-        halves = [Counter(row // 50 for row in batch[:50]) for batch in rows_of(plan)]
+        halves = [Counter(row // 50 for row in batch[:50]) for batch in rows_of(order)]
         assert all(min(found.values()) > 10 for found in halves)
 
     def test_shards_without_selected_rows_take_no_place_in_a_window(self) -> None:
         shards = [[True] * 10 if i % 5 == 0 else [False] * 10 for i in range(20)]
-        first = rows_of(WindowPlan(mask_of(shards), 40, 0, 4, True))
+        first = rows_of(WindowOrder(mask_of(shards), 40, 0, 4, True))
         assert len(first) == 1 and {row // 10 for row in first[0]} == {0, 5, 10, 15}
 
 
 class TestSequential:
-    @settings(max_examples=40)
+    @settings(max_examples=30)
     @given(MASKS, st.integers(1, 9))
     def test_every_row_once_in_order(self, shards: list[list[bool]], size: int) -> None:
         mask = mask_of(shards)
-        plan = SequentialPlan(mask, size)
-        batches = rows_of(plan, 7)
+        order = SequentialOrder(mask, size)
+        batches = rows_of(order, 7)
         assert [row for batch in batches for row in batch] == np.flatnonzero(mask.to_array()).tolist()
-        assert len(batches) == len(plan)
-        for start in range(len(plan) + 1):
-            assert rows_of(plan, 0, start) == batches[start:]
+        assert len(batches) == len(order)
+        for start in range(len(order) + 1):
+            assert rows_of(order, 0, start) == batches[start:]
 
 
 class TestRanks:
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(st.integers(0, 40), st.integers(1, 7))
     def test_slices_are_disjoint_and_together_the_batch(self, count: int, world: int) -> None:
         batch = np.arange(count)
-        parts = [part_of(batch, rank, world) for rank in range(world)]
+        parts = [rank_rows(batch, rank, world) for rank in range(world)]
         assert np.concatenate(parts).tolist() == batch.tolist()
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
         if count % world == 0:
@@ -107,39 +113,41 @@ class TestRanks:
 
 
 class TestMPerClass:
-    @settings(max_examples=40)
+    @settings(max_examples=30)
     @given(st.lists(st.integers(4, 20), min_size=3, max_size=8), st.integers(2, 4), st.integers(0, 3))
     def test_a_batch_has_m_different_samples_of_each_of_its_classes(self, sizes: list[int], m: int, epoch: int) -> None:
         labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
         rows = np.arange(len(labels)) * 3 + 1
-        plan = MPerClassPlan(rows, labels, 3 * m, m, seed=5)
-        batches = rows_of(plan, epoch)
-        assert len(batches) == len(plan) == len(labels) // (3 * m)
+        order = MPerClassOrder(rows, labels, 3 * m, m, seed=5)
+        batches = rows_of(order, epoch)
+        assert len(batches) == len(order) == len(labels) // (3 * m)
         of_row = dict(zip(rows.tolist(), labels.tolist(), strict=True))
         for batch in batches:
             assert len(set(batch)) == 3 * m
             assert Counter(Counter(of_row[row] for row in batch).values()) == {m: 3}
-        for start in range(len(plan) + 1):
-            assert rows_of(plan, epoch, start) == batches[start:]
+        for start in range(len(order) + 1):
+            assert rows_of(order, epoch, start) == batches[start:]
 
     def test_classes_and_samples_come_in_turn(self) -> None:
         labels = np.repeat(np.arange(8), 16)
-        plan = MPerClassPlan(np.arange(128), labels, 16, 4, seed=0)
-        batches = rows_of(plan)
+        order = MPerClassOrder(np.arange(128), labels, 16, 4, seed=0)
+        batches = rows_of(order)
         for first, second in zip(batches[::2], batches[1::2], strict=True):
             assert {row // 16 for row in first} | {row // 16 for row in second} == set(range(8))
         assert sorted(row for batch in batches for row in batch) == list(range(128))
 
     def test_small_classes_are_left_out_and_counted(self) -> None:
         labels = np.array([0] * 4 + [1] * 4 + [2] * 3)
-        plan = MPerClassPlan(np.arange(11), labels, 8, 4, seed=0)
-        assert plan.left_out == 1 and rows_of(plan)[0] and max(rows_of(plan)[0]) < 8
+        order = MPerClassOrder(np.arange(11), labels, 8, 4, seed=0)
+        assert order.left_out == 1 and rows_of(order)[0] and max(rows_of(order)[0]) < 8
 
     def test_what_cannot_work_is_said(self) -> None:
         labels = np.repeat(np.arange(3), 4)
-        with pytest.raises(ConfigError, match=r"'m_per_class:4' does not divide batch_size 10; .* batch_size 8"):
-            MPerClassPlan(np.arange(12), labels, 10, 4, 0)
-        with pytest.raises(ConfigError, match=r"needs 4 classes of at least 4 samples; there are 3: use batch_size 12"):
-            MPerClassPlan(np.arange(12), labels, 16, 4, 0)
-        with pytest.raises(ConfigError, match="sampler 'windows' is unknown; use 'window'"):
-            make_plan("windows", mask_of([[True]]), np.asarray, batch_size=1, seed=0, window_shards=8, drop_last=True)
+        with refused("sampler", "m_per_class:4") as caught:
+            MPerClassOrder(np.arange(12), labels, 10, 4, 0)
+        assert "with batch_size 8" in str(caught.value)
+        with refused("batch_size", 16) as caught:
+            MPerClassOrder(np.arange(12), labels, 16, 4, 0)
+        assert "there are 3: use batch_size 12" in str(caught.value)
+        with refused("sampler", "windows"):
+            make_order("windows", mask_of([[True]]), np.asarray, batch_size=1, seed=0, window_shards=8, drop_last=True)
