@@ -80,13 +80,13 @@ class ShardRows:
         count = place = 0
         for raw in reader:
             if count == len(self.keys) or raw.key != self.keys[count]:
-                raise MismatchError(f"{changed} (row {count} is {raw.key})", "shard", self.url)
+                raise MismatchError(f"{changed} (row {count} is {raw.key})", "shards", self.url)
             if self.mask[count]:
                 yield place, raw
                 place += 1
             count += 1
         if count != len(self.keys) or reader.sha256 != self.sha256:
-            raise MismatchError(changed, "shard", self.url)
+            raise MismatchError(changed, "shards", self.url)
 
 
 class RunRows:

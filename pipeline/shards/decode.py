@@ -47,7 +47,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise ConfigError(f"{name}={value} would refuse every sample; use a positive number, such as 1000000")
+                raise ConfigError(
+                    f"{name}={value} would refuse every sample; use a positive number, such as 1000000", name, value
+                )
 
 
 class BadSample(Exception):

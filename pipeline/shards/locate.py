@@ -47,7 +47,7 @@ class Shard:
                 return Path(self.url).open("rb")
             return fsspec.open(self.url, "rb", **_one_request(self.url)).open()  # type: ignore[no-any-return]
         except Exception as error:  # each fsspec back end raises errors of its own
-            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}") from error
+            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}", "shards", self.url) from error
 
     def size_and_time(self) -> tuple[int | None, float | None]:
         """Bytes and time of the last change in seconds, None where the store does not say; raises ShardError."""
@@ -58,7 +58,7 @@ class Shard:
             store, path = fsspec.core.url_to_fs(self.url, **_one_request(self.url))
             info: dict[str, Any] = store.info(path)
         except Exception as error:
-            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}") from error
+            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}", "shards", self.url) from error
         changed: Any = info.get("LastModified") or info.get("mtime") or info.get("created")
         return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
 
@@ -79,14 +79,18 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
     if not shards:
         raise ConfigError(
             f"no shards in {', '.join(map(repr, map(str, sources))) or 'an empty list'}; "
-            "try 'data/x-{000000..000012}.tar' or 'data/*.tar'"
+            "try 'data/x-{000000..000012}.tar' or 'data/*.tar'",
+            "shards",
+            [str(one) for one in sources],
         )
     stems: dict[str, str] = {}
     for shard in shards:
         other = stems.setdefault(shard.stem, shard.url)
         if other != shard.url:
             raise ConfigError(
-                f"shards {other} and {shard.url} would share the table {shard.stem}.parquet; score them into two folders"
+                f"shards {other} and {shard.url} would share the table {shard.stem}.parquet; score them into two folders",
+                "shards",
+                shard.url,
             )
     return shards
 
@@ -100,7 +104,9 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
     urls: list[str] = []
     for part in (part.strip() for part in pattern.split("::")):
         if part.startswith("pipe:") or "|" in part:
-            raise ConfigError(f"shard {part!r}: pipes are not run; give a path or a URL such as s3://bucket/x.tar")
+            raise ConfigError(
+                f"shard {part!r}: pipes are not run; give a path or a URL such as s3://bucket/x.tar", "shards", part
+            )
         if part.startswith("@") or part.endswith(_LISTS):
             urls.extend(_from_list(part.removeprefix("@"), lists))
         elif part:
@@ -110,13 +116,13 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
 
 def _from_list(path: str, lists: tuple[str, ...]) -> list[str]:
     if path in lists:
-        raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it")
+        raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it", "shards", path)
     _check_protocol(path)
     try:
         with fsspec.open(path, "r", encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
     except Exception as error:  # each fsspec back end raises errors of its own
-        raise ConfigError(f"the list of shards {path} cannot be read: {_reason(error)}") from error
+        raise ConfigError(f"the list of shards {path} cannot be read: {_reason(error)}", "shards", path) from error
     return [url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path))]
 
 
@@ -136,7 +142,7 @@ def _glob(name: str) -> list[str]:
             store, path = fsspec.core.url_to_fs(pattern)
             found = [store.unstrip_protocol(path) for path in store.glob(path)]
         except Exception as error:
-            raise ConfigError(f"shards {name!r} cannot be listed: {_reason(error)}") from error
+            raise ConfigError(f"shards {name!r} cannot be listed: {_reason(error)}", "shards", name) from error
     elif folder:
         found = [str(path) for path in Path(name).iterdir()]
     else:
@@ -144,9 +150,13 @@ def _glob(name: str) -> list[str]:
         found = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
     found = sorted(path for path in found if _path(path).lower().endswith(_SUFFIXES))
     if not found and folder:
-        raise ConfigError(f"folder {name} holds no .tar or .tar.gz; name another, or a pattern such as 'data/*/*.tar'")
+        raise ConfigError(
+            f"folder {name} holds no .tar or .tar.gz; name another, or a pattern such as 'data/*/*.tar'", "shards", name
+        )
     if not found:
-        raise ConfigError(f"no .tar or .tar.gz matches {name!r}; a pattern reads like 'data/x-*.tar', in quotes")
+        raise ConfigError(
+            f"no .tar or .tar.gz matches {name!r}; a pattern reads like 'data/x-*.tar', in quotes", "shards", name
+        )
     return found
 
 
@@ -186,11 +196,13 @@ def _check_protocol(name: str) -> None:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         raise ConfigError(
-            f"shard {name}: {protocol} needs a package; pip install {_PACKAGES.get(protocol, 'its fsspec driver')}"
+            f"shard {name}: {protocol} needs a package; pip install {_PACKAGES.get(protocol, 'its fsspec driver')}",
+            "shards",
+            name,
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"shard {name}: protocol {protocol!r} is unknown; use a path, s3, gs, hf, http or https"
+            f"shard {name}: protocol {protocol!r} is unknown; use a path, s3, gs, hf, http or https", "shards", name
         ) from error
 
 
@@ -205,4 +217,6 @@ def braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:
-        raise ConfigError(f"shards {pattern!r}: braces do not match; write x-{{000000..000012}}.tar") from error
+        raise ConfigError(
+            f"shards {pattern!r}: braces do not match; write x-{{000000..000012}}.tar", "shards", pattern
+        ) from error

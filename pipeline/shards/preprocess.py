@@ -44,12 +44,20 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ConfigError(f"preprocess size {self.size} is not a picture size; CLIP models use 224")
+            raise ConfigError(
+                f"preprocess size {self.size} is not a picture size; CLIP models use 224", "size", self.size
+            )
         if self.resize not in ("shortest", "squash", "longest"):
-            raise ConfigError(f"preprocess resize {self.resize!r} is unknown; use 'shortest', 'squash' or 'longest'")
+            raise ConfigError(
+                f"preprocess resize {self.resize!r} is unknown; use 'shortest', 'squash' or 'longest'",
+                "resize",
+                self.resize,
+            )
         if self.interpolation not in _FILTERS:
             raise ConfigError(
-                f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'"
+                f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'",
+                "interpolation",
+                self.interpolation,
             )
 
     def __call__(self, image: Image.Image) -> NDArray[np.uint8]:

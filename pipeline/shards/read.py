@@ -62,7 +62,9 @@ class _Hashed:
             data = self._stream.read(size)
         except Exception as error:  # a disk or a network that fails is not a damaged tar, and may work the next time
             reason = f"{type(error).__name__}: {error}"
-            raise ShardError(f"shard {self._url} cannot be read after {self.size:,} bytes: {reason}") from error
+            raise ShardError(
+                f"shard {self._url} cannot be read after {self.size:,} bytes: {reason}", "shards", self._url
+            ) from error
         self.sha256.update(data)
         self.size += len(data)
         return data
@@ -128,12 +130,16 @@ class ShardReader:
             return
         stored, _ = self.shard.size_and_time()
         if stored is not None and stored > self.size:
-            raise ShardError(f"shard {self.shard.url} ended after {self.size:,} of its {stored:,} bytes")
+            raise ShardError(
+                f"shard {self.shard.url} ended after {self.size:,} of its {stored:,} bytes", "shards", self.shard.url
+            )
 
     def _finish(self, members: TarMembers) -> None:
         if members.damage and not members.found:
             what = f"it begins with {members.beginning!r}" if members.beginning else members.damage
-            raise ShardError(f"shard {self.shard.url} is not a tar or tar.gz: no readable header; {what}")
+            raise ShardError(
+                f"shard {self.shard.url} is not a tar or tar.gz: no readable header; {what}", "shards", self.shard.url
+            )
         self.damage = members.damage if self.size else "the file is empty (0 bytes)"
 
     def _wanted(self, name: str, size: int) -> bool:

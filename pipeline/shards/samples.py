@@ -149,7 +149,7 @@ class TarSamples:
                 raise ShardError(
                     f"shard {self.name} breaks off in sample {self.key(sample)} at byte {offset + len(data):,}; "
                     "it was longer when it was opened",
-                    "shard",
+                    "shards",
                     self.name,
                 )
             contents[part] = data

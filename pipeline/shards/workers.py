@@ -155,7 +155,9 @@ class DecodePool:
 
     def __init__(self, workers: int, preprocess: Preprocessor, options: DecodeOptions) -> None:
         if workers < 0:
-            raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more")
+            raise ConfigError(
+                f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers
+            )
         self._workers, self._preprocess, self._options = workers, preprocess, options
         self._lock = threading.Lock()
         self._executor = self._new(workers) if workers else None
@@ -223,7 +225,9 @@ class DecodePool:
                 if not left:
                     raise ConfigError(
                         "decode workers could not start; in a script of your own, call annotate under "
-                        "`if __name__ == '__main__':`, or use workers=0"
+                        "`if __name__ == '__main__':`, or use workers=0",
+                        "workers",
+                        workers,
                     ) from error
         return executor
 

@@ -4,8 +4,7 @@ from .captions import PairNoise, shuffle_captions, shuffle_images
 from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS, ClassMap, load_class_map
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor, pmd_flip_probability
-from .protocols import PROTOCOLS, Protocol, protocol_id
-from .rates import chosen_count
+from .protocols import PROTOCOLS, Protocol, count_chosen, protocol_id
 
 __all__ = [
     "CIFAR10_MAP",
@@ -18,7 +17,7 @@ __all__ = [
     "PairNoise",
     "Protocol",
     "asymmetric",
-    "chosen_count",
+    "count_chosen",
     "instance_dependent",
     "load_class_map",
     "pmd",

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .rates import chosen_count
+from .protocols import count_chosen
 
 __all__ = ["PairNoise", "shuffle_captions", "shuffle_images"]
 
@@ -45,7 +45,9 @@ class PairNoise:
         """
         if len(captions) != len(self.source):
             raise ConfigError(
-                f"captions: {len(captions)} were given for {len(self.source)} samples; give one for each sample"
+                f"captions: {len(captions)} were given for {len(self.source)} samples; give one for each sample",
+                "captions",
+                len(captions),
             )
         return [captions[i] for i in self.source]
 
@@ -64,7 +66,7 @@ def shuffle_captions(
     (6, [0, 1, 2, 3, 4, 5])
     """
     groups = _groups(images)
-    chosen = rng.choice(len(groups), size=chosen_count(rate, len(groups)), replace=False)
+    chosen = rng.choice(len(groups), size=count_chosen(rate, len(groups)), replace=False)
     return _pair_noise(groups, chosen, _permuted(chosen, groups, rng, derange))
 
 
@@ -81,11 +83,13 @@ def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generato
     if len(groups) and sizes.min() != sizes.max():
         raise ConfigError(
             f"images: they have {sizes.min()} to {sizes.max()} captions each, which cannot change places together; "
-            "give every image the same number of captions, or use shuffle-captions"
+            "give every image the same number of captions, or use shuffle-captions",
+            "images",
+            None,
         )
     captions = len(groups) // max(len(sizes), 1)
     rows = np.argsort(groups, kind="stable").reshape(len(sizes), captions)
-    chosen = rng.choice(len(rows), size=chosen_count(rate, len(rows)), replace=False)
+    chosen = rng.choice(len(rows), size=count_chosen(rate, len(rows)), replace=False)
     permuted = _permuted(chosen, np.arange(len(rows), dtype=np.int64), rng, derange)
     return _pair_noise(groups, rows[chosen].ravel(), rows[permuted].ravel())
 
@@ -94,12 +98,18 @@ def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
     """(N,) int64 ids 0..M-1 of the samples' images."""
     if isinstance(images, int | np.integer):
         if images < 0:
-            raise ConfigError(f"images={images}: a number of samples cannot be negative; give for example images=1000")
+            raise ConfigError(
+                f"images={images}: a number of samples cannot be negative; give for example images=1000",
+                "images",
+                images,
+            )
         return np.arange(images, dtype=np.int64)
     ids = np.asarray(images)
     if ids.ndim != 1:
         raise ConfigError(
-            f"images: ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]"
+            f"images: ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]",
+            "images",
+            ids.shape,
         )
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
@@ -121,7 +131,9 @@ def _permuted(
     if 2 * counts.max() > len(chosen):
         raise ConfigError(
             f"derange=True: of the {len(chosen)} chosen, {counts.max()} belong to image number {ids[counts.argmax()]}, "
-            "so not all can leave their image; use a higher rate, more images, or derange=False"
+            "so not all can leave their image; use a higher rate, more images, or derange=False",
+            "derange",
+            True,
         )
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):

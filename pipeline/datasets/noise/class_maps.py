@@ -83,7 +83,9 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
     if source == "next":
         if classes < 2:
             raise ConfigError(
-                f"class_map='next': with classes={classes} there is no next class; give classes=2 or more"
+                f"class_map='next': with classes={classes} there is no next class; give classes=2 or more",
+                "class_map",
+                source,
             )
         return ClassMap(f"next:{classes}", _circular([range(classes)]))
     target = np.arange(classes, dtype=np.int64)
@@ -91,7 +93,11 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
     for one, other in _read(Path(source)).items():
         start, end = (_class_id(str(source), value, classes, names) for value in (one, other))
         if start in mapped:
-            raise ConfigError(f"class_map={str(source)!r}: {one!r} names class {start} again; map each class once")
+            raise ConfigError(
+                f"class_map={str(source)!r}: {one!r} names class {start} again; map each class once",
+                "class_map",
+                str(source),
+            )
         mapped.add(start)
         target[start] = end
     same = next((name for name, known in CLASS_MAPS.items() if np.array_equal(known, target)), None)
@@ -104,19 +110,23 @@ def _read(path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         if repeated:
-            raise ConfigError(f"class_map={str(path)!r}: {repeated[0]!r} occurs twice; map each class once")
+            raise ConfigError(
+                f"class_map={str(path)!r}: {repeated[0]!r} occurs twice; map each class once", "class_map", str(path)
+            )
         return dict(pairs)
 
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ConfigError(
-            f"class_map={str(path)!r}: no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}"
+            f"class_map={str(path)!r}: no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}",
+            "class_map",
+            str(path),
         ) from error
     except ValueError as error:  # bad JSON, or not UTF-8
-        raise ConfigError(f"class_map={str(path)!r}: not JSON ({error}); {example}") from error
+        raise ConfigError(f"class_map={str(path)!r}: not JSON ({error}); {example}", "class_map", str(path)) from error
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"class_map={str(path)!r}: this is no object of classes; {example}")
+        raise ConfigError(f"class_map={str(path)!r}: this is no object of classes; {example}", "class_map", str(path))
     return value
 
 
@@ -133,10 +143,12 @@ def _class_id(source: str, value: object, classes: int, names: Sequence[str]) ->
             return number
         raise ConfigError(
             f"class_map={source!r}: {value!r} is no class id; with {classes} classes give 0 to {classes - 1}, or say by "
-            "classes how many there are"
+            "classes how many there are",
+            "class_map",
+            source,
         )
     known = f"the classes are {', '.join(names[:5])}, …" if names else "give ids, or classes with their names as well"
-    raise ConfigError(f"class_map={source!r}: {value!r} is no class; {known}")
+    raise ConfigError(f"class_map={source!r}: {value!r} is no class; {known}", "class_map", source)
 
 
 def _plain(name: str) -> str:

@@ -57,13 +57,19 @@ def load_rows(source: Source, setting: str) -> NDArray[Any]:
             rows = np.load(source, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{setting}={str(source)!r}: no such file; give an .npy file of one row per sample"
+                f"{setting}={str(source)!r}: no such file; give an .npy file of one row per sample", setting, source
             ) from error
         except (OSError, ValueError, EOFError) as error:
-            raise ConfigError(f"{setting}={str(source)!r}: this is no .npy file; write one with numpy.save") from error
+            raise ConfigError(
+                f"{setting}={str(source)!r}: this is no .npy file; write one with numpy.save", setting, source
+            ) from error
     if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind not in "fiu":
         shape = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "several arrays"
-        raise ConfigError(f"{setting}: {shape} was given; give numbers of shape (samples, columns), one row per sample")
+        raise ConfigError(
+            f"{setting}: {shape} was given; give numbers of shape (samples, columns), one row per sample",
+            setting,
+            getattr(rows, "shape", None),
+        )
     return rows
 
 
@@ -82,7 +88,7 @@ def thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
             if isinstance(item, Chunk):
                 pixels += [sample.pixels for sample in item.samples]
             elif isinstance(item, ShardFailed):
-                raise ShardError(item.error)
+                raise ShardError(item.error, "shards", item.shard.url)
     known = np.array([picture is not None for picture in pixels], dtype=bool)
     rows = np.zeros((len(pixels), SIDE * SIDE * 3), np.int16)
     if known.any():
@@ -96,20 +102,28 @@ def _embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[str]) -
     record = run.read_run()
     if record is None:
         raise ConfigError(
-            f"features={str(folder)!r}: no run is there; make one with: noisegate annotate SHARDS --out {folder}"
+            f"features={str(folder)!r}: no run is there; make one with: noisegate annotate SHARDS --out {folder}",
+            "features",
+            folder,
         )
     parts = []
     for shard, digest in zip(shards, digests, strict=True):
         table = run.table(shard.stem)
         if not table.exists():
-            raise ConfigError(f"features={str(folder)!r}: this run has no {table.name}; annotate {shard.url} too")
+            raise ConfigError(
+                f"features={str(folder)!r}: this run has no {table.name}; annotate {shard.url} too", "features", folder
+            )
         if read_metadata(table)["shard"]["sha256"] != digest:
             raise MismatchError(
-                f"{table} was made from another shard than {shard.url}; annotate the shards as they are"
+                f"{table} was made from another shard than {shard.url}; annotate the shards as they are",
+                "features",
+                folder,
             )
         if not run.embeddings(shard.stem).exists():
             raise ConfigError(
-                f"features={str(folder)!r}: its embeddings were dropped; annotate without --drop-embeddings"
+                f"features={str(folder)!r}: its embeddings were dropped; annotate without --drop-embeddings",
+                "features",
+                folder,
             )
         parts.append(read_embeddings(run.embeddings(shard.stem), "image"))
     rows = np.concatenate(parts)

@@ -106,19 +106,21 @@ def noise_labels(
     """
     if find_protocol(protocol).noises != "labels":
         known = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "labels")
-        raise ConfigError(f"protocol={protocol!r}: this does not change labels; use {known}")
+        raise ConfigError(f"protocol={protocol!r}: this does not change labels; use {known}", "protocol", protocol)
     options: dict[str, object] = {"inclusive": inclusive, "class_map": class_map, "temperature": temperature}
     options |= {"kind": kind, "factor": factor, "features": _shown(features), "posteriors": _shown(posteriors)}
     check_options(protocol, options)
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
     refuse_own_field("label_field", label_field, "label", "true_label")
     make: Callable[[_Data], _Made]
     if protocol == "pmd":
         if posteriors is None or kind is None:
             raise _missing(protocol, "posteriors" if posteriors is None else "kind")
         if rate is not None and factor is not None:
-            raise ConfigError(f"rate={rate} and factor={factor}: the one follows from the other; give one of them")
+            raise ConfigError(
+                f"rate={rate} and factor={factor}: the one follows from the other; give one of them", "factor", factor
+            )
         make = partial(_pmd, posteriors=posteriors, kind=kind, rate=rate, factor=factor, seed=seed)
     elif rate is None:
         raise _missing(protocol, "rate")
@@ -148,7 +150,9 @@ def _asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -
     if data.classes_given and len(found.target) != data.classes:
         raise ConfigError(
             f"class_map={str(class_map)!r}: this is a map of {len(found.target)} classes, and classes gives "
-            f"{data.classes}; leave out classes, or use class_map='next'"
+            f"{data.classes}; leave out classes, or use class_map='next'",
+            "class_map",
+            class_map,
         )
     rows = np.flatnonzero(data.labelled)
     identity = protocol_id("asymmetric", rate=rate, class_map=found.name, seed=seed)
@@ -162,7 +166,9 @@ def _instance_dependent(
     _check_rows("features", len(found.rows), len(data.labels))
     rows = np.flatnonzero(data.labelled & found.known)
     if not len(rows):
-        raise ConfigError("features: no sample has both a label and features; give another --features")
+        raise ConfigError(
+            "features: no sample has both a label and features; give another --features", "features", _shown(features)
+        )
     settings = {"temperature": "auto" if temperature is None else temperature}
     identity = protocol_id(
         "instance-dependent", rate=rate, classes=data.classes, features=found.name, seed=seed, **settings
@@ -178,7 +184,9 @@ def _pmd(data: _Data, *, posteriors: Source, kind: str, rate: float | None, fact
     _check_rows("posteriors", len(eta), len(data.labels))
     if data.classes_given and eta.shape[1] != data.classes:
         raise ConfigError(
-            f"posteriors: they have {eta.shape[1]} columns, and classes gives {data.classes}; give one for each class"
+            f"posteriors: they have {eta.shape[1]} columns, and classes gives {data.classes}; give one for each class",
+            "posteriors",
+            eta.shape,
         )
     rows = np.flatnonzero(data.labelled)
     used = eta[rows]
@@ -206,7 +214,9 @@ def _read(shards: Sequence[Shard], classes: int | str | Path | None, field: str 
         digests.append(reader.sha256)
     array = np.array(labels, np.int64)
     if not (array >= 0).any():
-        raise ConfigError(f"none of {len(array):,} samples in {len(shards)} shards has a label; {problem}")
+        raise ConfigError(
+            f"none of {len(array):,} samples in {len(shards)} shards has a label; {problem}", "label_field", field
+        )
     count, names = _classes(classes, int(array.max()) + 1)
     return _Data(shards, array, digests, count, names, classes is not None)
 
@@ -224,7 +234,9 @@ def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
         raise ConfigError(
             f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already, and the "
             "truth would be lost; give shards whose label is the true one, or have the true one in one more json field "
-            "of theirs, such as true_label, and give label_field='true_label'"
+            "of theirs, such as true_label, and give label_field='true_label'",
+            "shards",
+            shard.url,
         )
 
 
@@ -240,7 +252,9 @@ def _classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[st
         count = seen if classes is None else classes
     if not 1 <= count <= MAX_CLASSES:
         where = "the largest label makes it so; " if classes is None else ""
-        raise ConfigError(f"classes={count}: {where}give 1 to {MAX_CLASSES:,}, for example classes=100")
+        raise ConfigError(
+            f"classes={count}: {where}give 1 to {MAX_CLASSES:,}, for example classes=100", "classes", count
+        )
     return count, names
 
 
@@ -277,7 +291,7 @@ def _write(data: _Data, made: _Made, out: Path, field: str | None) -> LabelNoise
 
 def _missing(protocol: str, name: str) -> ConfigError:
     example = "posteriors.npy" if name == "posteriors" else EXAMPLES[name]
-    return ConfigError(f"{name}: {protocol} needs it; give for example {name}={example!r}")
+    return ConfigError(f"{name}: {protocol} needs it; give for example {name}={example!r}", name, None)
 
 
 def _shown(source: Source | None) -> str | None:
@@ -288,5 +302,7 @@ def _shown(source: Source | None) -> str | None:
 def _check_rows(setting: str, rows: int, samples: int) -> None:
     if rows != samples:
         raise ConfigError(
-            f"{setting}: {rows:,} rows were given for {samples:,} samples; give one row per sample, in the shards' order"
+            f"{setting}: {rows:,} rows were given for {samples:,} samples; give one row per sample, in the shards' order",
+            setting,
+            rows,
         )

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .rates import check_rate, chosen_count
+from .protocols import check_rate, count_chosen
 
 __all__ = ["LabelNoise", "asymmetric", "check_labels", "instance_dependent", "symmetric"]
 
@@ -59,10 +59,14 @@ def symmetric(
     """
     true = check_labels(labels, classes)
     if classes < 2:
-        raise ConfigError(f"classes={classes}: symmetric noise needs another class to move to; give classes=2 or more")
+        raise ConfigError(
+            f"classes={classes}: symmetric noise needs another class to move to; give classes=2 or more",
+            "classes",
+            classes,
+        )
     given = true.copy()
     if inclusive:
-        chosen = rng.choice(len(true), size=chosen_count(rate, len(true)), replace=False)
+        chosen = rng.choice(len(true), size=count_chosen(rate, len(true)), replace=False)
         given[chosen] = rng.integers(classes, size=len(chosen))
     else:
         flip = rng.random(len(true)) < check_rate(rate)
@@ -83,13 +87,17 @@ def asymmetric(labels: ArrayLike, class_map: ArrayLike, rate: float, rng: np.ran
     if target.ndim != 1 or not len(target) or not np.issubdtype(target.dtype, np.integer):
         raise ConfigError(
             f"class_map: an array of shape {target.shape} and type {target.dtype} was given; "
-            "give one class id for each class, for example [1, 2, 0]"
+            "give one class id for each class, for example [1, 2, 0]",
+            "class_map",
+            target.shape,
         )
     classes = len(target)
     if target.min() < 0 or target.max() >= classes:
         wrong = int(np.flatnonzero((target < 0) | (target >= classes))[0])
         raise ConfigError(
-            f"class_map: class {wrong} maps to {target[wrong]}; with {classes} classes give 0 to {classes - 1}"
+            f"class_map: class {wrong} maps to {target[wrong]}; with {classes} classes give 0 to {classes - 1}",
+            "class_map",
+            int(target[wrong]),
         )
     true = check_labels(labels, classes)
     flip = rng.random(len(true)) < check_rate(rate)
@@ -122,17 +130,27 @@ def instance_dependent(
     rows = np.asarray(features)
     if rows.ndim != 2 or len(rows) != len(true):
         raise ConfigError(
-            f"features: an array of shape {rows.shape} was given for {len(true)} labels; give one row for each label"
+            f"features: an array of shape {rows.shape} was given for {len(true)} labels; give one row for each label",
+            "features",
+            rows.shape,
         )
     if classes < 2:
-        raise ConfigError(f"classes={classes}: label noise needs another class to move to; give classes=2 or more")
+        raise ConfigError(
+            f"classes={classes}: label noise needs another class to move to; give classes=2 or more", "classes", classes
+        )
     if not 0 <= deviation <= 1:
-        raise ConfigError(f"deviation={deviation!r}: give a number between 0 and 1, for example deviation=0.1")
+        raise ConfigError(
+            f"deviation={deviation!r}: give a number between 0 and 1, for example deviation=0.1", "deviation", deviation
+        )
     length = _root_mean_square_length(rows)
     if temperature is None:
         temperature = length
     if not (np.isfinite(temperature) and temperature > 0):
-        raise ConfigError(f"temperature={temperature!r}: give a number above 0, for example temperature=1.0")
+        raise ConfigError(
+            f"temperature={temperature!r}: give a number above 0, for example temperature=1.0",
+            "temperature",
+            temperature,
+        )
     flip = rng.random(len(true)) < _truncated_normal(check_rate(rate), deviation, len(true), rng)
     given = true.copy()
     for label in np.unique(true):
@@ -152,11 +170,15 @@ def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise ConfigError(
             f"labels: an array of shape {array.shape} and type {array.dtype} was given; "
-            "give one class id for each sample, for example [0, 2, 1]"
+            "give one class id for each sample, for example [0, 2, 1]",
+            "labels",
+            array.shape,
         )
     if array.size and (array.min() < 0 or array.max() >= classes):
         wrong = array[(array < 0) | (array >= classes)][0]
-        raise ConfigError(f"labels: {wrong} is no class id; with classes={classes} give 0 to {classes - 1}")
+        raise ConfigError(
+            f"labels: {wrong} is no class id; with classes={classes} give 0 to {classes - 1}", "labels", int(wrong)
+        )
     return array.astype(np.int64)
 
 
@@ -167,7 +189,9 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
         part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
         total += float(np.einsum("ij,ij->", part, part))
     if not np.isfinite(total):
-        raise ConfigError("features: some are not finite; leave out the samples that could not be encoded")
+        raise ConfigError(
+            "features: some are not finite; leave out the samples that could not be encoded", "features", None
+        )
     return float(np.sqrt(total / len(rows))) if total else 1.0
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,9 +12,7 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
-from .rates import check_rate
-
-__all__ = ["PROTOCOLS", "Protocol", "check_options", "find_protocol", "protocol_id"]
+__all__ = ["PROTOCOLS", "Protocol", "check_options", "check_rate", "count_chosen", "find_protocol", "protocol_id"]
 
 Value = bool | int | float | str
 REQUIRED = object()
@@ -43,12 +42,16 @@ class Protocol:
         if unknown:
             raise ConfigError(
                 f"{unknown[0]}={given[unknown[0]]!r}: {self.name} has no such parameter; "
-                f"it has {', '.join(self.parameters)}"
+                f"it has {', '.join(self.parameters)}",
+                unknown[0],
+                given[unknown[0]],
             )
         missing = [name for name, default in self.parameters.items() if default is REQUIRED and name not in given]
         if missing:
             raise ConfigError(
-                f"{missing[0]}: {self.name} needs it; give for example {missing[0]}={EXAMPLES[missing[0]]!r}"
+                f"{missing[0]}: {self.name} needs it; give for example {missing[0]}={EXAMPLES[missing[0]]!r}",
+                missing[0],
+                None,
             )
         return {name: _value(name, given.get(name, default)) for name, default in self.parameters.items()}
 
@@ -126,7 +129,9 @@ def find_protocol(name: str) -> Protocol:
     """The protocol of this name, or a ConfigError that lists all."""
     if name not in PROTOCOLS:
         raise ConfigError(
-            f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
+            f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}",
+            "protocol",
+            name,
         )
     return PROTOCOLS[name]
 
@@ -143,7 +148,9 @@ def check_options(name: str, given: Mapping[str, object]) -> None:
             users = [other for other, p in PROTOCOLS.items() if option in (*p.parameters, *p.sources)]
             raise ConfigError(
                 f"{option}={value!r}: {name} noise does not use it, {' and '.join(users)} would; "
-                f"{name} takes {', '.join(taken)}"
+                f"{name} takes {', '.join(taken)}",
+                option,
+                value,
             )
 
 
@@ -172,4 +179,22 @@ def _value(name: str, value: object) -> Value:
         return check_rate(value) if name == "rate" else float(value)
     if type(value) is type(example):
         return value
-    raise ConfigError(f"{name}={value!r}: this is no {type(example).__name__}; give for example {name}={example!r}")
+    raise ConfigError(
+        f"{name}={value!r}: this is no {type(example).__name__}; give for example {name}={example!r}", name, value
+    )
+
+
+def check_rate(rate: float) -> float:
+    """The rate itself, once it is known to lie in [0, 1]."""
+    if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
+        raise ConfigError(f"rate={rate!r}: a noise rate lies between 0 and 1, for example rate=0.4", "rate", rate)
+    return float(rate)
+
+
+def count_chosen(rate: float, count: int) -> int:
+    """int(rate * count), of the decimal rate that was written: 0.29 of 100 is 29, where floats alone give 28.
+
+    >>> count_chosen(0.29, 100), int(0.29 * 100)
+    (29, 28)
+    """
+    return min(count, int(check_rate(rate) * count * (1 + 1e-12) + 1e-9))

@@ -70,11 +70,11 @@ def noise_captions(
     """
     if protocol not in PROTOCOLS or PROTOCOLS[protocol].noises != "captions":
         names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
-        raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}")
+        raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}", "protocol", protocol)
     refuse_own_field("text_field", text_field, "caption", "true_caption")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7")
+        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
     found = find_shards(shards)
     captions, images = _captions(found, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
@@ -120,7 +120,9 @@ def rewrite_shards(
     targets = {shard: out / f"{shard.stem}.tar" for shard in shards}
     for shard, target in targets.items():
         if shard.is_local and target.resolve() == Path(shard.url).resolve():
-            raise ConfigError(f"out {out} is where the shards are; use another folder, so that the originals stay")
+            raise ConfigError(
+                f"out {out} is where the shards are; use another folder, so that the originals stay", "out", out
+            )
     refuse_other_shards(out, {target.name for target in targets.values()})
     row = 0
     truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}
@@ -156,9 +158,11 @@ def _captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | No
         picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
         images.append(ids.setdefault(picture, len(ids)))
     if not captions:
-        raise ConfigError(f"the {len(shards)} shards hold no samples")
+        raise ConfigError(f"the {len(shards)} shards hold no samples", "shards", None)
     if all(caption is None for caption in captions):
-        raise ConfigError(f"no sample has a caption to shuffle: {problem}; name its json field with --text-field")
+        raise ConfigError(
+            f"no sample has a caption to shuffle: {problem}; name its json field with --text-field", "text_field", field
+        )
     return captions, np.array(images, np.int64)
 
 
@@ -166,7 +170,9 @@ def refuse_noisy(raw: RawSample, shard: Shard) -> None:
     """Noise on noise would lose the record of the first."""
     if b'"noise_protocol"' in raw.parts.get("json", b""):
         raise ConfigError(
-            f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards"
+            f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards",
+            "shards",
+            shard.url,
         )
 
 
@@ -175,7 +181,9 @@ def refuse_own_field(setting: str, field: str | None, what: str, example: str) -
     if field in OWN_FIELDS:
         raise ConfigError(
             f"{setting}={field!r}: the noise writes this field itself, and the right {what} would be lost; write shards "
-            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}"
+            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}",
+            setting,
+            field,
         )
 
 

@@ -19,7 +19,7 @@ from noisegate.pipeline.datasets.noise import (
     LabelNoise,
     PairNoise,
     asymmetric,
-    chosen_count,
+    count_chosen,
     instance_dependent,
     pmd,
     pmd_factor,
@@ -31,6 +31,7 @@ from noisegate.pipeline.datasets.noise import (
 )
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.classes import BUILT_IN
+from tests.errors import refused
 
 seeds = st.integers(0, 2**32 - 1)
 rates = st.floats(0, 1)
@@ -48,14 +49,15 @@ def rng(seed: int = 0) -> np.random.Generator:
     [(0.29, 100, 29), (0.58, 100, 58), (0.2, 145_000, 29_000), (0.6, 145_000, 87_000), (0.999, 10, 9), (1, 7, 7)],
 )
 def test_the_number_chosen_is_that_of_the_decimal_rate(rate: float, count: int, chosen: int) -> None:
-    assert chosen_count(rate, count) == chosen
+    assert count_chosen(rate, count) == chosen
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_rate_outside_0_to_1_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=rf"rate={rate}: .*for example rate=0\.4"):
+    with refused("rate") as caught:
         shuffle_captions(10, rate, rng())
-    with pytest.raises(ConfigError, match=r"for example rate=0\.4"):
+    assert str(caught.value) == f"rate={rate}: a noise rate lies between 0 and 1, for example rate=0.4"
+    with refused("rate"):
         symmetric([0, 1], 2, rate, rng())
 
 
@@ -70,7 +72,7 @@ def test_shuffled_captions_are_a_permutation_with_the_mask_of_what_left_its_imag
     assert sorted(made.source.tolist()) == list(range(len(images)))
     assert made.noisy.tolist() == [images[source] != images[i] for i, source in enumerate(made.source)]
     moved = sum(source != i for i, source in enumerate(made.source))
-    assert moved <= chosen_count(rate, len(images))
+    assert moved <= count_chosen(rate, len(images))
     assert made.rate == (sum(made.noisy) / len(images) if images else 0)
     again = shuffle_captions(np.array(images, dtype=np.int64), rate, rng(seed))
     assert again.source.tolist() == made.source.tolist()
@@ -83,9 +85,9 @@ def test_derange_makes_the_rate_exact_or_says_why_not(images: int, captions: int
         made = shuffle_captions(ids, rate, rng(seed), derange=True)
     except ConfigError as error:
         chosen, crowd = map(int, re.findall(r"of the (\d+) chosen, (\d+) belong", str(error))[0])
-        assert 2 * crowd > chosen == chosen_count(rate, len(ids))
+        assert 2 * crowd > chosen == count_chosen(rate, len(ids))
     else:
-        assert made.noisy.sum() == chosen_count(rate, len(ids))
+        assert made.noisy.sum() == count_chosen(rate, len(ids))
         assert sorted(made.source.tolist()) == list(range(len(ids)))
 
 
@@ -96,7 +98,7 @@ def test_derange_succeeds_whenever_any_arrangement_could() -> None:
             if possible:
                 assert shuffle_captions(ids, 1.0, rng(seed), derange=True).rate == 1.0
             else:
-                with pytest.raises(ConfigError, match="derange=True"):
+                with refused("derange", True):
                     shuffle_captions(ids, 1.0, rng(seed), derange=True)
 
 
@@ -109,7 +111,7 @@ def test_derangements_are_spread_over_all_that_exist() -> None:
 def test_realised_count_on_flickr30k_is_a_few_below_nominal_like_the_published_files(rate: float, bicro: int) -> None:
     """G18: 145,000 captions, five per image; 1 + 4 rate stay on their image on average, whatever the size."""
     images = np.repeat(np.arange(29_000), 5)
-    nominal = chosen_count(rate, len(images))
+    nominal = count_chosen(rate, len(images))
     stayed = [nominal - int(shuffle_captions(images, rate, rng(seed)).noisy.sum()) for seed in range(30)]
     assert 0 <= nominal - bicro <= max(stayed)
     assert abs(np.mean(stayed) - (1 + 4 * rate)) < 4 * np.sqrt((1 + 4 * rate) / 30)  # Poisson, four standard errors
@@ -138,7 +140,7 @@ def test_image_level_shuffling_moves_all_captions_of_an_image_together(
     for image in range(images):
         assert len(set(ids[made.source[ids == image]])) == 1
     assert made.noisy.tolist() == (ids[made.source] != ids).tolist()
-    assert made.noisy.sum() <= captions * chosen_count(rate, images)
+    assert made.noisy.sum() <= captions * count_chosen(rate, images)
 
 
 def test_image_level_shuffling_with_derange_is_exact() -> None:
@@ -156,18 +158,18 @@ def test_shuffling_captions_differs_from_shuffling_images() -> None:
 def test_apply_hands_out_the_captions() -> None:
     made = shuffle_captions(5, 1.0, rng(2))
     assert made.apply("abcde") == ["abcde"[i] for i in made.source]
-    with pytest.raises(ConfigError, match=r"captions: 4 were given for 5 samples; give one for each sample"):
+    with refused("captions", 4):
         made.apply("abcd")
 
 
 def test_pair_errors_name_what_was_given() -> None:
-    with pytest.raises(ConfigError, match=r"images=-1: .*images=1000"):
+    with refused("images", -1):
         shuffle_captions(-1, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"images: ids of shape \(2, 1\) .*\[0, 0, 1\]"):
+    with refused("images", (2, 1)):
         shuffle_captions([[0], [1]], 0.4, rng())
-    with pytest.raises(ConfigError, match=r"images: they have 1 to 2 captions each.*use shuffle-captions"):
+    with refused("images"):
         shuffle_images([0, 0, 1], 0.4, rng())
-    with pytest.raises(ConfigError, match=r"of the 1 chosen, 1 belong to image number 0.*derange=False"):
+    with refused("derange", True):
         shuffle_captions(1, 1.0, rng(), derange=True)
 
 
@@ -345,27 +347,27 @@ def test_all_zero_features_are_mistaken_uniformly() -> None:
 
 
 def test_label_errors_name_what_was_given() -> None:
-    with pytest.raises(ConfigError, match=r"labels: 3 is no class id; with classes=3 give 0 to 2"):
+    with refused("labels", 3):
         symmetric([0, 3], 3, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"labels: -1 is no class id"):
+    with refused("labels", -1):
         symmetric([0, -1], 3, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"labels: .*type float64 .*\[0, 2, 1\]"):
+    with refused("labels", (2,)):
         symmetric([0.5, 1.0], 3, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"classes=1: .*classes=2 or more"):
+    with refused("classes", 1):
         symmetric([0, 0], 1, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"classes=1: .*classes=2 or more"):
+    with refused("classes", 1):
         instance_dependent([0, 0], np.ones((2, 1)), 1, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"class_map: class 1 maps to 2; with 2 classes give 0 to 1"):
+    with refused("class_map", 2):
         asymmetric([0, 1], [0, 2], 0.4, rng())
-    with pytest.raises(ConfigError, match=r"class_map: .*shape \(1, 2\).*\[1, 2, 0\]"):
+    with refused("class_map", (1, 2)):
         asymmetric([0, 1], [[0, 1]], 0.4, rng())
-    with pytest.raises(ConfigError, match=r"features: .*\(2, 1\) was given for 3 labels"):
+    with refused("features", (2, 1)):
         instance_dependent([0, 0, 1], np.ones((2, 1)), 2, 0.4, rng())
-    with pytest.raises(ConfigError, match=r"features: some are not finite"):
+    with refused("features"):
         instance_dependent([0, 1], [[np.nan], [1.0]], 2, 0.4, rng(), temperature=1.0)
-    with pytest.raises(ConfigError, match=r"temperature=0: .*temperature=1\.0"):
+    with refused("temperature", 0):
         instance_dependent([0, 1], np.ones((2, 1)), 2, 0.4, rng(), temperature=0)
-    with pytest.raises(ConfigError, match=r"deviation=-1: .*deviation=0\.1"):
+    with refused("deviation", -1):
         instance_dependent([0, 1], np.ones((2, 1)), 2, 0.4, rng(), deviation=-1)
 
 
@@ -412,23 +414,23 @@ def test_pmd_factor_gives_the_wanted_mean(weights: list[list[float]], kind: str,
 
 
 def test_pmd_errors_name_what_was_given() -> None:
-    with pytest.raises(ConfigError, match=r"kind='IV': .*kind='I'"):
+    with refused("kind", "IV"):
         pmd([0], HALF, "IV", rng())
-    with pytest.raises(ConfigError, match=r"factor=0: .*factor=1\.2"):
+    with refused("factor", 0):
         pmd([0], HALF, "I", rng(), factor=0)
-    with pytest.raises(ConfigError, match=r"posteriors: 1 rows were given for 2 labels"):
+    with refused("posteriors", (1, 3)):
         pmd([0, 1], HALF, "I", rng())
-    with pytest.raises(ConfigError, match=r"posteriors: shape \(3,\) was given"):
+    with refused("posteriors", (3,)):
         pmd([0], [0.7, 0.2, 0.1], "I", rng())
-    with pytest.raises(ConfigError, match=r"posteriors: row 1 is no distribution \(sum 1\.5, least 0\.5\)"):
+    with refused("posteriors"):
         pmd([0, 0], [[0.5, 0.5], [1.0, 0.5]], "I", rng())
-    with pytest.raises(ConfigError, match=r"posteriors: row 0 is no distribution"):
+    with refused("posteriors"):
         pmd([0], [[np.nan, 1.0]], "I", rng())
-    with pytest.raises(ConfigError, match=r"rate=1: .*rate=0\.35"):
+    with refused("rate", 1):
         pmd_factor(HALF, "I", 1)
-    with pytest.raises(ConfigError, match=r"posteriors: no rows were given"):
+    with refused("posteriors", (0, 3)):
         pmd_factor(np.zeros((0, 3)), "I", 0.4)
-    with pytest.raises(ConfigError, match=r"rate=0\.2: 1 of 2 posteriors have no margin.*above 0\.5, or use kind='I'"):
+    with refused("rate", 0.2):
         pmd_factor([[0.5, 0.5], [0.9, 0.1]], "II", 0.2)
 
 
@@ -469,21 +471,27 @@ def test_every_protocol_has_an_example_for_each_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "message"),
+    ("name", "params", "setting", "value"),
     [
-        ("shuffle", {}, r"protocol='shuffle': .*shuffle-captions, shuffle-images, symmetric"),
-        ("shuffle-captions", {"rate": 0.4}, r"seed: shuffle-captions needs it; give for example seed=7"),
-        ("shuffle-captions", {"rate": 0.4, "seed": 7, "k": 3}, r"k=3: .*it has rate, derange, seed"),
-        ("shuffle-captions", {"rate": "0.4", "seed": 7}, r"rate='0\.4': this is no float; .*rate=0\.4"),
-        ("shuffle-captions", {"rate": 2, "seed": 7}, r"rate=2: .*between 0 and 1"),
-        ("shuffle-captions", {"rate": 0.4, "seed": True}, r"seed=True: this is no int"),
-        ("symmetric", {"rate": 0.4, "classes": 10.0, "seed": 7}, r"classes=10\.0: this is no int; .*classes=10"),
-        ("asymmetric", {"rate": 0.4, "class_map": [1, 0], "seed": 7}, r"class_map=\[1, 0\]: .*class_map='cifar100'"),
+        ("shuffle", {}, "protocol", "shuffle"),
+        ("shuffle-captions", {"rate": 0.4}, "seed", None),
+        ("shuffle-captions", {"rate": 0.4, "seed": 7, "k": 3}, "k", 3),
+        ("shuffle-captions", {"rate": "0.4", "seed": 7}, "rate", "0.4"),
+        ("shuffle-captions", {"rate": 2, "seed": 7}, "rate", 2),
+        ("shuffle-captions", {"rate": 0.4, "seed": True}, "seed", True),
+        ("symmetric", {"rate": 0.4, "classes": 10.0, "seed": 7}, "classes", 10.0),
+        ("asymmetric", {"rate": 0.4, "class_map": [1, 0], "seed": 7}, "class_map", [1, 0]),
     ],
 )
-def test_protocol_errors_name_the_setting(name: str, params: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_protocol_errors_name_the_setting(name: str, params: dict[str, object], setting: str, value: object) -> None:
+    with refused(setting, value):
         protocol_id(name, **params)
+
+
+def test_protocol_errors_give_what_would_work() -> None:
+    with refused("rate") as caught:
+        protocol_id("shuffle-captions", rate="0.4", seed=7)
+    assert str(caught.value) == "rate='0.4': this is no float; give for example rate=0.4"
 
 
 def test_public_names() -> None:

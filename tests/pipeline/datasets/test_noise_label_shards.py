@@ -31,6 +31,7 @@ from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.custom import CustomEstimator
 from noisegate.pipeline.labels.classes import BUILT_IN
 from noisegate.pipeline.shards.locate import find_shards
+from tests.errors import refused
 
 Parts = dict[str, bytes]
 CLASSES = 6
@@ -326,10 +327,10 @@ def test_features_may_be_the_embeddings_of_a_run_on_the_same_shards(pictured: Pa
     assert "features=colours:" in report.protocol
     assert (report.untouched, report.noisy) == (1, 99)
     write_shard(pictured / "b.tar", labelled(40, start=61, pictures=True))
-    with pytest.raises(MismatchError, match=r"made from another shard than .*b\.tar"):
+    with refused("features", tmp_path / "run", MismatchError):
         noise_labels(pictured, tmp_path / "out", **options)
     write_shard(pictured / "c.tar", labelled(4, start=200, pictures=True))
-    with pytest.raises(ConfigError, match=r"no c\.parquet"):
+    with refused("features", tmp_path / "run"):
         noise_labels(pictured / "c.tar", tmp_path / "out", **options)
 
 
@@ -403,55 +404,43 @@ def test_a_field_of_the_users_own_is_read_and_written(tmp_path: Path) -> None:
 # --- settings that cannot work ---------------------------------------------------------------------------------------
 
 
+POSTERIORS = np.ones((200, 6)) / 6
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "setting", "value"),
     [
-        ({"protocol": "shuffle-captions", "rate": 0.4}, "does not change labels; use symmetric"),
-        ({"protocol": "symetric"}, "no such noise; choose one of"),
-        ({}, r"rate: symmetric needs it; give for example rate=0\.4"),
-        ({"rate": 1.5}, r"rate=1\.5: a noise rate lies between 0 and 1"),
-        ({"rate": 0.4, "seed": -1}, "seed=-1: .*seed=7"),
-        ({"rate": 0.4, "classes": 3}, "labels: 3 is no class id; with classes=3"),
-        ({"rate": 0.4, "classes": 0}, "classes=0: give 1 to"),
-        ({"rate": 0.4, "class_map": "next"}, "class_map='next': symmetric noise does not use it, asymmetric would"),
-        ({"rate": 0.4, "kind": "I"}, "kind='I': symmetric noise does not use it, pmd would"),
-        ({"rate": 0.4, "features": np.eye(2)}, "features='an array': symmetric noise does not use it"),
-        ({"protocol": "asymmetric", "rate": 0.4}, "class_map: asymmetric needs it; .*class_map='cifar100'"),
-        ({"protocol": "asymmetric", "class_map": "next"}, "rate: asymmetric needs it"),
-        (
-            {"protocol": "asymmetric", "rate": 0.4, "class_map": "nxt"},
-            "no such file; give a JSON file, next, or one of",
-        ),
-        (
-            {"protocol": "asymmetric", "rate": 0.4, "class_map": "cifar10", "classes": 6},
-            "map of 10 classes, and classes gives 6",
-        ),
-        ({"protocol": "asymmetric", "rate": 0.4, "class_map": "next", "inclusive": True}, "inclusive=True: asymmetric"),
-        (
-            {"protocol": "instance-dependent", "rate": 0.4, "features": np.ones((9, 2))},
-            "features: 9 rows were given for 200 samples",
-        ),
-        ({"protocol": "instance-dependent", "rate": 0.4}, "no sample has both a label and features"),
-        ({"protocol": "instance-dependent", "rate": 0.4, "features": np.ones(200)}, r"float64 of shape \(200,\)"),
-        ({"protocol": "instance-dependent", "rate": 0.4, "features": "no.npy"}, "features='no.npy': no such file"),
-        ({"protocol": "pmd", "kind": "I"}, "posteriors: pmd needs it; .*posteriors.npy"),
-        ({"protocol": "pmd", "posteriors": np.ones((200, 6)) / 6}, "kind: pmd needs it; .*kind='I'"),
-        ({"protocol": "pmd", "posteriors": np.ones((200, 6)) / 6, "kind": "IV"}, "kinds I, II and III"),
-        ({"protocol": "pmd", "posteriors": np.ones((9, 6)) / 6, "kind": "I"}, "9 rows were given for 200 samples"),
-        (
-            {"protocol": "pmd", "posteriors": np.ones((200, 7)) / 7, "kind": "I", "classes": 6},
-            "they have 7 columns, and classes gives 6",
-        ),
-        (
-            {"protocol": "pmd", "posteriors": np.ones((200, 6)) / 6, "kind": "I", "rate": 0.3, "factor": 1.2},
-            "give one of them",
-        ),
+        ({"protocol": "shuffle-captions", "rate": 0.4}, "protocol", "shuffle-captions"),
+        ({"protocol": "symetric"}, "protocol", "symetric"),
+        ({}, "rate", None),
+        ({"rate": 1.5}, "rate", 1.5),
+        ({"rate": 0.4, "seed": -1}, "seed", -1),
+        ({"rate": 0.4, "classes": 3}, "labels", 3),
+        ({"rate": 0.4, "classes": 0}, "classes", 0),
+        ({"rate": 0.4, "class_map": "next"}, "class_map", "next"),
+        ({"rate": 0.4, "kind": "I"}, "kind", "I"),
+        ({"rate": 0.4, "features": np.eye(2)}, "features", "an array"),
+        ({"protocol": "asymmetric", "rate": 0.4}, "class_map", None),
+        ({"protocol": "asymmetric", "class_map": "next"}, "rate", None),
+        ({"protocol": "asymmetric", "rate": 0.4, "class_map": "nxt"}, "class_map", "nxt"),
+        ({"protocol": "asymmetric", "rate": 0.4, "class_map": "cifar10", "classes": 6}, "class_map", "cifar10"),
+        ({"protocol": "asymmetric", "rate": 0.4, "class_map": "next", "inclusive": True}, "inclusive", True),
+        ({"protocol": "instance-dependent", "rate": 0.4, "features": np.ones((9, 2))}, "features", 9),
+        ({"protocol": "instance-dependent", "rate": 0.4}, "features", None),
+        ({"protocol": "instance-dependent", "rate": 0.4, "features": np.ones(200)}, "features", (200,)),
+        ({"protocol": "instance-dependent", "rate": 0.4, "features": "no.npy"}, "features", "no.npy"),
+        ({"protocol": "pmd", "kind": "I"}, "posteriors", None),
+        ({"protocol": "pmd", "posteriors": POSTERIORS}, "kind", None),
+        ({"protocol": "pmd", "posteriors": POSTERIORS, "kind": "IV"}, "kind", "IV"),
+        ({"protocol": "pmd", "posteriors": POSTERIORS[:9], "kind": "I"}, "posteriors", 9),
+        ({"protocol": "pmd", "posteriors": np.ones((200, 7)) / 7, "kind": "I", "classes": 6}, "posteriors", (200, 7)),
+        ({"protocol": "pmd", "posteriors": POSTERIORS, "kind": "I", "rate": 0.3, "factor": 1.2}, "factor", 1.2),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(
-    options: dict[str, Any], message: str, clean: Path, tmp_path: Path
+    options: dict[str, Any], setting: str, value: object, clean: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refused(setting, value):
         noise_labels(clean, tmp_path / "out", **{"seed": 0, **options})
     assert not (tmp_path / "out").exists()
 
@@ -465,28 +454,29 @@ def test_what_cannot_work_is_refused_by_name(
         ('{"0": 6}', "6 is no class id; with 6 classes give 0 to 5"),
         ('{"0": 1, "00": 2}', "'00' names class 0 again"),
         ('{"0": 1, "1": 3, "0": 2}', "'0' occurs twice; map each class once"),
-        ('{"0": 1.5}', r"1\.5 is no class"),
+        ('{"0": 1.5}', "1.5 is no class"),
     ],
 )
 def test_a_class_map_that_cannot_work_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "map.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with refused("class_map", str(tmp_path / "map.json")) as caught:
         load_class_map(tmp_path / "map.json", 6)
-    with pytest.raises(ConfigError, match="there is no next class"):
+    assert message in str(caught.value)
+    with refused("class_map", "next"):
         load_class_map("next", 1)
 
 
 def test_shards_without_labels_with_noise_or_in_place_are_refused(clean: Path, tmp_path: Path) -> None:
     write_shard(tmp_path / "t.tar", {"a": {"txt": b"a dog"}})
-    with pytest.raises(ConfigError, match="none of 1 samples in 1 shards has a label; sample a: no part cls"):
+    with refused("label_field"):
         noise_labels(tmp_path / "t.tar", tmp_path / "out", rate=0.4, seed=0)
     write_shard(tmp_path / "far.tar", {"a": {"cls": b"2000000000"}})
-    with pytest.raises(ConfigError, match="the largest label makes it so"):
+    with refused("classes", 2000000001):
         noise_labels(tmp_path / "far.tar", tmp_path / "out", rate=0.4, seed=0)
     noise_labels(clean, tmp_path / "noisy", rate=0.4, seed=0)
-    with pytest.raises(ConfigError, match=r"sample s00000 of .*a\.tar has noise already"):
+    with refused("shards", str(tmp_path / "noisy/a.tar")):
         noise_labels(tmp_path / "noisy", tmp_path / "twice", rate=0.4, seed=0)
-    with pytest.raises(ConfigError, match="use another folder, so that the originals stay"):
+    with refused("out", clean):
         noise_labels(clean, clean, rate=0.4, seed=0)
     assert len(read_shards(clean)) == 200
 
@@ -502,8 +492,9 @@ def known_truth(count: int, wrong: int, name: str = "clean_label") -> dict[str, 
 @pytest.mark.parametrize("field", ["clean_label", "noisy", "noise_protocol", "original_caption"])
 def test_a_label_where_the_noise_writes_its_own_record_is_refused(field: str, tmp_path: Path) -> None:
     write_shard(tmp_path / "h.tar", known_truth(9, 4))
-    with pytest.raises(ConfigError, match=f"label_field='{field}': the noise .* give label_field='true_label'"):
+    with refused("label_field", field) as caught:
         noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=0.4, seed=0, label_field=field)
+    assert "give label_field='true_label'" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -512,10 +503,10 @@ def test_a_truth_other_than_the_label_is_never_replaced_by_it(true: object, tmp_
     shard = known_truth(9, 4)
     shard["h4"]["json"] = json.dumps({"clean_label": true}).encode()
     write_shard(tmp_path / "h.tar", shard)
-    with pytest.raises(ConfigError) as refused:
+    with refused("shards", str(tmp_path / "h.tar")) as caught:
         noise_labels(tmp_path / "h.tar", tmp_path / "out", rate=0.4, seed=0)
-    assert f"h.tar has label 1 and clean_label {true!r}: it is wrong already" in str(refused.value)
-    assert "sample h4 of" in str(refused.value)
+    assert f"h.tar has label 1 and clean_label {true!r}: it is wrong already" in str(caught.value)
+    assert "sample h4 of" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -12,6 +12,7 @@ from noisegate.pipeline.datasets.noise.shards import noise_captions
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
+from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import files_of
 
@@ -152,7 +153,7 @@ def test_pictures_move_with_all_their_captions(tmp_path: Path) -> None:
     assert came_from[::2] == came_from[1::2]
     assert all(record_of(raw)["noisy"] for raw in after)
     write_tar(tmp_path / "clean" / "x.tar", members[:-2])
-    with pytest.raises(ConfigError, match="1 to 2 captions each"):
+    with refused("images"):
         noise_captions(str(tmp_path / "clean"), tmp_path / "out", protocol="shuffle-images", rate=1.0, seed=1)
 
 
@@ -165,7 +166,7 @@ def test_the_originals_stay(clean: Path, tmp_path: Path, monkeypatch: pytest.Mon
         ([other, *clean.glob("*.tar")], clean),
         (["clean/a.tar"], Path("./clean/../clean")),
     ):
-        with pytest.raises(ConfigError, match="is where the shards are; use another folder"):
+        with refused("out", out):
             noise_captions(shards, out, rate=0.5, seed=1)
         assert files_of(clean) == before
 
@@ -188,22 +189,10 @@ def test_compressed_and_damaged_shards_are_written_whole(tmp_path: Path) -> None
     assert reader.damage is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"protocol": "symmetric"},
-            "protocol 'symmetric' does not change captions; use shuffle-captions, shuffle-images",
-        ),
-        ({"rate": 1.5}, r"rate=1.5.*between 0 and 1"),
-        ({"seed": -1}, "seed=-1: a seed is not negative"),
-    ],
-)
-def test_settings_that_cannot_work_are_named(
-    clean: Path, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        noise_captions(str(clean), tmp_path / "out", **{"rate": 0.5, "seed": 1, **settings})
+@pytest.mark.parametrize(("setting", "value"), [("protocol", "symmetric"), ("rate", 1.5), ("seed", -1)])
+def test_settings_that_cannot_work_are_named(clean: Path, tmp_path: Path, setting: str, value: Any) -> None:
+    with refused(setting, value):
+        noise_captions(str(clean), tmp_path / "out", **{"rate": 0.5, "seed": 1, setting: value})
     assert not (tmp_path / "out").exists()
 
 
@@ -213,7 +202,7 @@ def test_places_that_cannot_work_are_named(clean: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             noise_captions(str(clean), out, rate=0.5, seed=1)
     write_tar(tmp_path / "empty.tar", [])
-    with pytest.raises(ConfigError, match="hold no samples"):
+    with refused("shards"):
         noise_captions(str(tmp_path / "empty.tar"), tmp_path / "out", rate=0.5, seed=1)
 
 
@@ -231,7 +220,7 @@ def test_captions_in_another_field_are_shuffled_there(tmp_path: Path) -> None:
         for part in ((f"{i}.png", picture("red", (10 + i, 9))), (f"{i}.json", b'{"TEXT": "number %d", "n": 1}' % i))
     ]
     shard = write_tar(tmp_path / "clean" / "a.tar", members)
-    with pytest.raises(ConfigError, match=r"no sample has a caption to shuffle: no part txt .*--text-field"):
+    with refused("text_field"):
         noise_captions(shard, tmp_path / "none", rate=0.5, seed=1)
     assert not (tmp_path / "none").exists()
     report = noise_captions(shard, tmp_path / "noisy", rate=0.5, seed=1, derange=True, text_field="TEXT")
@@ -245,6 +234,6 @@ def test_captions_in_another_field_are_shuffled_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["original_caption", "noisy", "noise_protocol"])
 def test_captions_where_the_noise_writes_its_own_record_are_refused(field: str, tmp_path: Path) -> None:
     write_tar(tmp_path / "clean" / "a.tar", [("x.png", picture()), ("x.json", json.dumps({field: "a cat"}).encode())])
-    with pytest.raises(ConfigError, match=f"text_field='{field}': the noise .* give text_field='true_caption'"):
+    with refused("text_field", field):
         noise_captions(tmp_path / "clean", tmp_path / "out", rate=0.4, seed=0, text_field=field)
     assert not (tmp_path / "out").exists()

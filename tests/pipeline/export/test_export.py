@@ -183,7 +183,7 @@ def test_uids_are_not_taken_from_shards_that_changed(tmp_path: Path) -> None:
     run = _with_uids(tmp_path)
     shard = tmp_path / "s" / "d-1.tar"
     shard.write_bytes(shard.read_bytes().replace(uid(12).encode(), uid(99).encode()))
-    with refused("shard", str(shard), MismatchError):
+    with refused("shards", str(shard), MismatchError):
         export(run, tmp_path / "subset.npy", "datacomp")
     assert not (tmp_path / "subset.npy").exists()
 
@@ -330,7 +330,7 @@ def test_shards_that_changed_since_are_not_joined(shards: Path, tmp_path: Path, 
         assert changed != whole
         shard.write_bytes(changed)
         # the first two shards are fine, and nothing of them is shown either
-        with refused("shard", str(shard), MismatchError):
+        with refused("shards", str(shard), MismatchError):
             export(tmp_path / "run", tmp_path / "out", kind, columns=columns)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "shards"]
 

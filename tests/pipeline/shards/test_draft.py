@@ -96,7 +96,7 @@ def test_a_model_that_resizes_by_itself_refuses() -> None:
 
 def test_a_run_records_it_refuses_the_other_kind_and_is_verified_with_it(tmp_path: Path) -> None:
     files = []
-    for i in range(24):
+    for i in range(8):
         rng = scene_rng(3, i)
         scene = random_scene(rng)
         files.append((f"{i:03d}.jpg", encoded(draw(scene, 512), "JPEG", quality=90)))
@@ -110,6 +110,6 @@ def test_a_run_records_it_refuses_the_other_kind_and_is_verified_with_it(tmp_pat
 
     run = RunFolder(drafted).read_run()
     assert run is not None and recorded_model(run, "cpu").draft
-    assert verify(drafted, samples=24, estimator=recorded_model(run, "cpu")).ok
+    assert verify(drafted, samples=8, estimator=recorded_model(run, "cpu")).ok
     with pytest.raises(MismatchError, match="decoder"):
         score(shards, drafted, estimator=ModelSpec(device="cpu"), beta="fixed:0.3")

@@ -8,9 +8,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from noisegate.pipeline.errors import ConfigError, ShardError
+from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import ShardReader
+from tests.errors import refused
 from tests.pipeline.shards.tars import pairs, tar_bytes, write_tar
 
 
@@ -92,18 +93,17 @@ class TestLists:
         assert urls("memory://lists/a.txt") == urls("@memory://lists/a.txt") == ["memory://lists/x.tar"]
 
     @pytest.mark.parametrize(
-        ("content", "message"),
-        [(b"", "no shards in '@shards.txt'"), (b"# none\n", "no shards"), (b"\xff\xfe\x00", "cannot be read: Unicode")],
+        ("content", "value"), [(b"", ["@shards.txt"]), (b"# none\n", ["@shards.txt"]), (b"\xff\xfe\x00", "shards.txt")]
     )
-    def test_useless_list(self, folder: Path, content: bytes, message: str) -> None:
+    def test_useless_list(self, folder: Path, content: bytes, value: str | list[str]) -> None:
         (folder / "shards.txt").write_bytes(content)
-        with pytest.raises(ConfigError, match=message):
+        with refused("shards", value):
             find_shards("@shards.txt")
 
     def test_list_that_names_itself(self, folder: Path) -> None:
         (folder / "a.txt").write_text("b.txt\n")
         (folder / "b.txt").write_text("@a.txt\n")
-        with pytest.raises(ConfigError, match=r"a\.txt leads back to itself"):
+        with refused("shards", "a.txt"):
             find_shards("a.txt")
 
 
@@ -117,31 +117,32 @@ class TestRefused:
             ("x.tar::pipe:curl http://h/x.tar", "pipes are not run; give a path"),
             ("cat x.tar |", "pipes are not run"),
             ("x-{0..3.tar", "braces do not match; write x-{000000..000012}.tar"),
-            ("nothing-*.tar", r"no \.tar or \.tar\.gz matches 'nothing-\*\.tar'"),
-            ("data/*.json", r"no \.tar or \.tar\.gz matches 'data/\*\.json'"),
+            ("nothing-*.tar", "no .tar or .tar.gz matches 'nothing-*.tar'"),
+            ("data/*.json", "no .tar or .tar.gz matches 'data/*.json'"),
             ("empty", "folder empty holds no .tar"),
             ("missing.txt", "list of shards missing.txt cannot be read: No such file"),
             ("nope://x.tar", "protocol 'nope' is unknown; use a path, s3, gs"),
             ("@nope://x", "protocol 'nope' is unknown"),
-            ("memory://nothing/*.tar", r"matches 'memory://nothing/\*\.tar'"),
+            ("memory://nothing/*.tar", "matches 'memory://nothing/*.tar'"),
             ("memory://nothing/", "folder memory://nothing/ holds no .tar"),
-            ("a/x.tar::b/x.tar", r"a/x\.tar and b/x\.tar would share the table x\.parquet; score them into two"),
+            ("a/x.tar::b/x.tar", "a/x.tar and b/x.tar would share the table x.parquet; score them into two"),
             ("x.tar::x.tar.gz", "would share the table"),
         ],
     )
     def test_message_says_what_is_wrong(self, folder: Path, source: str | list[str], message: str) -> None:
         (folder / "empty").mkdir()
-        with pytest.raises(ConfigError, match=message):
+        with refused("shards") as caught:
             find_shards(source)
+        assert message in str(caught.value)
 
     def test_protocol_whose_package_is_missing(self) -> None:
         fsspec.register_implementation("nopackage", "no_such_module.FileSystem", clobber=True, errtxt="install it")
-        with pytest.raises(ConfigError, match=r"nopackage needs a package; pip install its fsspec driver"):
+        with refused("shards", "nopackage://b/x.tar"):
             find_shards("nopackage://b/x.tar")
 
     @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
     def test_package_for_s3_is_named(self) -> None:
-        with pytest.raises(ConfigError, match=r"s3 needs a package; pip install s3fs"):
+        with refused("shards", "s3://bucket/x-0.tar"):
             find_shards("s3://bucket/x-{0..3}.tar")
 
 
@@ -164,9 +165,9 @@ class TestShard:
 
     def test_missing_files_are_named(self, tmp_path: Path) -> None:
         for url in (str(tmp_path / "no.tar"), "memory://no/x.tar"):
-            with pytest.raises(ShardError, match=f"shard {url} cannot be opened"):
+            with refused("shards", url, ShardError):
                 Shard(url).open()
-            with pytest.raises(ShardError, match=f"shard {url} cannot be opened"):
+            with refused("shards", url, ShardError):
                 Shard(url).size_and_time()
 
     def test_size_and_time(self, tmp_path: Path) -> None:
@@ -232,17 +233,19 @@ class TestHttp:
         assert urls(f"{server}/x-*") == [f"{server}/x-0.tar", f"{server}/x-1.tar.gz"]
 
     def test_missing_and_wrong_files_are_named(self, server: str) -> None:
-        with pytest.raises(ShardError, match=r"no\.tar cannot be opened: FileNotFoundError"):
+        with refused("shards", f"{server}/no.tar", ShardError):
             Shard(f"{server}/no.tar").open()
-        with pytest.raises(ShardError, match=r"page\.tar is not a tar.*<!DOCTYPE"):
+        with refused("shards", f"{server}/page.tar", ShardError) as caught:
             list(ShardReader(Shard(f"{server}/page.tar")))
+        assert "is not a tar" in str(caught.value) and "<!DOCTYPE" in str(caught.value)
 
     def test_connection_that_breaks_is_a_failed_shard_not_a_damaged_one(self, server: str) -> None:
         reader = ShardReader(Shard(f"{server}/cut.tar"))
-        with pytest.raises(ShardError, match=r"cut\.tar cannot be read after [\d,]+ bytes: ClientPayloadError"):
+        with refused("shards", f"{server}/cut.tar", ShardError) as caught:
             list(reader)
+        assert "bytes: ClientPayloadError" in str(caught.value)
         assert reader.damage is None and not reader.sha256
 
     def test_no_server(self) -> None:
-        with pytest.raises(ShardError, match="cannot be opened"):
+        with refused("shards", "http://127.0.0.1:9/x.tar", ShardError):
             Shard("http://127.0.0.1:9/x.tar").open()

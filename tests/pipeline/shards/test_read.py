@@ -16,6 +16,7 @@ from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.tar import TarMembers
+from tests.errors import refused
 from tests.pipeline.shards.tars import pairs, picture, tar_bytes, write_tar
 
 AWKWARD = [
@@ -221,7 +222,7 @@ class TestDamage:
             samples, reader = read(path)
             assert samples == [] and reader.damage == damage
         path.write_bytes(bytes(50_000))  # room that was set aside and never filled
-        with pytest.raises(ShardError, match=r"not a tar.*50,000 zero bytes and nothing else"):
+        with refused("shards", str(path), ShardError):
             read(path)
 
     @pytest.mark.parametrize(
@@ -231,13 +232,13 @@ class TestDamage:
     )
     def test_not_a_tar(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "x.tar").write_bytes(content)
-        with pytest.raises(ShardError, match=r"x\.tar is not a tar or tar\.gz: no readable header"):
+        with refused("shards", str(tmp_path / "x.tar"), ShardError):
             read(tmp_path / "x.tar")
 
     def test_reading_that_fails_is_no_damage(self) -> None:
         reader = ShardReader(_Failing(tar_bytes(pairs(5)), 3000))
         seen: list[str] = []
-        with pytest.raises(ShardError, match=r"shard fake\.tar cannot be read after 2,048 bytes: OSError: unplugged"):
+        with refused("shards", "fake.tar", ShardError):
             seen.extend(raw.key for raw in reader)
         assert not reader.sha256 and reader.damage is None
 
@@ -366,7 +367,7 @@ class TestIndex:
         try:
             expected = [(s.key, s.broken, set(s.parts)) for s in whole]
         except ShardError as error:
-            with pytest.raises(ShardError) as raised:
+            with refused("shards", str(path), ShardError) as raised:
                 list(headers.index())
             assert str(raised.value) == str(error)
             return
@@ -380,8 +381,9 @@ class TestEndedEarly:
     @pytest.mark.parametrize("kept", [700, 1024, 3000, -1500, -1])
     def test_a_shard_that_came_in_part_is_not_read(self, kept: int) -> None:
         whole = tar_bytes(pairs(3))
-        with pytest.raises(ShardError, match=rf"ended after {len(whole[:kept]):,} of its {len(whole):,} bytes"):
+        with refused("shards", "memory://x.tar", ShardError) as caught:
             list(ShardReader(Served("memory://x.tar", whole[:kept], len(whole))))
+        assert f"ended after {len(whole[:kept]):,} of its {len(whole):,} bytes" in str(caught.value)
 
     @pytest.mark.parametrize("told", [None, 0])
     def test_a_store_that_does_not_know_is_believed(self, told: int | None) -> None:

@@ -11,6 +11,7 @@ from noisegate.pipeline.shards import samples as shard_samples
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.samples import TarSamples, index_samples, read_samples
+from tests.errors import refused
 from tests.pipeline.shards.tars import pairs, tar_bytes, write_tar
 
 FILES = [*pairs(6), ("0009.seg.png", b"a mask"), ("0009.bin", b"never read"), ("0009.txt", b"last")]
@@ -34,7 +35,7 @@ def test_damage_behind_the_last_position_is_not_met(tmp_path: Path) -> None:
 
 def test_what_is_no_tar(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"hello " * 500)
-    with pytest.raises(ShardError, match="is not a tar or"):
+    with refused("shards", str(tmp_path / "x.tar"), ShardError):
         list(read_samples(Shard(str(tmp_path / "x.tar")), [0]))
 
 

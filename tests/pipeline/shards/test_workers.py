@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards import workers
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool, decode_sample, default_workers
 from tests.commands import ROOT
+from tests.errors import refused
 from tests.pipeline.shards import crashing
 from tests.pipeline.shards.tars import encoded, picture
 
@@ -133,7 +133,7 @@ class TestDecodeSample:
 
     @pytest.mark.parametrize("tasks", [(), ("captions",), ("pairs", "x")])
     def test_unknown_task(self, tasks: tuple[str, ...]) -> None:
-        with pytest.raises(ConfigError, match="use pairs, labels or pairs,labels"):
+        with refused("task", ",".join(tasks)):
             DecodeOptions(tasks=tasks)
 
 
@@ -212,7 +212,7 @@ class TestPool:
         monkeypatch.setattr(workers, "ProcessPoolExecutor", starts)
         with DecodePool(2, SMALL, DecodeOptions()) as pool:
             starts.made[0].breaks = True
-            with pytest.raises(ConfigError, match="decode workers could not start"):
+            with refused("workers", 2):
                 decode_all(pool, [[pair(0)]])
         assert len(starts.made) == 1 + workers.STARTS
 
@@ -225,7 +225,7 @@ class TestPool:
         assert done.stdout.strip() == "set()"
 
     def test_number_of_workers(self) -> None:
-        with pytest.raises(ConfigError, match="workers -1 is not a number of processes; use 0"):
+        with refused("workers", -1):
             DecodePool(-1, SMALL, DecodeOptions())
         assert 1 <= default_workers() <= 16
 
