@@ -11,9 +11,17 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from noisegate import osa_weight, read_table
-from noisegate.pipeline.inspect.report.charts import draw_clean, draw_histogram, merge_bins
-from noisegate.pipeline.inspect.report.lens import Lens, choose_lens
-from noisegate.pipeline.inspect.report.svg import Frame, drawing, element, label, ticks
+from noisegate.pipeline.inspect.report.charts import (
+    Frame,
+    draw_clean,
+    draw_histogram,
+    drawing,
+    element,
+    label,
+    merge_bins,
+    ticks,
+)
+from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
 __all__ = ["draw_pictures"]
@@ -36,38 +44,38 @@ text { fill: var(--ink); font: 12px sans-serif; } .cut-text { fill: var(--cut); 
 def draw_pictures(tables: Path, truth: Path) -> dict[str, str]:
     """SVGs by file name: `tables` is a run of pairs, `truth` the noise.parquet of its shards (key, noisy)."""
     run = RunFolder(tables)
-    lens = choose_lens(read_metadata(run.table(next(iter(run.stems())))))
+    view = choose_score_view(read_metadata(run.table(next(iter(run.stems())))))
     rows, known = read_table(tables, ["key", "similarity"]), pq.read_table(truth, columns=["key", "noisy"])
     noisy = dict(zip(known["key"].to_pylist(), known["noisy"].to_pylist(), strict=True))
     wrong = np.array([noisy[key] for key in rows["key"].to_pylist()], bool)
     similarity = rows["similarity"].to_numpy()
-    right_bins, wrong_bins = (np.histogram(similarity[which], lens.edges)[0] for which in (~wrong, wrong))
-    bins = merge_bins(lens.edges, right_bins, wrong_bins, [lens.cut or 0.0])
+    right_bins, wrong_bins = (np.histogram(similarity[which], view.edges)[0] for which in (~wrong, wrong))
+    bins = merge_bins(view.edges, right_bins, wrong_bins, [view.cut or 0.0])
     return {
         "similarity.svg": _alone(
-            draw_histogram(bins, lens, "similarity", WIDTH, HEIGHT, "Bars: right pairs. Outline: wrong pairs.")
+            draw_histogram(bins, view, "similarity", WIDTH, HEIGHT, "Bars: right pairs. Outline: wrong pairs.")
         ),
-        "clean_probability.svg": _alone(draw_clean(lens, bins, "clean", WIDTH, HEIGHT, "Rises from left to right.")),
-        "weight.svg": _alone(_weights(lens, float(bins.edges[0]), float(bins.edges[-1]))),
+        "clean_probability.svg": _alone(draw_clean(view, bins, "clean", WIDTH, HEIGHT, "Rises from left to right.")),
+        "weight.svg": _alone(_weights(view, float(bins.edges[0]), float(bins.edges[-1]))),
     }
 
 
-def _weights(lens: Lens, low: float, high: float) -> Markup:
+def _weights(view: ScoreView, low: float, high: float) -> Markup:
     """w by the cosine, from the function that writes the tables."""
     places = np.linspace(low, high, 241)
-    weights = osa_weight(places, lens.cut or 0.0)
+    weights = osa_weight(places, view.cut or 0.0)
     frame = Frame(WIDTH, HEIGHT, low, high, float(weights.max()) * 1.1, left=60)
     line = " ".join(f"{frame.x(float(s)):.1f},{frame.y(float(w)):.1f}" for s, w in zip(places, weights, strict=True))
-    parts = frame.axes(lens.caption, [])
+    parts = frame.axes(view.caption, [])
     for level in ticks(0, frame.top, 4):
         parts.append(
             element("line", class_="grid", x1=frame.left, x2=WIDTH - frame.right, y1=frame.y(level), y2=frame.y(level))
         )
         parts.append(label(f"{level:g}", frame.left - 6, frame.y(level) + 4, "end"))
-    beta = frame.x(lens.cut or 0.0)
+    beta = frame.x(view.cut or 0.0)
     parts += [
         element("line", class_="cut", x1=beta, x2=beta, y1=frame.above, y2=frame.y(0)),
-        label(f"β {lens.cut:.3f}", beta, frame.above - 8, class_="cut-text"),
+        label(f"β {view.cut:.3f}", beta, frame.above - 8, class_="cut-text"),
         element("polyline", class_="curve", points=line),
     ]
     return drawing(

@@ -183,7 +183,7 @@ def _worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> list[W
     tables = {stem: run.read(stem, ["key", "label", "refined_label"]) for stem in dict.fromkeys(s for _, s, _ in best)}
     keys = {(stem, row): tables[stem]["key"][row].as_py() for _, stem, row in best}
     captions = read_captions(run, [(*place, key) for place, key in keys.items()])
-    names = _class_names(run) if score == "label_quality" else ()
+    names = read_class_names(run) if score == "label_quality" else ()
     found = []
     for value, stem, row in best:
         given = refined = None
@@ -203,8 +203,8 @@ def _known(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
     return values
 
 
-def _class_names(run: RunFolder) -> tuple[str, ...]:
-    """As the run's anchors have them; none where there are no anchors, or only their numbers."""
+def read_class_names(run: RunFolder) -> tuple[str, ...]:
+    """Names of the classes, as the run keeps them with its anchors; none where there are no anchors."""
     try:
         return Anchors.load(anchors_file(run)).names if anchors_file(run).exists() else ()
     except TableError:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
-from noisegate.pipeline.inspect.report.lens import Lens
+from noisegate.pipeline.inspect.report.score_view import ScoreView
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.browse import Browser
 from noisegate.service.runs.shard_samples import NoPicture, SampleGone
@@ -230,7 +230,7 @@ def summary(name: str, tables: Tables) -> RunSummary:
         return RunSummary.model_validate({**tables.overview(), "name": name, "lenses": lenses})
 
 
-def _lens(lens: Lens) -> ScoreLens:
+def _lens(lens: ScoreView) -> ScoreLens:
     return ScoreLens(**{name: getattr(lens, name) for name in ScoreLens.model_fields})
 
 

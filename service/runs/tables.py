@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.inspect.report.label_page import class_names
-from noisegate.pipeline.inspect.report.lens import Lens, choose_lens
-from noisegate.pipeline.inspect.show import bin_width, glance
+from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
+from noisegate.pipeline.inspect.show import bin_width, glance, read_class_names
 from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.runs.where import Where, parse_where
@@ -135,7 +134,7 @@ class RunTables:
         with self._lock:
             return self._stems()
 
-    def lenses(self) -> list[Lens]:
+    def lenses(self) -> list[ScoreView]:
         """What can be looked at, the run's own first: pairs by cosine or neighbourhood, and labels."""
         with self._lock:
             return self._remember("lenses", self._lenses)
@@ -143,7 +142,7 @@ class RunTables:
     def names(self) -> tuple[str, ...]:
         """Names of the classes, none where the run has no anchors."""
         with self._lock:
-            return self._remember("names", lambda: class_names(self.run))
+            return self._remember("names", lambda: read_class_names(self.run))
 
     def overview(self) -> dict[str, Any]:
         """Figures of the whole run, as `noisegate show` has them, with `usual` places of pairs and counts by class."""
@@ -225,11 +224,11 @@ class RunTables:
         stems = self._stems()
         return read_metadata(self.run.table(stems[0])) if stems else {}
 
-    def _lenses(self) -> list[Lens]:
+    def _lenses(self) -> list[ScoreView]:
         facts = self._facts()
-        first = choose_lens(facts)
+        first = choose_score_view(facts)
         labels = facts.get("labels")
-        return [first] if first.noun == "label" or not labels else [first, choose_lens({"labels": labels})]
+        return [first] if first.noun == "label" or not labels else [first, choose_score_view({"labels": labels})]
 
     def _ranking(self, by: str | None) -> tuple[str, float | None]:
         """The column that ranks, and the cut that belongs to it."""
@@ -249,7 +248,7 @@ class RunTables:
     def _overview(self) -> dict[str, Any]:
         seen = glance(self.run.path, top=0)
         summary = seen.summary
-        names = class_names(self.run)
+        names = read_class_names(self.run)
         return {
             **summary.to_dict(),
             "notes": list(seen.notes),

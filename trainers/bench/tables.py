@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from noisegate.pipeline.inspect.report.svg import drawing, element, label, ticks
+from noisegate.pipeline.inspect.report.charts import drawing, element, label, ticks
 from noisegate.trainers.methods import METHODS
 
 __all__ = [

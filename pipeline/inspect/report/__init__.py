@@ -1,4 +1,9 @@
-"""A run as one HTML page: read the tables once, fetch a few pictures, draw, write."""
+"""A run's report as one HTML page.
+
+`build` is the whole flow: `collect` reads the tables once, `pictures` fetches the samples shown, `page`, `score_page`,
+`label_page` and `facts` make the template's values, `charts` draws, and `template.html` with `style.css` is the page.
+`score_view` chooses which score is shown.
+"""
 
 from .build import Report, write_report
 

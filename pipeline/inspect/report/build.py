@@ -1,4 +1,4 @@
-"""`noisegate report`: from a run's folder to one HTML file."""
+"""Write the report of a run as one HTML file (`noisegate report`)."""
 
 import hashlib
 import re
@@ -14,19 +14,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.inspect.show import read_class_names
 from noisegate.pipeline.pairs.beta import PAIRS
 from noisegate.pipeline.pairs.pair_fit import sample_run
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .collect import Collected, Sizes, collect
+from .collect import ReportData, Sizes, collect
 from .facts import run_facts
-from .label_page import class_names, label_section
-from .lens import Lens, choose_lens
+from .label_page import label_section
 from .page import duplicate_section, failure_section, galleries, headline, without_secrets
 from .pictures import Album, fetch
 from .score_page import drift_section, score_section
+from .score_view import ScoreView, choose_score_view
 
 __all__ = ["Report", "write_report"]
 
@@ -76,70 +77,70 @@ def write_report(
             f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}", "run", folder
         )
     metadata = read_metadata(run.table(stems[0]))
-    lens = choose_lens(metadata)
+    view = choose_score_view(metadata)
     note(f"tables: reading {len(stems):,}")
-    found = collect(run, stems, lens, Sizes(gallery=gallery))
-    shown_classes = sorted(found.suspects, key=lambda label: (-found.label_doubts[label], label))[:SHOWN_CLASSES]
-    album, missing = _album(recorded, found, shown_classes, pictures, note)
-    mismatched, why_not = _mismatched(run, stems, lens, metadata)
+    data = collect(run, stems, view, Sizes(gallery=gallery))
+    shown_classes = sorted(data.suspects, key=lambda label: (-data.label_doubts[label], label))[:SHOWN_CLASSES]
+    album, missing = _fetch_album(recorded, data, shown_classes, pictures, note)
+    mismatched, why_not = _mismatched_cosines(run, stems, view, metadata)
     sampling = {"mismatched": len(mismatched), "why_not": why_not, "album": album, "missing": missing}
     target = Path(out) if out is not None else run.path / "report.html"
-    names = class_names(run)
+    names = read_class_names(run)
     context = {
-        **headline(run, found, lens, metadata, missing),
-        "scores": score_section(found, lens, metadata, mismatched, why_not),
-        "galleries": galleries(found, lens, album, names),
-        "labels": label_section(found, metadata, album, names, shown_classes),
-        "duplicates": duplicate_section(found, album, names),
-        "failures": failure_section(found, recorded),
-        "drift": drift_section(found, lens),
-        "facts": run_facts(run, recorded, metadata, found, sampling),
+        **headline(run, data, view, metadata, missing),
+        "scores": score_section(data, view, metadata, mismatched, why_not),
+        "galleries": galleries(data, view, album, names),
+        "labels": label_section(data, metadata, album, names, shown_classes),
+        "duplicates": duplicate_section(data, album, names),
+        "failures": failure_section(data, recorded),
+        "drift": drift_section(data, view),
+        "facts": run_facts(run, recorded, metadata, data, sampling),
     }
-    data = _render(context).encode("utf-8", "backslashreplace")
+    page = _render(context).encode("utf-8", "backslashreplace")
     try:
-        write_atomically(target, data)
+        write_atomically(target, page)
     except OSError as error:
         raise ConfigError(
             f"out {target} cannot be written: {error.strerror}; use --out report.html", "out", target
         ) from error
-    return Report(target, len(data), found.rows, album.pictures, missing)
+    return Report(target, len(page), data.rows, album.pictures, missing)
 
 
-def _album(
+def _fetch_album(
     recorded: dict[str, Any],
-    found: Collected,
+    data: ReportData,
     shown_classes: Sequence[int],
     pictures: bool,
     note: Callable[[str], None],
 ) -> tuple[Album, str | None]:
-    """Pictures of all samples shown, and in one sentence why some or all are missing."""
+    """Pictures of all samples shown, and one sentence that says why some or all are missing."""
     reading = recorded.get("reading") or {}
     if not pictures:
         return Album(), "Pictures were left out on request."
     if "limits" not in reading:
         return Album(), "There are no pictures: this run was scored from embeddings, without shards."
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
-    picks = [*found.worst, *found.best, *found.borderline, *found.duplicates, *found.originals.values()]
-    picks += [pick for label in shown_classes for pick in found.suspects[label]]
-    album = fetch(picks, urls, reading.get("text_field"), Limits(**reading["limits"]), note)
+    rows = [*data.worst, *data.best, *data.borderline, *data.duplicates, *data.originals.values()]
+    rows += [row for label in shown_classes for row in data.suspects[label]]
+    album = fetch(rows, urls, reading.get("text_field"), Limits(**reading["limits"]), note)
     if not album.missing:
         return album, None
     stem, reason = next(iter(album.missing.items()))
     # a store's error may quote the address in a form of its own, so every query and user goes
     reason = re.sub(r"\?[^\s)]*|[^\s/]+@", "", reason.replace(urls[stem], without_secrets(urls[stem])))
-    which = "No pictures" if not album.pictures else "Some pictures are missing"
+    subject = "No pictures" if not album.pictures else "Some pictures are missing"
     relative = [url for url in urls.values() if "://" not in url and not Path(url).is_absolute()]
     hint = " Paths of this run are relative: start the report where annotate was started." if relative else ""
     count = f"{len(album.missing):,} of the shards" if len(album.missing) > 1 else f"shard {stem}"
-    return album, f"{which}: {count} could not be read again ({reason}).{hint}"
+    return album, f"{subject}: {count} could not be read again ({reason}).{hint}"
 
 
-def _mismatched(
-    run: RunFolder, stems: Sequence[str], lens: Lens, metadata: dict[str, Any]
+def _mismatched_cosines(
+    run: RunFolder, stems: Sequence[str], view: ScoreView, metadata: dict[str, Any]
 ) -> tuple[NDArray[np.float32], str | None]:
-    """Cosines of pairs mismatched on purpose, from at most 200 shards; or none, and why."""
+    """Cosines of pairs mismatched on purpose, from at most `MISMATCH_SHARDS` shards; or an empty array and the reason."""
     none = np.zeros(0, np.float32)
-    if lens.column != "similarity" or not metadata.get("beta"):
+    if view.column != "similarity" or not metadata.get("beta"):
         return none, None
     if not all(run.embeddings(stem).exists() for stem in stems):
         return none, "The embeddings were not kept, so mismatched pairs cannot be shown."
@@ -148,7 +149,7 @@ def _mismatched(
 
 
 def _render(context: dict[str, Any]) -> str:
-    """The page; its one style sheet is allowed by its digest, and nothing else may load or run."""
+    """Fill the template. The page's policy allows its one style sheet, by digest; nothing else may load or run."""
     style = (files("noisegate.pipeline.inspect.report") / "style.css").read_text(encoding="utf-8")
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = Environment(

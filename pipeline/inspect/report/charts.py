@@ -1,16 +1,119 @@
-"""The report's charts: scores of given and mismatched pairs, P(clean), classes that turn into others, shards side by side."""
+"""The report's charts as SVG: histogram of scores, P(clean), confusion of classes, and shards side by side.
 
-from collections.abc import Sequence
+SVG is written by `element`, which escapes its content; `Frame` maps values to positions.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from .lens import Lens
-from .svg import Frame, drawing, element, label, ticks
+from .score_view import ScoreView
 
-__all__ = ["Bins", "Strip", "draw_clean", "draw_confusion", "draw_histogram", "draw_strips", "merge_bins"]
+__all__ = [
+    "Bins",
+    "Frame",
+    "Strip",
+    "draw_clean",
+    "draw_confusion",
+    "draw_histogram",
+    "draw_strips",
+    "drawing",
+    "element",
+    "label",
+    "merge_bins",
+    "ticks",
+]
+
+
+def element(name: str, *content: str, **attributes: object) -> Markup:
+    """An element; `class_` becomes class, underscores hyphens, floats one decimal, None is left out.
+
+    >>> element("rect", class_="bar", x=1.25, stroke_width=2)
+    Markup('<rect class="bar" x="1.2" stroke-width="2"/>')
+    """
+    parts = [Markup(name)]
+    for key, value in attributes.items():
+        if value is not None:
+            text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+            parts.append(Markup('{}="{}"').format(key.rstrip("_").replace("_", "-"), text))
+    opening = Markup(" ").join(parts)
+    if not content:
+        return Markup("<{}/>").format(opening)
+    return Markup("<{}>{}</{}>").format(opening, Markup("").join(content), Markup(name))
+
+
+def label(text: str, x: float, y: float, anchor: str = "middle", class_: str = "tick", **attributes: object) -> Markup:
+    """A piece of text."""
+    return element("text", escape(text), class_=class_, x=x, y=y, text_anchor=anchor, **attributes)
+
+
+def drawing(name: str, width: int, height: int, title: str, description: str, content: Iterable[str]) -> Markup:
+    """A whole picture that screen readers name by its title and describe by its description."""
+    return element(
+        "svg",
+        element("title", escape(title), id=f"{name}-title"),
+        element("desc", escape(description), id=f"{name}-desc"),
+        *content,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+        class_="chart",
+    )
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from low to high, at most about `most`.
+
+    >>> ticks(0.07, 0.42, 5)
+    [0.1, 0.2, 0.3, 0.4]
+    """
+    if not high > low:
+        return [low]
+    rough = (high - low) / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where values lie in a drawing: x from `low` to `high`, y from 0 to `top`."""
+
+    width: int
+    height: int
+    low: float
+    high: float
+    top: float
+    left: int = 44
+    right: int = 10
+    above: int = 26
+    below: int = 40
+
+    def x(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return self.left + min(max(share, 0.0), 1.0) * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        return self.height - self.below - value / self.top * (self.height - self.above - self.below)
+
+    def axes(self, caption: str, levels: Sequence[float]) -> list[Markup]:
+        """Grid lines at `levels` as percentages, numbers below, and what the numbers are."""
+        parts = []
+        for level in levels:
+            y = self.y(level)
+            parts.append(element("line", class_="grid", x1=self.left, x2=self.width - self.right, y1=y, y2=y))
+            parts.append(label(f"{100 * level:g} %", self.left - 6, y + 4, "end"))
+        for value in ticks(self.low, self.high, (self.width - self.left) // 60):
+            parts.append(label(f"{value:g}", self.x(value), self.height - self.below + 17))
+        middle = (self.left + self.width - self.right) / 2
+        return [*parts, label(caption, middle, self.height - 6, class_="axis")]
+
 
 SHOWN_BINS = 64
 
@@ -53,53 +156,60 @@ def merge_bins(
     return Bins(edges[ends], merged(given), None if mismatched is None else merged(mismatched))
 
 
-def draw_histogram(bins: Bins, lens: Lens, name: str, width: int, height: int, description: str) -> Markup:
+def draw_histogram(bins: Bins, view: ScoreView, name: str, width: int, height: int, description: str) -> Markup:
     """Bars of the given pairs, the mismatched ones as an area behind them, the cut as a line with its interval as a band."""
     given, mismatched = bins.shares("given"), bins.shares("mismatched")
     top = max(float(given.max(initial=0)), float(mismatched.max(initial=0)), 1e-9) * 1.05
     frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), top)
-    parts = frame.axes(lens.caption, ticks(0, top, 4)[1:])
-    if lens.interval:
-        start, end = (frame.x(value) for value in lens.interval)
+    parts = frame.axes(view.caption, ticks(0, top, 4)[1:])
+    if view.interval:
+        start, end = (frame.x(value) for value in view.interval)
         parts.append(_box("band", start, frame.above, max(end - start, 1), frame.y(0) - frame.above))
     if bins.mismatched is not None:
         parts.append(element("path", class_="mismatched", d=_steps(frame, bins.edges, mismatched)))
     for i, share in enumerate(given):
         if share > 0:
             start, end = frame.x(bins.edges[i]), frame.x(bins.edges[i + 1])
-            told = f"{bins.edges[i]:.3f} to {bins.edges[i + 1]:.3f}: {bins.given[i]:,} ({100 * share:.1f} %)"
+            tooltip = f"{bins.edges[i]:.3f} to {bins.edges[i + 1]:.3f}: {bins.given[i]:,} ({100 * share:.1f} %)"
             y = frame.y(share)
             parts.append(
-                _box("bar", start + 0.4, y, max(end - start - 0.8, 0.6), frame.y(0) - y, element("title", escape(told)))
+                _box(
+                    "bar",
+                    start + 0.4,
+                    y,
+                    max(end - start - 0.8, 0.6),
+                    frame.y(0) - y,
+                    element("title", escape(tooltip)),
+                )
             )
     if bins.mismatched is not None:
         parts.append(element("path", class_="outline", d=_steps(frame, bins.edges, mismatched)))
     parts.append(element("line", class_="base", x1=frame.left, x2=width - frame.right, y1=frame.y(0), y2=frame.y(0)))
-    if lens.cut is not None:
-        parts += _cut_line(frame, lens)
-    return drawing(name, width, height, f"How many {lens.noun}s have which {lens.score}", description, parts)
+    if view.cut is not None:
+        parts += _cut_line(frame, view)
+    return drawing(name, width, height, f"How many {view.noun}s have which {view.score}", description, parts)
 
 
-def draw_clean(lens: Lens, bins: Bins, name: str, width: int, height: int, description: str) -> Markup:
+def draw_clean(view: ScoreView, bins: Bins, name: str, width: int, height: int, description: str) -> Markup:
     """P(clean) over the score, on the histogram's own scale; nothing without a calibration."""
-    if lens.calibration is None:
+    if view.calibration is None:
         return Markup("")
     frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), 1.0)
     places = np.linspace(frame.low, frame.high, 121)
-    points = zip(places, lens.calibration.clean_probability(places), strict=True)
+    points = zip(places, view.calibration.clean_probability(places), strict=True)
     line = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in points)
-    parts = frame.axes(lens.caption, [0, 0.5, 1])
-    if lens.interval:
-        start, end = (frame.x(value) for value in lens.interval)
+    parts = frame.axes(view.caption, [0, 0.5, 1])
+    if view.interval:
+        start, end = (frame.x(value) for value in view.interval)
         parts.append(_box("band", start, frame.above, max(end - start, 1), frame.y(0) - frame.above))
     parts.append(element("polyline", class_="curve", points=line))
     return drawing(
         name,
         width,
         height,
-        f"Probability that a {lens.noun} is right, by its {lens.score}",
+        f"Probability that a {view.noun} is right, by its {view.score}",
         description,
-        parts + (_cut_line(frame, lens) if lens.cut is not None else []),
+        parts + (_cut_line(frame, view) if view.cut is not None else []),
     )
 
 
@@ -117,12 +227,12 @@ def draw_confusion(names: Sequence[str], shares: NDArray[np.float64], name: str,
         parts.append(label(_short(text), middle + 4, margin - 6, "start", transform=turned))
     for i, j in np.argwhere(shares > 0).tolist():
         x, y = float(margin + cell * j), float(margin + cell * i)
-        told = element("title", escape(f"{names[i]} to {names[j]}: {100 * shares[i, j]:.1f} %"))
+        tooltip = element("title", escape(f"{names[i]} to {names[j]}: {100 * shares[i, j]:.1f} %"))
         if i == j:
-            parts.append(_box("same", x + 1, y + 1, cell - 2, cell - 2, told))
+            parts.append(_box("same", x + 1, y + 1, cell - 2, cell - 2, tooltip))
         else:
             depth = f"{0.12 + 0.88 * shares[i, j] / most:.2f}"
-            parts.append(_box("moved", x + 1, y + 1, cell - 2, cell - 2, told, fill_opacity=depth))
+            parts.append(_box("moved", x + 1, y + 1, cell - 2, cell - 2, tooltip, fill_opacity=depth))
     parts.append(_box("outline-box", float(margin), float(margin), cell * len(names), cell * len(names)))
     drawn = drawing(
         name, size, size, "Given classes (rows) and what they were refined to (columns)", description, parts
@@ -167,10 +277,10 @@ def _box(class_: str, x: float, y: float, width: float, height: float, *content:
     )
 
 
-def _cut_line(frame: Frame, lens: Lens) -> list[Markup]:
+def _cut_line(frame: Frame, view: ScoreView) -> list[Markup]:
     """The cut, with its value above; the text stays inside the drawing."""
-    cut = lens.cut if lens.cut is not None else 0.0
-    x, text = frame.x(cut), f"{lens.cut_name} {cut:.3f}"
+    cut = view.cut if view.cut is not None else 0.0
+    x, text = frame.x(cut), f"{view.cut_name} {cut:.3f}"
     half = 4.2 * len(text)
     place = min(max(x, frame.left + half), frame.width - frame.right - half)
     return [

@@ -1,8 +1,12 @@
-"""One pass over a run's tables, shard by shard: counts, bins, and the few rows worth showing."""
+"""Read a run's tables once, shard by shard: counts, histograms, and the few rows that a report shows.
+
+Memory does not grow with the number of rows.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +15,9 @@ import pyarrow.compute as pc
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
-from .lens import Lens
-from .picks import Lowest, LowestPerClass, Pick
+from .score_view import ScoreView
 
-__all__ = ["Collected", "Confusion", "Sizes", "collect"]
+__all__ = ["Confusion", "Lowest", "LowestPerClass", "ReportData", "Sizes", "TableRow", "collect"]
 
 COLUMNS = [
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "osa_weight", "clean_probability",
@@ -25,8 +28,83 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
+class TableRow:
+    """One row of a table: its shard's stem, and its columns by name."""
+
+    stem: str
+    values: dict[str, Any]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The shard's stem and the sample's position in it; keys may repeat, this does not."""
+        return self.stem, int(self.values["index"])
+
+    @property
+    def key(self) -> str:
+        return str(self.values["key"])
+
+
+class Lowest:
+    """The `count` rows with the lowest score over all tables added; ties go to the row that came first.
+
+    >>> lowest = Lowest(2)
+    >>> lowest.add("a", pa.table({"key": ["x", "y", "z"], "index": [0, 1, 2]}), np.array([0.3, np.nan, 0.1]))
+    >>> lowest.add("b", pa.table({"key": ["v"], "index": [0]}), np.array([0.2]))
+    >>> [row.key for row in lowest.rows]
+    ['z', 'v']
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._kept: list[tuple[float, TableRow]] = []
+
+    def add(self, stem: str, table: pa.Table, score: Float64) -> None:
+        """Consider all rows of a table; `score` (N,), NaN for rows that do not take part."""
+        eligible = np.flatnonzero(~np.isnan(score))
+        if len(self._kept) == self._count and self._kept:
+            eligible = eligible[score[eligible] < self._kept[-1][0]]
+        rows = eligible[np.argsort(score[eligible], kind="stable")[: self._count]]
+        if len(rows):
+            lowest = zip(score[rows].tolist(), _table_rows(stem, table, rows), strict=True)
+            self._kept = sorted([*self._kept, *lowest], key=lambda entry: entry[0])[: self._count]
+
+    @property
+    def rows(self) -> list[TableRow]:
+        """Lowest first."""
+        return [row for _, row in self._kept]
+
+
+class LowestPerClass:
+    """`Lowest` for every class; memory grows with the number of classes only."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.classes: dict[int, Lowest] = {}
+
+    def add(self, stem: str, table: pa.Table, labels: Index, score: Float64) -> None:
+        """`labels` (N,), negative for none; `score` (N,), NaN for rows that do not take part."""
+        rows = np.flatnonzero((labels >= 0) & ~np.isnan(score))
+        rows = rows[np.lexsort((score[rows], labels[rows]))]
+        if not len(rows):
+            return
+        starts = np.flatnonzero(np.diff(labels[rows], prepend=-1))
+        rank = np.arange(len(rows)) - np.repeat(starts, np.diff([*starts, len(rows)]))
+        rows = rows[rank < self._count]
+        chosen = np.full(len(score), np.nan)
+        for label in np.unique(labels[rows]):
+            mine = rows[labels[rows] == label]
+            chosen[mine] = score[mine]
+            self.classes.setdefault(int(label), Lowest(self._count)).add(stem, table, chosen)
+            chosen[mine] = np.nan
+
+
+def _table_rows(stem: str, table: pa.Table, numbers: Index) -> list[TableRow]:
+    return [TableRow(stem, values) for values in table.take(pa.array(numbers)).to_pylist()] if len(numbers) else []
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """How much of everything a report shows."""
+    """How many samples a report shows: per gallery, per class, of duplicates, and per kind of failure."""
 
     gallery: int = 12
     per_class: int = 4
@@ -57,7 +135,7 @@ class Confusion:
 
 @dataclass
 class ShardFacts:
-    """One shard's scores: a coarse histogram, quantiles, and what failed."""
+    """One shard's scores (a coarse histogram and quantiles) and the number of samples that failed."""
 
     stem: str
     rows: int
@@ -68,8 +146,8 @@ class ShardFacts:
 
 
 @dataclass
-class Collected:
-    """Everything a report says about the tables; its size depends on shards and classes, not on rows."""
+class ReportData:
+    """Statistics and chosen rows of all tables; the size depends on shards and classes, not on rows."""
 
     rows: int = 0
     scored: int = 0
@@ -80,88 +158,88 @@ class Collected:
     flags: Counter[str] = field(default_factory=Counter)
     histogram: Index = field(default_factory=lambda: np.zeros(4000, np.int64))
     shards: list[ShardFacts] = field(default_factory=list)
-    worst: list[Pick] = field(default_factory=list)
-    best: list[Pick] = field(default_factory=list)
-    borderline: list[Pick] = field(default_factory=list)
-    duplicates: list[Pick] = field(default_factory=list)
-    originals: dict[tuple[str, int], Pick] = field(default_factory=dict)
-    failures: dict[str, list[Pick]] = field(default_factory=dict)
+    worst: list[TableRow] = field(default_factory=list)
+    best: list[TableRow] = field(default_factory=list)
+    borderline: list[TableRow] = field(default_factory=list)
+    duplicates: list[TableRow] = field(default_factory=list)
+    originals: dict[tuple[str, int], TableRow] = field(default_factory=dict)
+    failures: dict[str, list[TableRow]] = field(default_factory=dict)
     confusion: Confusion = field(default_factory=Confusion)
-    suspects: dict[int, list[Pick]] = field(default_factory=dict)
+    suspects: dict[int, list[TableRow]] = field(default_factory=dict)
     label_doubts: Counter[int] = field(default_factory=Counter)
     label_counts: Counter[int] = field(default_factory=Counter)
 
 
-def collect(run: RunFolder, stems: Sequence[str], lens: Lens, sizes: Sizes) -> Collected:
+def collect(run: RunFolder, stems: Sequence[str], view: ScoreView, sizes: Sizes) -> ReportData:
     """Read every table once, and the keys of all tables once more where duplicates need their originals."""
-    found = Collected()
+    data = ReportData()
     worst, best, borderline = (Lowest(sizes.gallery) for _ in range(3))
     duplicates = Lowest(sizes.duplicates)
     per_class = LowestPerClass(sizes.per_class)
     for stem in stems:
         table = run.read(stem, COLUMNS)
         ok = pc.equal(table["status"], "ok").to_numpy()
-        score, rank = (np.where(ok, _floats(table, name), np.nan) for name in (lens.column, lens.rank))
-        _count(found, table)
+        score, rank = (np.where(ok, _floats(table, name), np.nan) for name in (view.column, view.rank))
+        _count(data, table)
         worst.add(stem, table, rank)
         best.add(stem, table, -rank)
-        if lens.cut is not None:
-            borderline.add(stem, table, np.abs(score - lens.cut))
+        if view.cut is not None:
+            borderline.add(stem, table, np.abs(score - view.cut))
         duplicates.add(stem, table, _doubt_of_duplicates(table))
-        _add_failures(found, stem, table, sizes.failures)
-        _add_shard(found, run, stem, ok, score, lens)
-        _add_labels(found, per_class, stem, table, ok)
-    found.worst, found.best, found.borderline = worst.picks, best.picks, borderline.picks
-    found.duplicates = duplicates.picks
-    found.suspects = {label: lowest.picks for label, lowest in per_class.classes.items()}
-    found.originals = _originals(run, stems, found.duplicates)
-    return found
+        _add_failures(data, stem, table, sizes.failures)
+        _add_shard(data, run, stem, ok, score, view)
+        _add_labels(data, per_class, stem, table, ok)
+    data.worst, data.best, data.borderline = worst.rows, best.rows, borderline.rows
+    data.duplicates = duplicates.rows
+    data.suspects = {label: lowest.rows for label, lowest in per_class.classes.items()}
+    data.originals = _originals(run, stems, data.duplicates)
+    return data
 
 
-def _count(found: Collected, table: pa.Table) -> None:
-    found.rows += len(table)
-    found.statuses.update(_values(table["status"].cast("string")))
+def _count(data: ReportData, table: pa.Table) -> None:
+    data.rows += len(table)
+    data.statuses.update(_values(table["status"].cast("string")))
     words = pc.list_flatten(table["flags"]).cast("string")
-    found.flags.update(_values(pc.replace_substring_regex(words, "^duplicate_of:.*", "duplicate")))
-    found.kept += pc.sum(table["clean"]).as_py() or 0
+    data.flags.update(_values(pc.replace_substring_regex(words, "^duplicate_of:.*", "duplicate")))
+    data.kept += pc.sum(table["clean"]).as_py() or 0
     weight = table["osa_weight"].drop_null()
-    found.weighted += len(weight)
-    found.weight_sum += pc.sum(weight).as_py() or 0.0
+    data.weighted += len(weight)
+    data.weight_sum += pc.sum(weight).as_py() or 0.0
 
 
 def _values(column: pa.ChunkedArray) -> dict[str, int]:
     return {entry["values"]: entry["counts"] for entry in pc.value_counts(column).to_pylist()}
 
 
-def _add_shard(found: Collected, run: RunFolder, stem: str, ok: Mask, score: Float64, lens: Lens) -> None:
+def _add_shard(data: ReportData, run: RunFolder, stem: str, ok: Mask, score: Float64, view: ScoreView) -> None:
     known = score[~np.isnan(score)]
-    fine = np.histogram(np.clip(known, -lens.span, lens.span), lens.edges)[0]
-    found.scored += len(known)
-    found.histogram += fine
+    fine = np.histogram(np.clip(known, -view.span, view.span), view.edges)[0]
+    data.scored += len(known)
+    data.histogram += fine
     quantiles = tuple(np.quantile(known, QUANTILES).tolist()) if len(known) else ()
     coarse = fine.reshape(-1, COARSE).sum(axis=1)
     damage = read_metadata(run.table(stem))["shard"].get("damage")
-    found.shards.append(ShardFacts(stem, len(ok), int((~ok).sum()), coarse, quantiles, damage))
+    data.shards.append(ShardFacts(stem, len(ok), int((~ok).sum()), coarse, quantiles, damage))
 
 
-def _add_failures(found: Collected, stem: str, table: pa.Table, most: int) -> None:
-    """The first few of every status."""
+def _add_failures(data: ReportData, stem: str, table: pa.Table, most: int) -> None:
+    """Keep the first few rows of every status."""
     status = np.array(table["status"].to_pylist())
     for name in np.unique(status[status != "ok"]).tolist():
-        examples = found.failures.setdefault(name, [])
+        examples = data.failures.setdefault(name, [])
         rows = np.flatnonzero(status == name)[: most - len(examples)]
-        examples += [Pick(stem, values) for values in table.take(pa.array(rows)).to_pylist()] if len(rows) else []
+        examples += _table_rows(stem, table, rows)
 
 
-def _add_labels(found: Collected, per_class: LowestPerClass, stem: str, table: pa.Table, ok: Mask) -> None:
+def _add_labels(data: ReportData, per_class: LowestPerClass, stem: str, table: pa.Table, ok: Mask) -> None:
     quality = _floats(table, "label_quality")
     given, refined = (_integers(table, name) for name in ("label", "refined_label"))
     known = ok & ~np.isnan(quality) & (given >= 0) & (refined >= 0)
     if not known.any():
         return
-    found.confusion.add(given[known], refined[known])
-    found.label_counts.update(_tally(given[known]))
-    found.label_doubts.update(_tally(given[known & (given != refined)]))
+    data.confusion.add(given[known], refined[known])
+    data.label_counts.update(_tally(given[known]))
+    data.label_doubts.update(_tally(given[known & (given != refined)]))
     per_class.add(stem, table, np.where(known, given, -1), np.where(known, quality, np.nan))
 
 
@@ -179,40 +257,40 @@ def _doubt_of_duplicates(table: pa.Table) -> Float64:
     return doubt
 
 
-def _originals(run: RunFolder, stems: Sequence[str], duplicates: Sequence[Pick]) -> dict[tuple[str, int], Pick]:
-    """The row that each duplicate names, by the duplicate's place; a key that a shard has twice means the first."""
-    wanted = {pick.place: named for pick in duplicates if (named := _original(pick, stems))}
-    found: dict[tuple[str, str], list[Pick]] = {}
+def _originals(run: RunFolder, stems: Sequence[str], duplicates: Sequence[TableRow]) -> dict[tuple[str, int], TableRow]:
+    """The row that each duplicate names, by the duplicate's place; of a key that occurs twice in a shard the first row."""
+    wanted = {row.place: named for row in duplicates if (named := _original(row, stems))}
+    rows_by_key: dict[tuple[str, str], list[TableRow]] = {}
     for stem in sorted({stem for stem, _ in wanted.values()}):
         keys = pa.array(sorted({key for shard, key in wanted.values() if shard == stem}), pa.string())
         hits = pc.is_in(run.read(stem, ["key"])["key"], value_set=keys)
         if pc.any(hits).as_py():
             for values in run.read(stem, COLUMNS).filter(hits).to_pylist():
-                found.setdefault((stem, values["key"]), []).append(Pick(stem, values))
+                rows_by_key.setdefault((stem, values["key"]), []).append(TableRow(stem, values))
     return {
         place: others[0]
         for place, named in wanted.items()
-        if (others := [pick for pick in found.get(named, []) if pick.place != place])
+        if (others := [row for row in rows_by_key.get(named, []) if row.place != place])
     }
 
 
-def _original(pick: Pick, stems: Sequence[str]) -> tuple[str, str] | None:
-    """Shard and key of what a row repeats; a name without a shard is a key of the row's own.
+def _original(row: TableRow, stems: Sequence[str]) -> tuple[str, str] | None:
+    """Shard and key of the sample that a row repeats; a name without a shard is a key in the row's own shard.
 
-    Keys may hold slashes too: what comes before one is a shard only if the run has it.
+    Keys may hold slashes too: the part before a slash is a shard only if the run has it.
     """
-    name = original_key(pick)
+    name = original_key(row)
     if name is None:
         return None
-    shards = [stem for stem in stems if stem != pick.stem and name.startswith(f"{stem}/")]
+    shards = [stem for stem in stems if stem != row.stem and name.startswith(f"{stem}/")]
     shard = max(shards, key=len, default=None)
-    return (pick.stem, name) if shard is None else (shard, name.removeprefix(f"{shard}/"))
+    return (row.stem, name) if shard is None else (shard, name.removeprefix(f"{shard}/"))
 
 
-def original_key(pick: Pick) -> str | None:
-    """What comes after `duplicate_of:` among a row's flags: a key, after `SHARD/` if that is another than the row's."""
+def original_key(row: TableRow) -> str | None:
+    """The sample a row's flag `duplicate_of:` names: its key, prefixed with `SHARD/` if it is in another shard."""
     prefix = "duplicate_of:"
-    return next((flag.removeprefix(prefix) for flag in pick.values["flags"] or [] if flag.startswith(prefix)), None)
+    return next((flag.removeprefix(prefix) for flag in row.values["flags"] or [] if flag.startswith(prefix)), None)
 
 
 def _floats(table: pa.Table, name: str) -> Float64:

@@ -1,4 +1,4 @@
-"""What the data is, how it was scored, how the report was made; what nobody recorded is said to be unknown."""
+"""The last section of a report: the data, the scorer, the settings and how the report was made; "not recorded" if unknown."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from typing import Any
 from noisegate.pipeline.pairs.beta import MODES, Beta
 from noisegate.pipeline.runs.table import RunFolder
 
-from .collect import Collected
+from .collect import ReportData
 from .page import count, number, percent, without_secrets
 from .pictures import CAPTION, SIDE, printable
 
@@ -23,30 +23,30 @@ def run_facts(
     run: RunFolder,
     recorded: Mapping[str, Any],
     metadata: Mapping[str, Any],
-    found: Collected,
+    data: ReportData,
     sampling: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Groups of names and values."""
+    """Groups of (name, value) rows for the template."""
     groups = [
-        ("Data", _data(run, recorded, found)),
+        ("Data", _data(run, recorded, data)),
         ("Scorer", _scorer(recorded, metadata)),
         ("Scoring", _scoring(recorded, metadata)),
-        ("This report", _report(found, sampling)),
+        ("This report", _report(data, sampling)),
     ]
     return [
         {"title": title, "rows": [(name, printable(value)) for name, value in rows]} for title, rows in groups if rows
     ]
 
 
-def _data(run: RunFolder, recorded: Mapping[str, Any], found: Collected) -> Rows:
+def _data(run: RunFolder, recorded: Mapping[str, Any], data: ReportData) -> Rows:
     entries = recorded["shards"]
     places = sorted({without_secrets(entry["url"]).rpartition("/")[0] or "." for entry in entries})
     written = datetime.fromtimestamp(run.run_file.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
     reading = recorded.get("reading") or {}
-    without = len(entries) - len(found.shards)
+    without = len(entries) - len(data.shards)
     return [
-        ("samples", f"{found.rows:,}, of which {found.statuses['ok']:,} could be read"),
-        ("shards", f"{len(found.shards):,}" + (f", {without:,} more have no table" if without else "")),
+        ("samples", f"{data.rows:,}, of which {data.statuses['ok']:,} could be read"),
+        ("shards", f"{len(data.shards):,}" + (f", {without:,} more have no table" if without else "")),
         ("from", ", ".join(places[:3]) + (f" and {len(places) - 3} more places" if len(places) > 3 else "")),
         ("tasks", " and ".join(reading.get("tasks") or [UNKNOWN])),
         ("scored at", f"{UNKNOWN}; the run's record was last written {written}"),
@@ -99,7 +99,7 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
     return rows
 
 
-def _report(found: Collected, sampling: Mapping[str, Any]) -> Rows:
+def _report(data: ReportData, sampling: Mapping[str, Any]) -> Rows:
     album = sampling["album"]
     rows = [
         ("read", "every row of every table counts in all figures; only galleries and examples are a choice"),

@@ -1,45 +1,33 @@
-"""The labels' part of a report: what became of each class, and its most suspicious samples."""
+"""The labels' section of a report: changes per class, confusions, and the most suspicious samples of each class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.summary import label_promise
 
 from .charts import draw_confusion
-from .collect import Collected
+from .collect import ReportData
 from .page import card, name_of, number, percent
 from .pictures import Album
 
-__all__ = ["class_names", "label_section"]
+__all__ = ["label_section"]
 
-TOP = 15
-MAPPED = 40
-
-
-def class_names(run: RunFolder) -> tuple[str, ...]:
-    """Names of the classes as the run keeps them with its anchors; none where there are no anchors."""
-    try:
-        return Anchors.load(anchors_file(run)).names if anchors_file(run).exists() else ()
-    except TableError:
-        return ()
+TOP = 15  # confusions listed
+MAPPED = 40  # classes in the heat map, which stays readable at that size
 
 
 def label_section(
-    found: Collected, metadata: Mapping[str, Any], album: Album, names: Sequence[str], shown: Sequence[int]
+    data: ReportData, metadata: Mapping[str, Any], album: Album, names: Sequence[str], shown: Sequence[int]
 ) -> dict[str, Any] | None:
-    """None for a run without label scores."""
+    """Template values of the labels' section, None for a run without label scores."""
     facts = metadata.get("labels")
-    if not facts or not found.label_counts:
+    if not facts or not data.label_counts:
         return None
-    entries = found.confusion.entries
+    entries = data.confusion.entries
     moved = [(given, refined, amount) for given, refined, amount in entries if given != refined]
-    total = sum(found.label_counts.values())
+    total = sum(data.label_counts.values())
     expected = label_promise(facts) or {}
     low, high = facts["noise_interval"]
     return {
@@ -52,26 +40,28 @@ def label_section(
         ],
         "sources": [(name, number(weight, 2)) for name, weight in sorted((facts.get("source_weights") or {}).items())],
         "confusions": [
-            (name_of(names, given), name_of(names, refined), f"{amount:,}", percent(amount / found.label_counts[given]))
+            (name_of(names, given), name_of(names, refined), f"{amount:,}", percent(amount / data.label_counts[given]))
             for given, refined, amount in moved[:TOP]
         ],
         "confusions_left": max(0, len(moved) - TOP),
-        "map": _map(found, entries, names),
+        "map": _confusion_map(data, entries, names),
         "classes": [
             {
                 "name": name_of(names, label),
-                "count": f"{found.label_counts[label]:,}",
-                "doubts": f"{found.label_doubts[label]:,}",
-                "share": percent(found.label_doubts[label] / found.label_counts[label]),
-                "cards": [card(pick, album, names) for pick in found.suspects[label]],
+                "count": f"{data.label_counts[label]:,}",
+                "doubts": f"{data.label_doubts[label]:,}",
+                "share": percent(data.label_doubts[label] / data.label_counts[label]),
+                "cards": [card(row, album, names) for row in data.suspects[label]],
             }
             for label in shown
         ],
-        "classes_left": max(0, len(found.suspects) - len(shown)),
+        "classes_left": max(0, len(data.suspects) - len(shown)),
     }
 
 
-def _map(found: Collected, entries: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, Any] | None:
+def _confusion_map(
+    data: ReportData, entries: Sequence[tuple[int, int, int]], names: Sequence[str]
+) -> dict[str, Any] | None:
     """The heat map of the classes with the most changes, in class order; None where nothing changes."""
     involved: dict[int, int] = {}
     for given, refined, amount in entries:
@@ -85,7 +75,7 @@ def _map(found: Collected, entries: Sequence[tuple[int, int, int]], names: Seque
     shares = np.zeros((len(chosen), len(chosen)))
     for given, refined, amount in entries:
         if given in place and refined in place:
-            shares[place[given], place[refined]] = amount / found.label_counts[given]
+            shares[place[given], place[refined]] = amount / data.label_counts[given]
     description = (
         f"{len(chosen)} classes. Rows are given, columns refined; the darker a cell, the larger the share of the given "
         "class that moves there. The table of confusions holds the largest."

@@ -1,4 +1,4 @@
-"""What a page says in words and cards: headline, galleries, duplicates, failures."""
+"""Template values of a report's headline, galleries, duplicates and failures, and how numbers are written."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,9 @@ from typing import Any
 
 from noisegate.pipeline.runs.table import RunFolder
 
-from .collect import Collected, original_key
-from .lens import Lens
-from .picks import Pick
+from .collect import ReportData, TableRow, original_key
 from .pictures import Album, Shown, printable
+from .score_view import ScoreView
 
 __all__ = [
     "card",
@@ -26,16 +25,16 @@ __all__ = [
 FLAGS = {
     "duplicate": "nearly the same picture as another sample",
     "duplicate_key": "a key that occurred before in the same shard",
-    "no_neighbours": "no labelled neighbour to ask",
-    "indegree0": "nobody's neighbour",
-    "unpicked": "no class's text picked it",
+    "no_neighbours": "no labelled neighbour",
+    "indegree0": "not a neighbour of any sample",
+    "unpicked": "not among the nearest samples of any class text",
     "no_text": "no caption, scored by its label alone",
     "no_label": "no label, scored as a pair alone",
 }
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share in per cent, – for none.
+    """Format a share in per cent, – for none.
 
     >>> percent(0.1234), percent(float("nan"))
     ('12.3\xa0%', '–')
@@ -44,12 +43,12 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number, – for none."""
+    """Format a number, – for none."""
     return "–" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def count(amount: int, noun: str) -> str:
-    """An amount of something.
+    """Format an amount with its noun.
 
     >>> count(1, "pair"), count(1200, "pair")
     ('1 pair', '1,200 pairs')
@@ -58,36 +57,36 @@ def count(amount: int, noun: str) -> str:
 
 
 def headline(
-    run: RunFolder, found: Collected, lens: Lens, metadata: Mapping[str, Any], missing: str | None
+    run: RunFolder, data: ReportData, view: ScoreView, metadata: Mapping[str, Any], missing: str | None
 ) -> dict[str, Any]:
-    """Title, the sentences that matter most, and four figures."""
-    rate, interval = noise_rate(lens, metadata)
-    failed = found.rows - found.statuses["ok"]
-    labels = metadata.get("labels") if lens.noun == "pair" else None  # scored beside the pairs
+    """Title, the one to three sentences that matter most, and four figures."""
+    rate, interval = noise_rate(view, metadata)
+    failed = data.rows - data.statuses["ok"]
+    labels = metadata.get("labels") if view.noun == "pair" else None  # scored beside the pairs
     lead = []
-    if found.scored == 0:
+    if data.scored == 0:
         lead.append("No sample could be scored; see what failed below.")
     elif rate is None:
-        lead.append(f"There are too few {lens.noun}s to estimate how many are wrong.")
+        lead.append(f"There are too few {view.noun}s to estimate how many are wrong.")
     else:
-        lead.append(f"About {percent(rate)} of the {lens.noun}s look wrong{_within(interval)}.")
-    if found.scored and labels:
+        lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
+    if data.scored and labels:
         lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
-    if found.scored:
+    if data.scored:
         both = ", by caption and label" if labels else ""
-        lead.append(f"The default cut keeps {found.kept:,} of {count(found.scored, f'scored {lens.noun}')}{both}.")
+        lead.append(f"The default cut keeps {data.kept:,} of {count(data.scored, f'scored {view.noun}')}{both}.")
     scorer = metadata.get("scorer") or {}
     return {
         "folder": printable(run.path.resolve().name),
         "model": printable(scorer.get("model") or "an unknown model"),
-        "summary": f"{count(found.rows, 'sample')} in {count(len(found.shards), 'shard')}",
+        "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "lead": lead,
         "missing": missing,
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
-            (percent(found.kept / found.scored if found.scored else None), "kept by default", f"{found.kept:,}"),
-            (number(lens.cut), "β, the cut" if lens.cut_name == "β" else "the cut", f"on {lens.score}"),
-            (f"{failed:,}", "failed", percent(failed / found.rows) if found.rows else ""),
+            (percent(data.kept / data.scored if data.scored else None), "kept by default", f"{data.kept:,}"),
+            (number(view.cut), "β, the cut" if view.cut_name == "β" else "the cut", f"on {view.score}"),
+            (f"{failed:,}", "failed", percent(failed / data.rows) if data.rows else ""),
         ],
     }
 
@@ -100,36 +99,36 @@ def _range(interval: Sequence[float] | None) -> str:
     return f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
 
 
-def noise_rate(lens: Lens, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:
-    """Of the lens: the pairs' calibration, or what label scoring recorded."""
-    if lens.calibration:
-        return lens.calibration.noise_rate, lens.calibration.noise_interval
+def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:
+    """Estimated share of wrong samples and its 95 % interval: by the pairs' calibration, or as label scoring recorded it."""
+    if view.calibration:
+        return view.calibration.noise_rate, view.calibration.noise_interval
     labels = metadata.get("labels") or {}
-    if lens.noun == "label" and labels.get("noise_rate") is not None:
+    if view.noun == "label" and labels.get("noise_rate") is not None:
         low, high = labels["noise_interval"]
         return labels["noise_rate"], (low, high)
     return None, None
 
 
-def galleries(found: Collected, lens: Lens, album: Album, names: Sequence[str]) -> list[dict[str, Any]]:
+def galleries(data: ReportData, view: ScoreView, album: Album, names: Sequence[str]) -> list[dict[str, Any]]:
     """Worst, borderline and best; empty ones are left out."""
-    quality = "label quality" if lens.noun == "label" else lens.score
-    at = "β" if lens.cut_name == "β" else "the cut"
+    quality = "label quality" if view.noun == "label" else view.score
+    at = "β" if view.cut_name == "β" else "the cut"
     parts = [
-        ("worst", "Worst", f"The {lens.noun}s with the lowest {quality}.", found.worst),
-        ("borderline", "Borderline", f"Nearest to {at}: what the cut decides by a hair.", found.borderline),
-        ("best", "Best", f"The {lens.noun}s with the highest {quality}.", found.best),
+        ("worst", "Worst", f"The {view.noun}s with the lowest {quality}.", data.worst),
+        ("borderline", "Borderline", f"Nearest to {at}, on either side.", data.borderline),
+        ("best", "Best", f"The {view.noun}s with the highest {quality}.", data.best),
     ]
     return [
-        {"id": name, "title": title, "intro": intro, "cards": [card(pick, album, names) for pick in picks]}
-        for name, title, intro, picks in parts
-        if picks
+        {"id": name, "title": title, "intro": intro, "cards": [card(row, album, names) for row in rows]}
+        for name, title, intro, rows in parts
+        if rows
     ]
 
 
-def card(pick: Pick, album: Album, names: Sequence[str]) -> dict[str, Any]:
-    """A sample with its picture, caption, figures and what becomes of it."""
-    values, shown = pick.values, album.samples.get(pick.place, Shown())
+def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
+    """Template values of one sample: picture, caption, scores, labels and whether it is kept."""
+    values, shown = row.values, album.samples.get(row.place, Shown())
     figures = [
         (name, number(values[column], digits))
         for name, column, digits in (
@@ -153,11 +152,11 @@ def card(pick: Pick, album: Album, names: Sequence[str]) -> dict[str, Any]:
         }
     caption = shown.caption
     return {
-        "key": printable(pick.key, 80),
-        "shard": printable(pick.stem, 80),
+        "key": printable(row.key, 80),
+        "shard": printable(row.stem, 80),
         "shown": shown,
         "caption": caption,
-        "alt": printable(caption or f"sample {pick.key}", 150),
+        "alt": printable(caption or f"sample {row.key}", 150),
         "figures": figures,
         "label": label,
         "kept": values["clean"],
@@ -169,44 +168,44 @@ def name_of(names: Sequence[str], label: int) -> str:
     return printable(names[label], 60) if 0 <= label < len(names) else f"class {label}"
 
 
-def duplicate_section(found: Collected, album: Album, names: Sequence[str]) -> dict[str, Any]:
-    """Near duplicates side by side with what they repeat."""
+def duplicate_section(data: ReportData, album: Album, names: Sequence[str]) -> dict[str, Any]:
+    """Near duplicates, each beside the sample that it repeats."""
     pairs = [
         {
-            "first": card(original, album, names) if (original := found.originals.get(pick.place)) else None,
-            "second": card(pick, album, names),
-            "key": printable(original_key(pick) or "", 80),
+            "first": card(original, album, names) if (original := data.originals.get(row.place)) else None,
+            "second": card(row, album, names),
+            "key": printable(original_key(row) or "", 80),
         }
-        for pick in found.duplicates
+        for row in data.duplicates
     ]
-    total = found.flags["duplicate"]
-    told = f"{count(total, 'sample')} {'has' if total == 1 else 'have'} nearly the same picture as another one."
-    return {"total": total, "told": told, "pairs": pairs}
+    total = data.flags["duplicate"]
+    description = f"{count(total, 'sample')} {'has' if total == 1 else 'have'} nearly the same picture as another one."
+    return {"total": total, "description": description, "pairs": pairs}
 
 
-def failure_section(found: Collected, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Failures by status with examples, flags, and shards that are damaged or were never read."""
     statuses = [
         {
             "status": status,
             "count": count(amount, "sample"),
-            "share": percent(amount / found.rows),
+            "share": percent(amount / data.rows),
             "examples": [
-                (printable(pick.key, 80), printable(pick.stem, 80), printable(pick.values["error"] or "–", 300))
-                for pick in found.failures[status]
+                (printable(row.key, 80), printable(row.stem, 80), printable(row.values["error"] or "–", 300))
+                for row in data.failures[status]
             ],
         }
-        for status, amount in found.statuses.most_common()
+        for status, amount in data.statuses.most_common()
         if status != "ok"
     ]
-    damaged = [(printable(shard.stem), printable(shard.damage)) for shard in found.shards if shard.damage]
+    damaged = [(printable(shard.stem), printable(shard.damage)) for shard in data.shards if shard.damage]
     unreadable = [
         (printable(without_secrets(url)), printable(reason.replace(url, without_secrets(url))))
         for url, reason in (recorded.get("unreadable") or {}).items()
     ]
     flags = [
-        (flag, f"{amount:,}", percent(amount / found.rows), FLAGS.get(flag, ""))
-        for flag, amount in found.flags.most_common()
+        (flag, f"{amount:,}", percent(amount / data.rows), FLAGS.get(flag, ""))
+        for flag, amount in data.flags.most_common()
     ]
     most = 20
     return {

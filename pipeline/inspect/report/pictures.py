@@ -16,7 +16,7 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.samples import read_samples
 
-from .picks import Pick
+from .collect import TableRow
 
 __all__ = ["Album", "Shown", "fetch", "printable"]
 
@@ -50,14 +50,14 @@ class Album:
 
 
 def fetch(
-    picks: Iterable[Pick],
+    picks: Iterable[TableRow],
     urls: Mapping[str, str],
     text_field: str | None,
     limits: Limits,
     note: Callable[[str], None],
 ) -> Album:
     """Read what `picks` need from the shards at `urls` (by stem); a shard that cannot be read is named in `missing`."""
-    wanted: dict[str, dict[int, Pick]] = defaultdict(dict)
+    wanted: dict[str, dict[int, TableRow]] = defaultdict(dict)
     for pick in picks:
         wanted[pick.stem][pick.place[1]] = pick
     album = Album()
@@ -78,7 +78,7 @@ def fetch(
     return album
 
 
-def _shown(raw: RawSample, pick: Pick, text_field: str | None, limits: Limits) -> Shown:
+def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limits) -> Shown:
     """The sample if it is still the one that was scored, by its digests."""
     data, digest = raw.image, pick.values["image_sha256"]
     if raw.key != pick.key or (data is not None and digest and hashlib.sha256(data).digest() != digest):

@@ -1,4 +1,4 @@
-"""The scores' part of a report: histogram, probability, the cost of the cut, and shards that stand out."""
+"""The sections of a report on scores: histogram, probability, cost of the cut, and shards that differ from the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,19 @@ from noisegate.pipeline.pairs.calibration import Expected
 from noisegate.pipeline.summary import label_promise
 
 from .charts import Bins, Strip, draw_clean, draw_histogram, draw_strips, merge_bins
-from .collect import Collected, ShardFacts
-from .lens import Lens
+from .collect import QUANTILES, ReportData, ShardFacts
 from .page import count, number, percent
 from .pictures import printable
+from .score_view import ScoreView
 
 __all__ = ["Drift", "drift_section", "find_drift", "score_section"]
 
 LEAST_DISTANCE = 0.1  # in large shards the smallest difference is significant, but no reason to look
 LEVEL = 0.01  # chance that any of the shards is named although all are alike
-LEAST_FAILED = 5
-MOST = 2000  # shards that the median shard is made of
+LEAST_FAILED = 5  # failed samples of a shard that is named for them
+LISTED = 12  # shards in the table
+WIDE, HALF, NARROW = 1080, 600, 360  # widths of charts in pixels
+MOST = 2000  # shards that the median shard is computed from
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def find_drift(shards: Sequence[ShardFacts]) -> list[Drift]:
     medians = np.array([shard.quantiles[2] for shard in scored])
     centre = float(np.median(medians)) if scored else 0.0
     spread = 1.4826 * float(np.median(np.abs(medians - centre))) if scored else 0.0
-    found = []
+    drifts = []
     for shard in shards:
         size = int(shard.histogram.sum())
         distance = ks_distance(shard.histogram, typical) if typical is not None and len(scored) > 1 else 0.0
@@ -67,8 +69,8 @@ def find_drift(shards: Sequence[ShardFacts]) -> list[Drift]:
             reasons.append(f"its scores are {'spread differently' if abs(z) < 3 else 'lower' if z < 0 else 'higher'}")
         if len(shards) > 1 and shard.failed >= LEAST_FAILED and share > 3 * others + 0.02:
             reasons.append("more of its samples failed")
-        found.append(Drift(shard, distance, chance, shift, z, share, tuple(reasons)))
-    return sorted(found, key=lambda drift: (not drift.reasons, -drift.distance, drift.shard.stem))
+        drifts.append(Drift(shard, distance, chance, shift, z, share, tuple(reasons)))
+    return sorted(drifts, key=lambda drift: (not drift.reasons, -drift.distance, drift.shard.stem))
 
 
 def typical_shares(histograms: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -90,65 +92,67 @@ def ks_distance(counts: NDArray[np.int64], shares: NDArray[np.float32]) -> float
     return float(np.abs(np.cumsum(counts) / counts.sum() - shares).max()) if counts.sum() else 0.0
 
 
-def _chance(distance: float, one: float, other: float) -> float:
-    return float(min(1.0, 2 * np.exp(-2 * distance**2 * one * other / (one + other)))) if one and other else 1.0
-
-
-WIDE, HALF, NARROW = 1080, 600, 360
-LISTED = 12
+def _chance(distance: float, n: float, m: float) -> float:
+    """Kolmogorov's bound on the probability of such a distance between samples of n and m."""
+    return float(min(1.0, 2 * np.exp(-2 * distance**2 * n * m / (n + m)))) if n and m else 1.0
 
 
 def score_section(
-    found: Collected, lens: Lens, metadata: Mapping[str, Any], mismatched: NDArray[np.float32], why_not: str | None
+    data: ReportData, view: ScoreView, metadata: Mapping[str, Any], mismatched: NDArray[np.float32], why_not: str | None
 ) -> dict[str, Any] | None:
-    """None where nothing has a score."""
-    if not found.scored:
+    """Template values of the scores' section, None where no sample has a score."""
+    if not data.scored:
         return None
-    wrong = np.histogram(np.clip(mismatched, -lens.span, lens.span), lens.edges)[0] if len(mismatched) else None
-    bins = merge_bins(lens.edges, found.histogram, wrong, [value for value in (lens.cut,) if value is not None])
-    told = _described(bins, lens)
+    wrong = np.histogram(np.clip(mismatched, -view.span, view.span), view.edges)[0] if len(mismatched) else None
+    bins = merge_bins(view.edges, data.histogram, wrong, [value for value in (view.cut,) if value is not None])
+    description = _describe_histogram(bins, view)
     clean = "Rises from the left to the right."
-    if lens.calibration and lens.cut is not None:
-        at = float(lens.calibration.clean_probability([lens.cut])[0])
-        clean = f"At the {lens.cut_name} of {lens.cut:.3f} the probability is {percent(at)}."
+    if view.calibration and view.cut is not None:
+        at = float(view.calibration.clean_probability([view.cut])[0])
+        clean = f"At the {view.cut_name} of {view.cut:.3f} the probability is {percent(at)}."
     return {
         "histogram": [
-            draw_histogram(bins, lens, f"histogram-{w}", w, 340 if w == WIDE else 240, told) for w in (WIDE, NARROW)
+            draw_histogram(bins, view, f"histogram-{w}", w, 340 if w == WIDE else 240, description)
+            for w in (WIDE, NARROW)
         ],
-        "clean": [draw_clean(lens, bins, f"clean-{w}", w, 230 if w == HALF else 190, clean) for w in (HALF, NARROW)]
-        if lens.calibration
+        "clean": [draw_clean(view, bins, f"clean-{w}", w, 230 if w == HALF else 190, clean) for w in (HALF, NARROW)]
+        if view.calibration
         else None,
-        "told": told,
-        "noun": lens.noun,
-        "score": lens.score,
-        "cut": lens.cut_name if lens.cut is not None else None,
-        "interval": lens.interval is not None,
+        "description": description,
+        "noun": view.noun,
+        "score": view.score,
+        "cut": view.cut_name if view.cut is not None else None,
+        "interval": view.interval is not None,
         "mismatched": f"{len(mismatched):,}" if len(mismatched) else None,
         "why_not": why_not,
-        "bins": _rows(bins, lens),
-        "cost": _cost(found, lens, metadata),
+        "bins": _histogram_rows(bins, view),
+        "cost": _cost(data, view, metadata),
     }
 
 
-def _described(bins: Bins, lens: Lens) -> str:
-    """The chart in two sentences, for those who cannot see it."""
+def _describe_histogram(bins: Bins, view: ScoreView) -> str:
+    """Describe the chart in two or three sentences, for screen readers."""
     peak = int(bins.given.argmax())
     total = int(bins.given.sum())
-    told = f"{count(total, lens.noun)} between {bins.edges[0]:.3f} and {bins.edges[-1]:.3f}"
-    told += f", most of them in a bin around {(bins.edges[peak] + bins.edges[peak + 1]) / 2:.3f}."
+    description = f"{count(total, view.noun)} between {bins.edges[0]:.3f} and {bins.edges[-1]:.3f}"
+    description += f", most of them in a bin around {(bins.edges[peak] + bins.edges[peak + 1]) / 2:.3f}."
     if bins.mismatched is not None:
         middle = int(np.searchsorted(np.cumsum(bins.mismatched), bins.mismatched.sum() / 2))
-        told += f" Mismatched pairs have their median near {(bins.edges[middle] + bins.edges[middle + 1]) / 2:.3f}."
-    if lens.cut is not None:
-        told += f" The {lens.cut_name} is {lens.cut:.4f}"
-        told += f", its 95 % interval {lens.interval[0]:.4f} to {lens.interval[1]:.4f}." if lens.interval else "."
-    return told
+        description += (
+            f" Mismatched pairs have their median near {(bins.edges[middle] + bins.edges[middle + 1]) / 2:.3f}."
+        )
+    if view.cut is not None:
+        description += f" The {view.cut_name} is {view.cut:.4f}"
+        description += (
+            f", its 95 % interval {view.interval[0]:.4f} to {view.interval[1]:.4f}." if view.interval else "."
+        )
+    return description
 
 
-def _rows(bins: Bins, lens: Lens) -> list[tuple[str, ...]]:
+def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
     """The chart as a table: from, to, how many, share, share of mismatched, P(clean) in the middle of the bin."""
     middles = (bins.edges[:-1] + bins.edges[1:]) / 2
-    clean = lens.calibration.clean_probability(middles) if lens.calibration else None
+    clean = view.calibration.clean_probability(middles) if view.calibration else None
     given, wrong = bins.shares("given"), bins.shares("mismatched")
     return [
         (
@@ -163,20 +167,20 @@ def _rows(bins: Bins, lens: Lens) -> list[tuple[str, ...]]:
     ]
 
 
-def _cost(found: Collected, lens: Lens, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What keeping the samples above the cut is expected to cost."""
-    lost = found.scored - found.kept
-    both = lens.noun == "pair" and bool(metadata.get("labels"))
+    lost = data.scored - data.kept
+    both = view.noun == "pair" and bool(metadata.get("labels"))
     rows = [
         (
             "kept, by caption and label" if both else "kept",
-            f"{found.kept:,} of {found.scored:,} ({percent(found.kept / found.scored)})",
+            f"{data.kept:,} of {data.scored:,} ({percent(data.kept / data.scored)})",
         ),
-        ("dropped", f"{lost:,} ({percent(lost / found.scored)})"),
+        ("dropped", f"{lost:,} ({percent(lost / data.scored)})"),
     ]
-    if found.weighted:
-        rows.append(("mean weight", number(found.weight_sum / found.weighted, 4)))
-    expected, right = _expected(lens, metadata)
+    if data.weighted:
+        rows.append(("mean weight", number(data.weight_sum / data.weighted, 4)))
+    expected, right = _expected(view, metadata)
     if expected is None:
         return rows
     rows += [
@@ -184,28 +188,28 @@ def _cost(found: Collected, lens: Lens, metadata: Mapping[str, Any]) -> list[tup
         ("of the right ones, expected to be kept", percent(expected.clean_recall)),
         ("of the wrong ones, expected to be dropped", percent(expected.noise_recall)),
     ]
-    stay = expected.kept * (1 - expected.clean_precision) * found.scored
-    lost_right = right * (1 - expected.clean_recall) * found.scored
+    stay = expected.kept * (1 - expected.clean_precision) * data.scored
+    lost_right = right * (1 - expected.clean_recall) * data.scored
     if np.isfinite(stay) and np.isfinite(lost_right):
-        rows.append(("in numbers", f"about {stay:,.0f} wrong {lens.noun}s stay, {lost_right:,.0f} right ones are lost"))
+        rows.append(("in numbers", f"about {stay:,.0f} wrong {view.noun}s stay, {lost_right:,.0f} right ones are lost"))
     return rows
 
 
-def _expected(lens: Lens, metadata: Mapping[str, Any]) -> tuple[Expected | None, float]:
+def _expected(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[Expected | None, float]:
     """What the cut is expected to give, and the share of all samples that are right."""
-    if lens.calibration and lens.cut is not None:
-        return lens.calibration.expected(lens.cut), lens.calibration.kept_clean[0]
+    if view.calibration and view.cut is not None:
+        return view.calibration.expected(view.cut), view.calibration.kept_clean[0]
     labels = metadata.get("labels") or {}
     promise = label_promise(labels)
-    if lens.noun == "label" and promise:
+    if view.noun == "label" and promise:
         values = {name: np.nan if value is None else value for name, value in promise.items()}
         return Expected(**values), 1 - labels["noise_rate"]
     return None, np.nan
 
 
-def drift_section(found: Collected, lens: Lens) -> dict[str, Any]:
+def drift_section(data: ReportData, view: ScoreView) -> dict[str, Any]:
     """Shards that stand out, in a chart beside all of them together, and in a table."""
-    drifts = find_drift(found.shards)
+    drifts = find_drift(data.shards)
     out = [drift for drift in drifts if drift.reasons]
     shown = (out or drifts)[:LISTED] if len(drifts) > 1 else []
     strips = [
@@ -215,11 +219,13 @@ def drift_section(found: Collected, lens: Lens) -> dict[str, Any]:
     ]
     charts = None
     if strips:
-        everyone = Strip("all shards", _quantiles(found, lens), False)
-        rows = [everyone, *strips]
+        all_shards = Strip("all shards", _quantiles(data, view), False)
+        rows = [all_shards, *strips]
         low, high = min(row.quantiles[0] for row in rows), max(row.quantiles[-1] for row in rows)
-        told = f"Boxes hold the middle half of a shard's {lens.score}, whiskers nine tenths; the table below has the numbers."
-        charts = [draw_strips(rows, low, high, lens.score, f"shards-{w}", w, told) for w in (WIDE, NARROW)]
+        description = (
+            f"Boxes hold the middle half of a shard's {view.score}, whiskers nine tenths; the table has the numbers."
+        )
+        charts = [draw_strips(rows, low, high, view.score, f"shards-{w}", w, description) for w in (WIDE, NARROW)]
     return {
         "shards": len(drifts),
         "out": len(out),
@@ -243,7 +249,7 @@ def _drift_row(drift: Drift) -> tuple[str, ...]:
     )
 
 
-def _quantiles(found: Collected, lens: Lens) -> tuple[float, ...]:
-    """Of all scores, from their bins."""
-    below = np.cumsum(found.histogram) / found.histogram.sum()
-    return tuple(float(np.interp(q, below, lens.edges[1:])) for q in (0.05, 0.25, 0.5, 0.75, 0.95))
+def _quantiles(data: ReportData, view: ScoreView) -> tuple[float, ...]:
+    """Quantiles .05, .25, .5, .75, .95 of all scores, from their bins."""
+    below = np.cumsum(data.histogram) / data.histogram.sum()
+    return tuple(float(np.interp(q, below, view.edges[1:])) for q in QUANTILES)

@@ -18,8 +18,7 @@ from noisegate import read_table
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.inspect.report import Report, write_report
 from noisegate.pipeline.inspect.report.charts import merge_bins
-from noisegate.pipeline.inspect.report.collect import ShardFacts
-from noisegate.pipeline.inspect.report.picks import Lowest, LowestPerClass
+from noisegate.pipeline.inspect.report.collect import Lowest, LowestPerClass, ShardFacts
 from noisegate.pipeline.inspect.report.pictures import printable
 from noisegate.pipeline.inspect.report.score_page import find_drift, ks_distance
 from noisegate.pipeline.rescore import score_embeddings
@@ -371,7 +370,7 @@ def test_lowest_is_what_sorting_everything_gives(parts: list[list[float]], count
         lowest.add(str(number), table, np.array(scores, np.float64))
         everything += [(s, f"{number}/{i}") for i, s in enumerate(scores) if s == s]
     expected = [key for _, key in sorted(everything, key=lambda entry: entry[0])[:count]]
-    assert [pick.key for pick in lowest.picks] == expected
+    assert [row.key for row in lowest.rows] == expected
 
 
 def test_lowest_per_class_is_lowest_of_each() -> None:
@@ -384,8 +383,8 @@ def test_lowest_per_class_is_lowest_of_each() -> None:
         per_class.add(str(part), table, labels, scores)
         for label, lowest in alone.items():
             lowest.add(str(part), table, np.where(labels == label, scores, np.nan))
-    assert {label: lowest.picks for label, lowest in per_class.classes.items()} == {
-        label: lowest.picks for label, lowest in alone.items()
+    assert {label: lowest.rows for label, lowest in per_class.classes.items()} == {
+        label: lowest.rows for label, lowest in alone.items()
     }
 
 

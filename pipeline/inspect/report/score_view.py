@@ -1,4 +1,4 @@
-"""What a run's report is about: which score, where its cut is, and what the score means."""
+"""Which score of a run a report shows, where its cut is, and how the score is named in sentences."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import PairCalibration
 
-__all__ = ["Lens", "choose_lens"]
+__all__ = ["ScoreView", "choose_score_view"]
 
 
 @dataclass(frozen=True)
-class Lens:
+class ScoreView:
     """`column` is drawn and cut, `rank` sorts worst to best; `noun` and `score` name a sample and its score in sentences.
 
     `span` is how far the column reaches from 0; rarer values count as its ends.
@@ -40,20 +40,22 @@ class Lens:
         return np.linspace(-self.span, self.span, 4001)
 
 
-def choose_lens(facts: dict[str, Any]) -> Lens:
-    """By what a table's metadata say was scored: pairs by cosine, by neighbourhood where there is none, else labels."""
+def choose_score_view(facts: dict[str, Any]) -> ScoreView:
+    """Choose by a table's metadata: the cosine of pairs, their neighbourhood where there is no cosine, else labels."""
     calibration = _calibration(facts.get("calibration"))
     if facts.get("beta"):
         beta = Beta.from_dict(facts["beta"])
-        return Lens("similarity", "similarity", "pair", "similarity", beta.value, "β", beta.interval, calibration)
+        return ScoreView("similarity", "similarity", "pair", "similarity", beta.value, "β", beta.interval, calibration)
     near = facts.get("neighbourhood")
     if near and near.get("alone"):
         calibration = _calibration(near.get("calibration"))
         score = "neighbourhood agreement"
-        return Lens("neighbourhood", "neighbourhood", "pair", score, near.get("cut"), "cut", None, calibration, span=10)
+        return ScoreView(
+            "neighbourhood", "neighbourhood", "pair", score, near.get("cut"), "cut", None, calibration, span=10
+        )
     if facts.get("labels"):
-        return Lens("clean_probability", "label_quality", "label", "probability", 0.5, "cut", None, None)
-    return Lens("similarity", "similarity", "pair", "similarity", None, "cut", None, None)
+        return ScoreView("clean_probability", "label_quality", "label", "probability", 0.5, "cut", None, None)
+    return ScoreView("similarity", "similarity", "pair", "similarity", None, "cut", None, None)
 
 
 def _calibration(values: dict[str, Any] | None) -> PairCalibration | None:
