@@ -27,7 +27,7 @@ from noisegate.pipeline.inspect.metrics.selection import selection_metrics
 from noisegate.pipeline.labels.fusion import fuse
 from noisegate.pipeline.labels.probe import FIRST, STRENGTHS, probe_probabilities
 from noisegate.pipeline.labels.tango import refine, visual_consistency
-from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours import find_neighbours
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 FEATURES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "cifar10n-features.npz"

@@ -14,7 +14,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours import find_neighbours
 
 
 def bare_search(unit: NDArray[np.float32], k: int) -> None:

@@ -43,7 +43,7 @@ def write_rows(folder: Path, rows: int, width: int) -> list[str]:
 
 def one(kind: Any, rows: int, width: int, k: int, memory: str | None) -> dict[str, Any]:
     """Seconds, processor seconds and peak memory of one graph, made by this process."""
-    from noisegate.pipeline.neighbours import NeighbourSearch, neighbour_graph
+    from noisegate.pipeline.neighbours import NeighbourSearch, find_neighbours_on_disk
     from noisegate.pipeline.runs.mapped_rows import MappedRows
     from noisegate.pipeline.system.memory import read_size
 
@@ -51,9 +51,8 @@ def one(kind: Any, rows: int, width: int, k: int, memory: str | None) -> dict[st
         mapped = MappedRows(write_rows(Path(name), rows, width), "image")
         search = NeighbourSearch(read_size(memory) if memory else None, kind)
         start, work = time.perf_counter(), time.process_time()
-        graph = neighbour_graph(
+        graph = find_neighbours_on_disk(
             mapped,
-            lambda place: np.ones(mapped.shapes[place][0], np.bool_),
             k,
             Path(name) / "neighbours.safetensors",
             made_from="benchmark",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.labels.tango import refine
-from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.trainers.methods.tango import text_anchored_logits
 
 

@@ -34,7 +34,7 @@ from scipy.sparse.csgraph import connected_components
 from noisegate.pipeline.datasets.noise.labels import instance_dependent
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.scoring import score_labels
-from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 FIRST_SEED = {

@@ -69,17 +69,17 @@ def one(folder: Path, rows: int) -> dict[str, Any]:
     from noisegate.pipeline.labels import fusion, probe
     from noisegate.pipeline.labels.scoring import score_labels
     from noisegate.pipeline.labels.tango import row_votes, visual
-    from noisegate.pipeline.neighbours.graph import Neighbours
+    from noisegate.pipeline.neighbours import Neighbours
     from noisegate.pipeline.pairs import neighbourhood
     from noisegate.pipeline.pairs.neighbourhood_scoring import score_neighbourhood
-    from noisegate.pipeline.runs.run_rows import RunRows
+    from noisegate.pipeline.runs.mapped_rows import MappedRows
     from noisegate.pipeline.runs.table import RunFolder
 
     run, stems = RunFolder(folder), [f"s-{i:05d}" for i in range(-(-rows // SHARD))]
     row_votes.HELD, neighbourhood.GATHERED, probe.READ = 1 << 17, 1 << 20, 1 << 17
     visual.chunk_rows.__defaults__ = (200_000,)
     (fusion.fuse.__kwdefaults__ or {})["entries"] = 200_000
-    images, texts = RunRows(run, stems, "image"), RunRows(run, stems, "text")
+    images, texts = MappedRows.of_run(run, stems, "image"), MappedRows.of_run(run, stems, "text")
     given = np.concatenate([run.read(stem, ["label"])["label"].to_numpy() for stem in stems]).astype(np.int64)
     graph, of_texts = (Neighbours.load(folder / f"{name}.safetensors") for name in ("neighbours", "text_neighbours"))
     score_labels(

@@ -248,7 +248,7 @@ class _Job:
             self.settings,
             random_inputs=of_model,
             anchors=anchors,
-            search=NeighbourSearch(self.neighbour_memory, run=engine.search, afar=engine.searches_afar),
+            search=NeighbourSearch(self.neighbour_memory, run=engine.search, remote=engine.searches_remotely),
             note=self.progress.note,
         )
 

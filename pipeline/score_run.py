@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from .errors import ConfigError
 from .labels.anchors import Anchors
-from .neighbours import NeighbourSearch, neighbour_graph
-from .neighbours.graph import Neighbours, near_duplicates
+from .neighbours import Neighbours, NeighbourSearch, find_neighbours_on_disk, near_duplicates
 from .pairs.beta import Beta, check_mode
 from .pairs.pair_fit import PairScoring, learn_pair_scoring, pair_columns
 from .pairs.scorer import score_pairs
-from .runs.run_rows import RunRows
+from .runs.mapped_rows import MappedRows
 from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata, replace_columns, search_folder
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def _learn_with_neighbours(
     """What needs the neighbour graph: labels, and the neighbourhoods of pairs."""
     from .pairs.neighbourhood_scoring import NEIGHBOURS, score_neighbourhood
 
-    images = RunRows(run, stems, "image")
+    images = MappedRows.of_run(run, stems, "image")
     if not _any(images):
         return RunScores(pairs, None, None, None)  # every sample failed, and its row says why
     given = np.concatenate([_labels(run, stem) for stem in stems])
@@ -188,7 +187,7 @@ def _learn_with_neighbours(
     else:
         graph = kept_graph(run, stems, images, settings.k or NEIGHBOURS, device, search, note)
     if settings.neighbourhood:
-        texts = RunRows(run, stems, "text")
+        texts = MappedRows.of_run(run, stems, "text")
         near_texts = kept_graph(run, stems, texts, around, device, search, note) if _any(texts) else None
         cosines = None if pairs is None else np.concatenate([_similarity(run, stem) for stem in stems])
         neighbourhood = score_neighbourhood(
@@ -207,7 +206,7 @@ def _learn_with_neighbours(
 def kept_graph(
     run: RunFolder,
     stems: Sequence[str],
-    rows: RunRows,
+    rows: MappedRows,
     k: int,
     device: str,
     search: NeighbourSearch | None,
@@ -219,7 +218,7 @@ def kept_graph(
     """
     search = search or NeighbourSearch()
     k = min(k, max(1, len(rows) - 1))
-    path = run.path / ("neighbours.safetensors" if rows.part == "image" else "text_neighbours.safetensors")
+    path = run.path / ("neighbours.safetensors" if rows.tensor == "image" else "text_neighbours.safetensors")
     shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
     kept = _kept(path)
     lengths = [k, kept.k] if kept and kept.kind == "flat" and kept.k > k else [k]
@@ -231,15 +230,14 @@ def kept_graph(
         for digest in digests:
             digest.update(search.index.encode())
     made_from = digests[0].hexdigest()
-    of = "neighbours" if rows.part == "image" else "neighbours of texts"
+    of = "neighbours" if rows.tensor == "image" else "neighbours of texts"
     if kept and kept.made_from == digests[-1].hexdigest():
         note(f"{of}: the graph is there already")
         shutil.rmtree(search_folder(path), ignore_errors=True)  # killed after its last step
         return _nearest(Neighbours.load(path), k)
     note(f"{of}: searching {len(rows):,} rows, k = {k}")
-    return neighbour_graph(
-        rows.mapped,
-        rows.usable,
+    return find_neighbours_on_disk(
+        rows,
         k,
         path,
         made_from=made_from,
@@ -249,7 +247,7 @@ def kept_graph(
     )
 
 
-def _any(rows: RunRows) -> bool:
+def _any(rows: MappedRows) -> bool:
     """Whether anything could be embedded."""
     return any(block.any() for _, block in rows.chunks(ROWS_AT_ONCE))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.system.malloc import reuse_memory
+from noisegate.pipeline.system.memory import reuse_memory
 from noisegate.pipeline.system.progress import Progress, counted, progress_for
 
 from .checks import Checked, check

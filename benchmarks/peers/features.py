@@ -24,7 +24,7 @@ from benchmarks.peers.turns import Side
 from noisegate.pipeline.datasets.noise.labels import symmetric
 from noisegate.pipeline.inspect.metrics.selection import selection_metrics
 from noisegate.pipeline.labels.scoring import score_labels
-from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours import find_neighbours
 
 HERE = Path(__file__).resolve().parent
 ONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -94,10 +94,10 @@ NodeRank = Annotated[
 def asks_for_ray(engine: str, of_ray: Mapping[str, object]) -> bool:
     """Whether the engine is Ray; raises ConfigError for an unknown one, and where Ray's options are given without it."""
     if engine not in ("local", "ray"):
-        raise ConfigError(f"engine {engine!r} is unknown; use local or ray")
+        raise ConfigError(f"engine {engine!r} is unknown; use local or ray", "engine", engine)
     given = next((name for name, value in of_ray.items() if value is not None), None)
     if given and engine != "ray":
-        raise ConfigError(f"--{given} is for Ray; add --engine ray")
+        raise ConfigError(f"--{given} is for Ray; add --engine ray", given, of_ray[given])
     return engine == "ray"
 
 

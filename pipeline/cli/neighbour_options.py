@@ -55,19 +55,21 @@ def neighbour_search(
 ) -> "Iterator[NeighbourSearch]":
     """The search these options ask for; what it starts ends with it."""
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.neighbours import NeighbourSearch, on_processes, on_ray
+    from noisegate.pipeline.neighbours import NeighbourSearch, process_executor, ray_executor
     from noisegate.pipeline.system.memory import read_size
 
     ray = asks_for_ray(engine, {"address": address})
     if workers != 1 and ray:
         raise ConfigError(
-            f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray"
+            f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray",
+            "neighbour-workers",
+            workers,
         )
     size = read_size(memory) if memory else None
     with ExitStack() as started:
         if ray:
-            yield NeighbourSearch(size, index, started.enter_context(on_ray(address)), afar=True)
+            yield NeighbourSearch(size, index, started.enter_context(ray_executor(address)), remote=True)
         elif workers != 1:
-            yield NeighbourSearch(size, index, started.enter_context(on_processes(workers)), at_once=workers)
+            yield NeighbourSearch(size, index, started.enter_context(process_executor(workers)), at_once=workers)
         else:
             yield NeighbourSearch(size, index)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from noisegate.pipeline.estimators.base import Identity
     from noisegate.pipeline.labels.anchors import Anchors
     from noisegate.pipeline.labels.classes import ClassSet
-    from noisegate.pipeline.neighbours.plan import Task
+    from noisegate.pipeline.neighbours import Task
     from noisegate.pipeline.pairs.beta import Beta
     from noisegate.pipeline.shards.locate import Shard
 
@@ -25,7 +25,7 @@ class Engine(Protocol):
     """A started engine: what a job needs of a model, wherever the model is."""
 
     @property
-    def searches_afar(self) -> bool:
+    def searches_remotely(self) -> bool:
         """Whether `search` uses machines that are not this one."""
         ...
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.system.processors import processors
+from noisegate.pipeline.system.processes import count_processors
 
 from .fleet import Fleet, Link, Lost
 from .worker_protocol import Message, Reply, serve
@@ -61,7 +61,7 @@ class Devices:
         """Those asked for, or the processors, are split among the encoders; each has one at least, unless 0 were asked for."""
         count = len(self.names)
         if asked is None:
-            return max(1, min(16, processors() // count))
+            return max(1, min(16, count_processors() // count))
         return asked if asked <= 0 else max(1, asked // count)
 
     @contextmanager
@@ -71,7 +71,7 @@ class Devices:
             if name != "cpu" and int(name.partition(":")[2]) >= seen:
                 raise ConfigError(f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU")
         names = self.names[: max(1, shards)]
-        threads = max(1, processors() // len(names)) if set(names) == {"cpu"} else None
+        threads = max(1, count_processors() // len(names)) if set(names) == {"cpu"} else None
         with Fleet(_Processes(estimator, threads), names, self.workers, note) as fleet:
             yield fleet
 

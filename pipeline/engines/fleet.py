@@ -13,8 +13,7 @@ from noisegate.pipeline.errors import MismatchError, NoisegateError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.classes import ClassSet
-from noisegate.pipeline.neighbours import RunTasks, one_by_one
-from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.neighbours import RunTasks, Task, run_in_turn
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.shards.locate import Shard
 
@@ -78,7 +77,7 @@ class Fleet:
         places: Sequence[str],
         workers: Callable[[int | None], int],
         note: Callable[[str], None],
-        search: RunTasks = one_by_one,
+        search: RunTasks = run_in_turn,
     ) -> None:
         self._transport, self._workers, self._note = transport, workers, note
         self._places, self._search = tuple(places), search
@@ -111,8 +110,8 @@ class Fleet:
         self._encoders = []
 
     @property
-    def searches_afar(self) -> bool:
-        return self._search is not one_by_one
+    def searches_remotely(self) -> bool:
+        return self._search is not run_in_turn
 
     @property
     def identity(self) -> Identity:

@@ -9,8 +9,7 @@ from noisegate.pipeline.estimators import as_estimator
 from noisegate.pipeline.estimators.base import Estimator, Identity
 from noisegate.pipeline.labels.anchors import Anchors, embed_anchors
 from noisegate.pipeline.labels.classes import ClassSet
-from noisegate.pipeline.neighbours import one_by_one
-from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.neighbours import Task, run_in_turn
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.shards.locate import Shard
 
@@ -32,7 +31,7 @@ class Local:
 class LocalEngine:
     """A model, and what a job asks of it."""
 
-    searches_afar = False
+    searches_remotely = False
 
     def __init__(self, model: Estimator) -> None:
         self._model = model
@@ -51,4 +50,4 @@ class LocalEngine:
         return embed_anchors(self._model, classes)
 
     def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
-        return one_by_one(tasks)
+        return run_in_turn(tasks)

@@ -18,10 +18,9 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.neighbours import on_ray as search_on_ray
-from noisegate.pipeline.neighbours.executors import first_line
-from noisegate.pipeline.neighbours.plan import Task
-from noisegate.pipeline.system.ray_connection import connected, import_ray
+from noisegate.pipeline.neighbours import Task
+from noisegate.pipeline.neighbours import ray_executor as search_on_ray
+from noisegate.pipeline.system.ray_connection import connect_to_ray, first_line, import_ray
 
 from .devices import portable
 from .fleet import Fleet, Link, Lost
@@ -92,7 +91,7 @@ class Ray:
         ray = import_ray()
         on_cpu = isinstance(estimator, ModelSpec) and estimator.device == "cpu"
         make = portable(estimator, ray.cloudpickle.dumps)
-        with connected(ray, self.address, self.local_cpus()):
+        with connect_to_ray(ray, self.address, self.local_cpus()):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             crew = self.crew(nodes, on_cpu)
             if crew.gpus and not any(node.get("GPU", 0) >= min(crew.gpus, 1) for node in nodes):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.malloc import reuse_memory
+from noisegate.pipeline.system.memory import reuse_memory
 
 __all__ = ["Device"]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.neighbours.graph import Neighbours, default_k, near_duplicates
+from noisegate.pipeline.neighbours import Neighbours, default_k, near_duplicates
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
 
 from .anchors import Anchors

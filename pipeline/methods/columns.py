@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.rows import RowBlocks, Rows
-from noisegate.pipeline.runs.run_rows import RunRows
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Float32
 
@@ -111,7 +111,7 @@ def write_columns(run: RunFolder, stems: Sequence[str], found: Found | None) -> 
 
 def _rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "text"]) -> Rows:
     """(N, d) of all shards, zeros for samples that failed; in memory where that is not too much."""
-    rows = RunRows(run, stems, part)
+    rows = MappedRows.of_run(run, stems, part)
     return rows if len(rows) * rows.width > HELD else RowBlocks(rows.take(np.arange(len(rows))))
 
 

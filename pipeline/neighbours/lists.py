@@ -2,65 +2,78 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noisegate.pipeline.system.array_types import Float32, Index
 
-__all__ = ["Bank", "Found", "expand", "expand_in_order", "order_ties", "without_self"]
+from .distinct import DistinctRows
 
-Found: TypeAlias = tuple[Index, Float32]
-"""(Q, k) row numbers (-1: none) and cosines, nearest first."""
+__all__ = ["NearestLists", "order_ties", "write_lists"]
 
-
-@dataclass(frozen=True)
-class Bank:
-    """Which of the distinct rows each row is (-1: none), and which rows each distinct row stands for."""
-
-    group: Index  # (N,)
-    first: Index  # (U,) lowest row of each group; groups are numbered in this order
-    members: Index  # (V,) valid rows, by group and then by row
-    starts: Index  # (U + 1,) where each group starts in members
+NearestLists: TypeAlias = tuple[Index, Float32]
+"""(Q, k) row numbers (-1: none) and cosines (-inf there), nearest first."""
+ROWS_AT_ONCE = 4096
 
 
-def expand(bank: Bank, group: Index, cosine: Float32, width: int) -> Found:
-    """Groups of identical rows written out as their rows, the first `width` of them."""
-    if len(bank.first) == len(bank.members):
-        return np.where(group >= 0, bank.first[group], -1), cosine
-    sizes = np.where(group >= 0, bank.starts[group + 1] - bank.starts[group], 0)
+def write_lists(
+    distinct: DistinctRows,
+    start: int,
+    nearest: NearestLists,
+    indices: NDArray[Any],
+    similarities: NDArray[Any],
+) -> int:
+    """Write the lists (Q, w) of the distinct rows from `start` on into a graph's arrays (N, k); return the rows written.
+
+    `nearest` holds numbers of distinct rows. Every copy of a searched row gets its list without itself; lists that end
+    early are filled with -1 and NaN.
+    """
+    k = indices.shape[1]
+    listed, cosines = _name_copies(distinct, *nearest, min(k + 1, len(distinct.members)))
+    members = distinct.members[distinct.starts[start] : distinct.starts[start + len(listed)]]
+    for begin in range(0, len(members), ROWS_AT_ONCE):
+        rows = np.asarray(members[begin : begin + ROWS_AT_ONCE])
+        lists = np.asarray(distinct.group[rows]) - start
+        others, cosine = _remove_self(rows, listed[lists], cosines[lists])
+        full = np.full((len(rows), k), -1, indices.dtype)
+        values = np.full((len(rows), k), np.nan, np.float32)
+        full[:, : others.shape[1]] = others
+        values[:, : others.shape[1]] = np.where(others >= 0, cosine, np.nan)
+        indices[rows], similarities[rows] = full, values
+    return len(members)
+
+
+def _name_copies(distinct: DistinctRows, group: Index, cosine: Float32, width: int) -> NearestLists:
+    """Replace each group of identical rows by its rows, `width` entries in all, equal cosines in the order of the rows.
+
+    Where the cut falls among several groups of one cosine, the lowest of all their rows are taken.
+    """
+    if len(distinct.first) == len(distinct.members):
+        listed = np.where(group >= 0, distinct.first[group], -1)
+        return order_ties(listed, cosine), cosine
+    sizes = np.where(group >= 0, distinct.starts[group + 1] - distinct.starts[group], 0)
     taken = np.clip(width - (np.cumsum(sizes, axis=1) - sizes), 0, sizes)
     flat = taken.ravel()
     within = np.arange(flat.sum()) - np.repeat(np.cumsum(flat) - flat, flat)
     filled = np.arange(width) < taken.sum(axis=1)[:, None]
     listed = np.full((len(group), width), -1, dtype=np.int64)
     similarity = np.full((len(group), width), -np.inf, dtype=np.float32)
-    listed[filled] = bank.members[np.repeat(bank.starts[group].ravel(), flat) + within]
+    listed[filled] = distinct.members[np.repeat(distinct.starts[group].ravel(), flat) + within]
     similarity[filled] = np.repeat(cosine.ravel(), flat)
-    return listed, similarity
-
-
-def expand_in_order(bank: Bank, group: Index, cosine: Float32, width: int) -> Found:
-    """As `expand`, of lists whose tied groups are the lowest numbered, with equal cosines in the order of the rows.
-
-    Where the cut falls among several groups of one cosine, the lowest of all their rows are taken.
-    """
-    listed, similarity = expand(bank, group, cosine, width)
-    if len(bank.first) < len(bank.members):
-        edge = similarity[:, -1:]
-        several = ((cosine == edge) & (group >= 0)).sum(axis=1) > 1
-        for at in np.flatnonzero(several):
-            tied = group[at][cosine[at] == edge[at]]
-            ends = np.minimum(bank.starts[tied + 1], bank.starts[tied] + width)
-            rows = [bank.members[begin:end] for begin, end in zip(bank.starts[tied], ends, strict=True)]
-            above = int((similarity[at] > edge[at]).sum())
-            listed[at, above:] = np.sort(np.concatenate(rows))[: width - above]
+    last = similarity[:, -1:]
+    for query in np.flatnonzero(((cosine == last) & (group >= 0)).sum(axis=1) > 1):
+        tied = group[query][cosine[query] == last[query]]
+        ends = np.minimum(distinct.starts[tied + 1], distinct.starts[tied] + width)
+        rows = [distinct.members[begin:end] for begin, end in zip(distinct.starts[tied], ends, strict=True)]
+        above = int((similarity[query] > last[query]).sum())
+        listed[query, above:] = np.sort(np.concatenate(rows))[: width - above]
     return order_ties(listed, similarity), similarity
 
 
 def order_ties(listed: Index, similarity: Float32) -> Index:
-    """The lists (Q, w), which are in the order of their cosines, with equal cosines in the order of the numbers."""
+    """Put equal cosines of lists (Q, w), which are sorted by cosine, in the order of their numbers."""
     tied = ((similarity[:, 1:] == similarity[:, :-1]) & (listed[:, 1:] < listed[:, :-1])).any(axis=1)
     if tied.any():
         order = np.lexsort((listed[tied], -similarity[tied]), axis=1)
@@ -68,9 +81,9 @@ def order_ties(listed: Index, similarity: Float32) -> Index:
     return listed
 
 
-def without_self(row: Index, listed: Index, similarity: Float32) -> Found:
-    """Each list less its own row; less its last entry where the row itself is not among them."""
-    own = listed == row[:, None]
+def _remove_self(rows: Index, listed: Index, similarity: Float32) -> NearestLists:
+    """Remove each row from its own list; the last entry where the row is not in it."""
+    own = listed == rows[:, None]
     own[~own.any(axis=1), -1] = True
-    shape = len(row), listed.shape[1] - 1
+    shape = len(rows), listed.shape[1] - 1
     return listed[~own].reshape(shape), similarity[~own].reshape(shape)

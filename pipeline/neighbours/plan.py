@@ -1,4 +1,4 @@
-"""How a search is cut: base parts that fit the memory, spans of queries, and the names of the files in between."""
+"""How a search on disk is cut: parts of the rows that fit the memory, spans of queries, and the files in between."""
 
 from __future__ import annotations
 
@@ -10,20 +10,53 @@ from typing import Any, Literal
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["Kind", "Plan", "Task", "cut"]
+__all__ = [
+    "QUERIES",
+    "ROWS_FOR_CODES",
+    "ROWS_PER_CELL",
+    "IndexChoice",
+    "Kind",
+    "Plan",
+    "Task",
+    "check_k",
+    "choose_kind",
+    "cut",
+]
 
 Kind = Literal["flat", "ivf", "ivf-pq"]
+IndexChoice = Literal["auto", "flat", "ivf", "ivf-pq"]
 FORMAT = 2
-QUERIES = 4096  # searched at a time, and
-ALIGNED = 1024  # rows of a part are a multiple of it: faiss multiplies in such blocks, so the cut changes no bit
+# faiss multiplies blocks of 4096 queries and 1024 rows, so these change no bit of a cosine.
+QUERIES = 4096  # searched at a time
+ALIGNED = 1024  # rows of a part are a multiple of it
 SPAN = 65_536  # queries of a task: what a kill costs at most
-LONG_SPAN = 1 << 20  # where there are several parts, because each span reads all of them
-MULTIPLIED = 4 * QUERIES * ALIGNED  # bytes of the products that a thread holds
+LONG_SPAN = 1 << 20  # queries of a task where there are several parts, because each span reads all of them
+PRODUCT_BYTES = 4 * QUERIES * ALIGNED  # held by each thread
+ROWS_PER_CELL = 40  # to learn cells from; faiss asks for 39
+ROWS_FOR_CODES = 40 * 256  # to learn the codes of compressed rows from
+
+
+def check_k(k: int) -> None:
+    """Raise ConfigError for k below 1."""
+    if k < 1:
+        raise ConfigError(f"k {k} asks for no neighbours; use 1 or more, such as default_k(n, classes)", "k", k)
+
+
+def choose_kind(index: IndexChoice, rows: int, distinct: int, exact_limit: int) -> Kind:
+    """Choose the kind of index: "auto" by the number of rows; too few for codes, or for cells, are not compressed or cut.
+
+    >>> choose_kind("auto", 10**6, 10**6, 10**6), choose_kind("auto", 10**7, 10**7, 10**6), choose_kind("ivf-pq", 90, 90, 50)
+    ('flat', 'ivf', 'ivf')
+    """
+    kind = index if index != "auto" else ("flat" if rows <= exact_limit else "ivf")
+    if kind == "ivf-pq" and distinct < ROWS_FOR_CODES:
+        kind = "ivf"
+    return "flat" if distinct < ROWS_PER_CELL else kind
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a task needs to know, kept as `plan.json` in the search's folder."""
+    """Everything a task needs to know, kept as `plan.json` in the search's folder."""
 
     made_from: str
     tensor: str
@@ -31,14 +64,14 @@ class Plan:
     shapes: tuple[tuple[int, int], ...]
     width: int
     distinct: int
-    wanted: int  # entries of a list of distinct rows: the row itself and its others
+    wanted: int  # entries of a list of distinct rows: the row itself and its neighbours
     kind: Kind
-    part: int
-    span: int
-    need: int  # bytes of memory that a task takes
+    part: int  # distinct rows of a part
+    span: int  # queries of a task
+    need: int  # bytes of memory that a task takes with `threads` threads
     device: str
     seed: int
-    threads: int = 1  # that a task may use at most: `need` counts so many
+    threads: int = 1  # most that a task may use
     format: int = FORMAT
 
     @property
@@ -46,11 +79,11 @@ class Plan:
         return -(-self.distinct // self.part) if self.distinct else 0
 
     def bounds(self, part: int) -> tuple[int, int]:
-        """The distinct rows of a part, from and up to."""
+        """First distinct row of a part, and the one after its last."""
         return part * self.part, min(self.distinct, (part + 1) * self.part)
 
     def spans(self) -> list[tuple[int, int]]:
-        """The queries, in order: distinct rows from and up to."""
+        """Queries of each task, in order: first distinct row, and the one after the last."""
         return [(start, min(self.distinct, start + self.span)) for start in range(0, self.distinct, self.span)]
 
     def save(self, folder: Path) -> None:
@@ -58,23 +91,23 @@ class Plan:
 
     @classmethod
     def load(cls, folder: Path) -> Plan | None:
-        """None where there is none of this version."""
+        """Read `plan.json`; None where there is none of this version."""
         try:
-            found: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+            saved: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        if found.get("format") != FORMAT:
+        if saved.get("format") != FORMAT:
             return None
-        shapes = tuple((rows, width) for rows, width in found.pop("shapes"))
-        return cls(shapes=shapes, files=tuple(found.pop("files")), **found)
+        shapes = tuple((rows, width) for rows, width in saved.pop("shapes"))
+        return cls(shapes=shapes, files=tuple(saved.pop("files")), **saved)
 
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work: file names and numbers, no arrays. What it finds is in the file `name` of its folder.
+    """One piece of work, by file names and numbers; its result is the file `name` of its folder.
 
-    build: the inverted file of a part; search: the nearest of a span of queries in a part; exact: the same by comparing
-    with every row.  `sample` takes the queries from the sample that measures the recall.
+    build: write the inverted file of a part; search: find the nearest rows of a span of queries in a part; exact: the same
+    by comparing with every row. `sample` takes the queries from the sample on which recall is measured.
     """
 
     folder: str
@@ -89,27 +122,27 @@ class Task:
     def name(self) -> str:
         if self.step == "build":
             return f"part-{self.part:05d}.faiss"
-        of = f"sample-{self.probes}" if self.sample else f"{self.start:012d}"
-        return f"{self.step}-{of}-{self.part:05d}.safetensors"
+        queries = f"sample-{self.probes}" if self.sample else f"{self.start:012d}"
+        return f"{self.step}-{queries}-{self.part:05d}.safetensors"
 
     @property
     def cells(self) -> str:
-        """Where the cells that its queries look into are kept for the other parts."""
+        """File of the cells that its queries look into, shared by all parts."""
         return f"cells-{self.start:012d}.safetensors"
 
 
-def cut(plan: Plan, memory: int, threads: int, afar: bool = False) -> Plan:
-    """The plan with parts and spans that keep a task below `memory` bytes; raises ConfigError where none do.
+def cut(plan: Plan, memory: int, threads: int, remote: bool = False) -> Plan:
+    """Choose parts and spans that keep a task below `memory` bytes; raise ConfigError where none do.
 
-    Tasks `afar` run on machines that may have more threads than this one: up to an eighth of the memory is for those.
+    `remote` tasks run on machines that may have more threads than this one: up to an eighth of the memory is for those.
 
     need = part × row + threads × (queries + products) + span × list
     row = 4 d (flat); 4 d + 8 (ivf); d/4 .. d/8 + 8 (ivf-pq)     list = 12 (k + 1) bytes
     """
     each = {"flat": 4 * plan.width, "ivf": 4 * plan.width + 8, "ivf-pq": plan.width // 4 + 8}[plan.kind]
     lists = 12 * plan.wanted
-    a_thread = MULTIPLIED + QUERIES * (8 * plan.width + 3 * lists + 96)
-    threads = max(threads, memory // 8 // a_thread) if afar else threads
+    a_thread = PRODUCT_BYTES + QUERIES * (8 * plan.width + 3 * lists + 96)
+    threads = max(threads, memory // 8 // a_thread) if remote else threads
     threaded = threads * a_thread
     whole = -(-max(1, plan.distinct) // ALIGNED) * ALIGNED
     for most in (SPAN, LONG_SPAN):
@@ -123,7 +156,9 @@ def cut(plan: Plan, memory: int, threads: int, afar: bool = False) -> Plan:
         least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
         raise ConfigError(
             f"neighbour-memory {memory / 1e6:,.0f}MB is too little for {threads} threads with lists of {plan.wanted - 1} "
-            f"rows of {plan.width} numbers; use {-(-least // 1_000_000)}MB or more"
+            f"rows of {plan.width} numbers; use {-(-least // 1_000_000)}MB or more",
+            "neighbour-memory",
+            memory,
         )
     part = min(room // ALIGNED * ALIGNED, whole)
     even = -(-whole // -(-whole // part))  # parts of one size are done at one time

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import paired_cosines
-from noisegate.pipeline.neighbours.graph import Neighbours
+from noisegate.pipeline.neighbours import Neighbours
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Integers, Mask
 

@@ -11,7 +11,19 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 
-__all__ = ["Embeddings", "RowBlocks", "Rows", "as_rows", "gather", "identical_rows", "top_by_value", "unit_rows"]
+__all__ = [
+    "Embeddings",
+    "RowBlocks",
+    "Rows",
+    "as_rows",
+    "gather",
+    "identical_rows",
+    "take_unit",
+    "top_by_value",
+    "unit_rows",
+]
+
+ROWS_AT_ONCE = 16_384  # made unit length at a time
 
 
 @runtime_checkable
@@ -45,6 +57,14 @@ def gather(rows: Rows, numbers: Index) -> tuple[Float32, Index]:
     return rows.take(named), place.reshape(numbers.shape)
 
 
+def take_unit(rows: Rows, numbers: Index) -> Float32:
+    """(R, d) the rows with these ascending numbers, at unit length."""
+    unit = np.empty((len(numbers), rows.width), np.float32)
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        unit[start : start + ROWS_AT_ONCE] = unit_rows(rows.take(numbers[start : start + ROWS_AT_ONCE]))[0]
+    return unit
+
+
 class RowBlocks:
     """One (N, d) matrix, or a sequence of (n, d) blocks (memory maps will do) read as if it were one."""
 
@@ -53,7 +73,7 @@ class RowBlocks:
         widths = {block.shape[1:] for block in self.blocks}
         if len(widths) != 1 or len(next(iter(widths))) != 1:
             shapes = [block.shape for block in self.blocks[:3]]
-            raise ConfigError(f"{name} has shapes {shapes}; give one (N, d) array or blocks of equal d")
+            raise ConfigError(f"{name} has shapes {shapes}; give one (N, d) array or blocks of equal d", name, shapes)
         self.width: int = self.blocks[0].shape[1]
         self.offsets = np.cumsum([0, *(len(block) for block in self.blocks)])
 

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.malloc import reuse_memory
-from noisegate.pipeline.system.parent_watch import leave_with
-from noisegate.pipeline.system.processors import processors
+from noisegate.pipeline.system.memory import reuse_memory
+from noisegate.pipeline.system.processes import count_processors, exit_with_parent
 
 from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
@@ -131,7 +130,7 @@ def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np
 
 def default_workers() -> int:
     """One worker for each processor this process may use, at most sixteen."""
-    return min(16, processors())
+    return min(16, count_processors())
 
 
 def _start(parent: int) -> None:
@@ -139,7 +138,7 @@ def _start(parent: int) -> None:
     reuse_memory(
         16 << 20, 64 << 20
     )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
-    leave_with(parent)
+    exit_with_parent(parent)
 
 
 def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:

@@ -1,41 +1,47 @@
-"""How much memory a neighbour search may take."""
+"""Memory: how much a search may take, and whether freed blocks are kept or given back."""
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["default_memory", "read_size"]
+__all__ = ["default_memory", "free_unused_memory", "read_size", "reuse_memory"]
 
-LEAST = 16_000_000
+LEAST = 16_000_000  # bytes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGEST_BLOCK = 32 << 20  # bytes; the most that every 64-bit glibc accepts
 
 
 def read_size(text: str) -> int:
-    """Bytes of a size as people write it; raises ConfigError for anything else.
+    """Return the bytes of a size such as 8GB; raise ConfigError for anything else.
 
     >>> read_size("8GB"), read_size("1.5 GiB"), read_size("500M")
     (8000000000, 1610612736, 500000000)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", text.upper())
+    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", text.upper())
     size = 0.0
-    if found:
-        number, unit, binary = found.groups()
+    if parts:
+        number, unit, binary = parts.groups()
         step = 1024 if binary else 1000
         size = float(number) * step ** ("KMGT".index(unit) + 1 if unit else 0)
     if size < LEAST:
-        raise ConfigError(f"neighbour-memory {text!r} is no size of 16MB or more; use 8GB, or leave it out")
+        raise ConfigError(
+            f"neighbour-memory {text!r} is no size of 16MB or more; use 8GB, or leave it out", "neighbour-memory", text
+        )
     return int(size)
 
 
 def default_memory(gpus: Sequence[int] = ()) -> int:
-    """Half of what this machine, or the container it is, has free; no more than fits the GPUs of these numbers."""
+    """Return half of the bytes that this machine or container has free, at most what fits the given GPUs."""
     free = [_available()]
     if gpus:
         import torch
 
-        free.append(int(1.4 * sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)))  # 0.7 of it, once halved
+        free.append(int(1.4 * sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus)))  # 0.7 of it after halving
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -48,7 +54,25 @@ def default_memory(gpus: Sequence[int] = ()) -> int:
 
 def _available() -> int:
     try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+        match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        match = None
+    return int(match[1]) * 1024 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def reuse_memory(block: int = LARGEST_BLOCK, spare: int = 1 << 30) -> bool:
+    """Keep freed blocks of up to `block` bytes, and `spare` bytes at the end of the heap; return whether that is possible.
+
+    glibc gives larger blocks back to the system at once. A program that frees and takes the same sizes over and over, such
+    as batches and activations, then waits for the system to clear the same pages again (benchmarks/malloc.py).
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt"):  # musl has none
+        return False
+    return bool(libc.mallopt(_M_MMAP_THRESHOLD, block)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, spare))
+
+
+def free_unused_memory() -> bool:
+    """Give all free blocks back to the system, such as the cells of an inverted file; return whether there were any."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return libc is not None and hasattr(libc, "malloc_trim") and bool(libc.malloc_trim(0))

@@ -20,6 +20,7 @@ __all__ = [
     "temporary_name",
     "whole_file",
     "whole_folder",
+    "whole_path",
     "write_atomically",
     "writing_to",
 ]
@@ -80,18 +81,24 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _renamed_when_done(path: Path) -> Iterator[BinaryIO]:
-    """Write to a temporary name, sync, rename, sync the folder."""
+def whole_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary name for what is to become `path`; after an error nothing is left. Nothing is synced to disk."""
     temporary = temporary_name(path)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _renamed_when_done(path: Path) -> Iterator[BinaryIO]:
+    """Write to a temporary name, sync, rename, sync the folder."""
+    with whole_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     _sync(path.parent)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["connected", "import_ray"]
+__all__ = ["connect_to_ray", "first_line", "import_ray"]
 
 STORE_BYTES = 80_000_000  # object store of a Ray started here: nothing large is kept in it
 STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
@@ -16,18 +16,18 @@ MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"
 
 
 def import_ray() -> Any:
-    """Import ray with its usage statistics off; raises ConfigError where it is not installed."""
+    """Import ray with its usage statistics off; raise ConfigError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
         import ray.cloudpickle
     except ImportError as error:
-        raise ConfigError(MISSING) from error
+        raise ConfigError(MISSING, "engine", "ray") from error
     return ray
 
 
 @contextmanager
-def connected(ray: Any, address: str | None = None, cpus: int = 1) -> Iterator[None]:
+def connect_to_ray(ray: Any, address: str | None = None, cpus: int = 1) -> Iterator[None]:
     """Connect `ray` to the cluster at `address` (None: RAY_ADDRESS, else a Ray of this host with at least `cpus` CPUs).
 
     A Ray that this process has started already is used as it is. What Ray prints goes to standard error.
@@ -58,5 +58,12 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
                 continue
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head"
+                f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head",
+                "address",
+                how["address"],
             ) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of Ray, whose messages have many."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

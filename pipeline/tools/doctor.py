@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from noisegate.pipeline.system.extras import EXTRAS
-from noisegate.pipeline.system.processors import processors
+from noisegate.pipeline.system.processes import count_processors
 
 __all__ = ["Defaults", "Facts", "Faiss", "Finding", "Gpu", "Torch", "examine", "look_around"]
 
@@ -104,7 +104,7 @@ def look_around() -> Facts:
         torch=torch,
         faiss=faiss,
         nvidia_driver=Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
-        cores=processors(),
+        cores=count_processors(),
         memory_gb=memory,
         free_memory_gb=free,
         shm_gb=shutil.disk_usage(SHM).total / 1e9 if SHM.is_dir() else None,

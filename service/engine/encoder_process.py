@@ -24,7 +24,7 @@ from noisegate.pipeline.estimators import ModelSpec, as_estimator
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta, measure_beta
 from noisegate.pipeline.shards.decode import Preprocessor
-from noisegate.pipeline.system.parent_watch import leave_with
+from noisegate.pipeline.system.processes import exit_with_parent
 
 __all__ = ["Answer", "Batch", "EncoderProcess", "Failed", "Ready"]
 
@@ -91,7 +91,7 @@ def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[
     """The process itself: load, warm up, report, encode until the front closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the whole group is the front's to handle: it drains
         signal.signal(number, signal.SIG_IGN)
-    leave_with(parent)  # and its device's memory is free again
+    exit_with_parent(parent)  # and its device's memory is free again
     try:
         model = as_estimator(spec)
         send(connection, _warm(model, measure))

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.tango.visual import VisualVotes
+from noisegate.pipeline.neighbours import HELD_BYTES, RowQuery
+from noisegate.pipeline.pairs.neighbourhood import Side, agreement_of_new_pairs
 from noisegate.pipeline.pairs.neighbourhood_scoring import NEIGHBOURS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.score_run import DUPLICATE_COSINE, anchors_file
@@ -19,9 +22,7 @@ from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
-from .pair_agreement import Side, pair_agreement
 from .rows import RunRows
-from .search import MEMORY, RunSearch
 
 __all__ = ["LISTED", "FinishedRun", "flag_duplicates", "own_rows"]
 
@@ -38,7 +39,7 @@ class FinishedRun:
     they do in the table. So a sample of the run gets the table's values again; the flag `in_run:KEY` names the row.
     """
 
-    def __init__(self, path: Path, run: dict[str, Any], memory: int = MEMORY) -> None:
+    def __init__(self, path: Path, run: dict[str, Any], memory: int = HELD_BYTES) -> None:
         self.path = path
         self.identity = Identity.from_dict(run["scorer"])
         self.rows = RunRows(path)
@@ -54,7 +55,7 @@ class FinishedRun:
         self.anchors = Anchors.load(anchors) if labels and anchors.exists() else None
 
     @classmethod
-    def load(cls, path: Path, memory: int = MEMORY) -> "FinishedRun":
+    def load(cls, path: Path, memory: int = HELD_BYTES) -> "FinishedRun":
         """Raises ApiError 409 for a run that is not finished, damaged, or has no embeddings."""
         try:
             run = RunFolder(path).read_run()
@@ -107,9 +108,10 @@ class FinishedRun:
         if self.classes:
             self._labels(images, near[:, : self.k], numbers, anchors or self.anchors, judged)
         flag_duplicates(self.rows, near, cosines, own, judged)
-        if texts is not None and texts.any() and (sides := self._sides):
-            near_texts, _ = sides[1].search.nearest(texts, self.around, own)
-            agreement = pair_agreement(*sides, images, texts, near[:, : self.around], near_texts)
+        if texts is not None and texts.any() and (known := self._texts):
+            near_texts, _ = known.query.nearest(texts, self.around, own)
+            near_images = near[:, : self.around]
+            agreement = agreement_of_new_pairs(*known.sides, images, texts, near_images, near_texts)
             for i in np.flatnonzero(np.isfinite(agreement)).tolist():
                 judged[i].neighbourhood = float(agreement[i])
         return judged
@@ -150,40 +152,39 @@ class FinishedRun:
 
     @cached_property
     def _votes(self) -> VisualVotes:
-        return VisualVotes.of(np.empty((len(self.rows), 0), np.int64), self._voting, self.classes, None)
-
-    @cached_property
-    def _voting(self) -> Index:
-        """Labels of the rows that vote: a row whose embedding has no direction does not."""
-        with_direction = np.zeros(len(self.rows), np.bool_)
-        for numbers, _ in self._images.chunks():
-            with_direction[numbers] = True
-        return np.where(with_direction, self.rows.labels, -1)
+        labels = np.where(self._images.has_direction, self.rows.labels, -1)  # rows without a direction do not vote
+        return VisualVotes.of(np.empty((len(self.rows), 0), np.int64), labels, self.classes, None)
 
     @property
-    def _images(self) -> RunSearch:
+    def _images(self) -> RowQuery:
         with self._lock:
-            return self._image_search
+            return self._image_query
 
     @property
-    def _sides(self) -> tuple[Side, Side] | None:
+    def _texts(self) -> "_Texts | None":
         with self._lock:
-            return self._both_sides
+            return self._known_texts
 
     @cached_property
-    def _image_search(self) -> RunSearch:
-        return self._search("image")
+    def _image_query(self) -> RowQuery:
+        return RowQuery(self.rows.embeddings("image"), self._memory)
 
     @cached_property
-    def _both_sides(self) -> tuple[Side, Side] | None:
-        """Images and texts, None for a run without texts."""
-        if not self.rows.width("text"):
+    def _known_texts(self) -> "_Texts | None":
+        """None for a run without texts."""
+        texts = self.rows.embeddings("text")
+        if not texts.width:
             return None
-        return Side.of(self._image_search), Side.of(self._search("text"))
+        query = RowQuery(texts, self._memory)
+        images = replace(Side.of(self.rows.embeddings("image")), rows=self._image_query)  # take neighbours from memory
+        return _Texts(query, (images, replace(Side.of(texts), rows=query)))
 
-    def _search(self, part: str) -> RunSearch:
-        width = self.rows.width(part)
-        return RunSearch(lambda i: self.rows.block(part, i, width), self.rows.sizes, width, self._memory)
+
+class _Texts(NamedTuple):
+    """The texts of a run, to search in, and both sides (images, texts) to measure agreement with."""
+
+    query: RowQuery
+    sides: tuple[Side, Side]
 
 
 def own_rows(rows: RunRows, digests: Sequence[bytes | None], keys: Sequence[str | None], labels: Index) -> Index:

@@ -1,15 +1,16 @@
 """The samples of a finished run by row number: who they are, what label they have, where their embeddings lie."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.system.array_types import Float32, Index, Mask
+from noisegate.pipeline.system.array_types import Index, Mask
 
 __all__ = ["RunRows"]
 
@@ -68,23 +69,9 @@ class RunRows:
         """Whether they were kept."""
         return all(self._run.embeddings(stem).exists() for stem in self.stems)
 
-    def width(self, part: str) -> int:
-        """Numbers in an `image` or `text` embedding; 0 where none was made."""
-        from safetensors import safe_open
-
-        widths = [0]
-        for stem in self.stems:
-            with safe_open(self._run.embeddings(stem), framework="numpy") as file:
-                widths.append(file.get_slice(part).get_shape()[1])
-        return max(widths)
-
-    def block(self, part: str, shard: int, width: int) -> Float32:
-        """(n, width) embeddings of one shard, zeros for failed samples; none of a shard may have an embedding at all."""
-        rows = read_embeddings(self._run.embeddings(self.stems[shard]), part)
-        if not rows.shape[1]:
-            return np.zeros((len(rows), width), np.float32)
-        start = int(self._ends[shard]) - self.sizes[shard]
-        return np.where(self.ok[start : start + len(rows), None], rows, np.float32(0))
+    def embeddings(self, tensor: Literal["image", "text"]) -> MappedRows:
+        """(N, d) embeddings, zeros for failed samples; d is 0 where none was made."""
+        return MappedRows([str(self._run.embeddings(stem)) for stem in self.stems], tensor, ok=self.ok)
 
 
 def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:

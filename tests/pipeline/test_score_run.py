@@ -11,7 +11,7 @@ import pytest
 from noisegate import osa_weight, read_table
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.scoring import score_labels
-from noisegate.pipeline.neighbours.graph import Neighbours, find_neighbours
+from noisegate.pipeline.neighbours import Neighbours, find_neighbours
 from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.embeddings import read_embeddings, write_embeddings

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
 from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.parent_watch import leave_with
+from noisegate.pipeline.system.processes import exit_with_parent
 
 __all__ = ["Cell", "CellResult", "judge_learnt", "kept_rows", "read_result", "run_cell", "run_cells", "write_result"]
 
@@ -101,7 +101,7 @@ def _run_in_processes(
     while left:
         before, broken = len(left), False
         context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-        with ProcessPoolExecutor(jobs, context, leave_with, (os.getpid(),)) as pool:
+        with ProcessPoolExecutor(jobs, context, exit_with_parent, (os.getpid(),)) as pool:
             waiting = {pool.submit(run, cells[place]): place for place in left[: jobs * CELLS_PER_PROCESS]}
             try:
                 for future in as_completed(waiting):

@@ -27,7 +27,7 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.processors import processors
+from noisegate.pipeline.system.processes import count_processors
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.clip_tokens import ClipVocabulary
@@ -68,7 +68,7 @@ def run_bench(
         for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
     ]
-    results = run_cells(cells, jobs or processors(), progress=progress)
+    results = run_cells(cells, jobs or count_processors(), progress=progress)
     return SceneBench(preset, results, {rate: prepared[rate].identification for rate in preset.rates})
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.tango import visual_consistency
 from noisegate.pipeline.labels.tango.refinement import verdict
-from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 from noisegate.trainers.losses import cross_entropy
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.neighbours.graph import Neighbours
+from noisegate.pipeline.neighbours import Neighbours
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 

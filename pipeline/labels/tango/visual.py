@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.sparse import csr_matrix
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.neighbours.graph import Neighbours
+from noisegate.pipeline.neighbours import Neighbours
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Integers, Mask
 
 from .row_votes import RowVotes

@@ -15,7 +15,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import as_estimator
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.workers import DecodeOptions, default_workers
-from noisegate.pipeline.system.processors import processors
+from noisegate.pipeline.system.processes import count_processors
 
 from .devices import DEVICES, KnownDevice
 from .measure import Clock, measure
@@ -67,7 +67,7 @@ def plan(
 
 def this_machine(device: str | None, workers: int, price: float | None) -> Machine:
     """What this process may use."""
-    available = processors()
+    available = count_processors()
     torch = sys.modules.get("torch")
     name = device or "auto"
     if name == "auto":

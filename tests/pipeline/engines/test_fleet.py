@@ -12,7 +12,7 @@ from noisegate.pipeline.engines.progress_totals import Tally
 from noisegate.pipeline.engines.shard_task import Advanced, Said, ShardTask, Unreadable, Written
 from noisegate.pipeline.engines.worker_protocol import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
 from noisegate.pipeline.errors import ConfigError, MismatchError, NoisegateError
-from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.neighbours import Task
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.fakes import estimator

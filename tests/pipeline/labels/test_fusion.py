@@ -17,7 +17,7 @@ from benchmarks.repair import KINDS, Case, draw_case, draw_flipped, repair
 from noisegate.pipeline.labels.fusion import Fused, confident_joint, fuse
 from noisegate.pipeline.labels.probe import probe_probabilities
 from noisegate.pipeline.labels.tango import visual_consistency
-from noisegate.pipeline.neighbours.graph import default_k, find_neighbours
+from noisegate.pipeline.neighbours import default_k, find_neighbours
 from tests.errors import refused
 
 FEATURES = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "cifar10n-features.npz"

@@ -11,7 +11,7 @@ from noisegate.pipeline.labels.fusion import fuse
 from noisegate.pipeline.labels.probe import probe_probabilities
 from noisegate.pipeline.labels.scoring import MAX_CLASSES, NEAR, count_classes, neighbours_wanted, score_labels
 from noisegate.pipeline.labels.tango import anchor_consistency, refine, visual_consistency
-from noisegate.pipeline.neighbours.graph import find_neighbours, near_duplicates
+from noisegate.pipeline.neighbours import find_neighbours, near_duplicates
 from noisegate.pipeline.system.array_types import Index
 from tests.embeddings import clusters
 from tests.errors import refused

@@ -19,7 +19,7 @@ from noisegate.pipeline.labels.tango import (
 )
 from noisegate.pipeline.labels.tango import semantic as anchors_module
 from noisegate.pipeline.labels.tango.semantic import AnchorVotes
-from noisegate.pipeline.neighbours.graph import find_neighbours, near_duplicates
+from noisegate.pipeline.neighbours import find_neighbours, near_duplicates
 from noisegate.pipeline.runs.rows import RowBlocks
 from noisegate.pipeline.system.array_types import Float64, Index, Mask
 from tests.errors import refused

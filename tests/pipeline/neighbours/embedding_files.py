@@ -22,12 +22,8 @@ def stored(folder: Path, rows: NDArray[np.floating], ends: Sequence[int] = ()) -
     return MappedRows(files, "image")
 
 
-def all_of(rows: MappedRows) -> Callable[[int], NDArray[np.bool_]]:
-    return lambda place: np.ones(rows.shapes[place][0], np.bool_)
-
-
 def cut_at(part: int, span: int) -> Callable[[Plan, int, int, bool], Plan]:
-    return lambda plan, memory, threads, afar: replace(plan, part=part, span=span, threads=threads)
+    return lambda plan, memory, threads, remote: replace(plan, part=part, span=span, threads=threads)
 
 
 def clustered(count: int, width: int, seed: int = 0, spread: float = 0.5) -> NDArray[np.float32]:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.neighbours.plan import Plan, cut
 from noisegate.pipeline.system.memory import default_memory, read_size
+from tests.errors import refused
 
 PLAN = Plan("rows", "image", (), (), 512, 100_000_000, 21, "flat", 1024, 4096, 0, "cpu", 0)
 
@@ -24,13 +24,13 @@ def test_a_task_keeps_to_its_memory_and_uses_it(kind: str, memory: int) -> None:
 
 
 def test_a_machine_with_more_threads_than_the_one_that_planned_keeps_to_the_memory_too() -> None:
-    near, afar = (cut(PLAN, 8_000_000_000, 2, afar=afar) for afar in (False, True))
+    near, far = (cut(PLAN, 8_000_000_000, 2, remote=remote) for remote in (False, True))
     each = 4 * 4096 * 1024 + 4096 * (8 * 512 + 36 * 21 + 96)  # as docs/neighbours.md has it
     assert near.threads == 2
-    assert afar.threads == 1_000_000_000 // each > 20
-    assert afar.need <= 8_000_000_000
-    assert afar.need - near.need == pytest.approx((afar.threads - 2) * each - 2048 * (near.part - afar.part), abs=1)
-    assert cut(PLAN, 300_000_000, 4, afar=True).threads == 4  # never fewer than here
+    assert far.threads == 1_000_000_000 // each > 20
+    assert far.need <= 8_000_000_000
+    assert far.need - near.need == pytest.approx((far.threads - 2) * each - 2048 * (near.part - far.part), abs=1)
+    assert cut(PLAN, 300_000_000, 4, remote=True).threads == 4  # never fewer than here
 
 
 def test_more_memory_means_fewer_parts() -> None:
@@ -46,7 +46,7 @@ def test_a_small_search_is_one_part() -> None:
 
 
 def test_too_little_memory_says_how_much_would_do() -> None:
-    with pytest.raises(ConfigError, match=r"neighbour-memory 20MB is too little for 4 threads .* use (\d+)MB") as found:
+    with refused("neighbour-memory", 20_000_000) as found:
         cut(PLAN, 20_000_000, threads=4)
     enough = int(str(found.value).rpartition("use ")[2].split("MB")[0])
     assert cut(PLAN, enough * 1_000_000, threads=4).need <= enough * 1_000_000
@@ -54,7 +54,7 @@ def test_too_little_memory_says_how_much_would_do() -> None:
 
 @pytest.mark.parametrize("text", ["8 apples", "", "1MB", "-8GB", "GB"])
 def test_a_size_that_is_none_is_named(text: str) -> None:
-    with pytest.raises(ConfigError, match="use 8GB"):
+    with refused("neighbour-memory", text):
         read_size(text)
 
 

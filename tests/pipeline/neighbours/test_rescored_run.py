@@ -7,18 +7,16 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from noisegate.pipeline.neighbours import NeighbourSearch
-from noisegate.pipeline.neighbours.graph import find_neighbours
-from noisegate.pipeline.neighbours.plan import Task
+from noisegate.pipeline.neighbours import NeighbourSearch, Task, find_neighbours
 from noisegate.pipeline.rescore import rescore
-from noisegate.pipeline.runs.run_rows import RunRows
+from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.score_run import ScoreSettings, kept_graph
 from tests.embeddings import captions, clusters, scored
 from tests.jobs import files_of
 
 from .embedding_files import cut_at
-from .test_search import Stop, stopping
+from .test_disk_search import Stop, stopping
 
 SETTINGS = ScoreSettings("fixed:0.3", ("pairs",), k=6, neighbourhood=True)
 
@@ -61,7 +59,7 @@ def test_a_kind_that_is_asked_for_is_not_answered_by_a_graph_of_another(tmp_path
     run, said = RunFolder(tmp_path / "out"), list[str]()
     for index in ("flat", "ivf", "ivf"):
         search = NeighbourSearch(index=index)  # type: ignore[arg-type]
-        kept_graph(run, ["images"], RunRows(run, ["images"], "image"), 5, "cpu", search, said.append)
+        kept_graph(run, ["images"], MappedRows.of_run(run, ["images"], "image"), 5, "cpu", search, said.append)
     assert ["there already" in line for line in said if line.startswith("neighbours: ") and "span" not in line] == [
         *(False, False, False, True),  # flat; ivf, and its recall; ivf once more
     ]

@@ -16,9 +16,10 @@ from pathlib import Path
 import faiss
 import numpy as np
 from noisegate.pipeline.neighbours.distinct import find_distinct
-from noisegate.pipeline.neighbours.plan import Plan, Task
+from noisegate.pipeline.neighbours.plan import Plan
+from noisegate.pipeline.neighbours import Task
 from noisegate.pipeline.neighbours.task import run_task
-from tests.pipeline.neighbours.embedding_files import all_of, stored
+from tests.pipeline.neighbours.embedding_files import stored
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -26,7 +27,7 @@ def anonymous():
 folder, count, width, cells = Path(sys.argv[1]), 35_000, 256, 500
 rng = np.random.default_rng(0)
 rows = stored(folder / "rows", rng.standard_normal((count, width), np.float32))
-find_distinct(rows, all_of(rows), folder, 10**9)
+find_distinct(rows, folder, 10**9)
 shapes = tuple(rows.shapes)
 Plan("rows", "image", tuple(rows.files), shapes, width, count, 6, "ivf", 35_840, 4096, 0, "cpu", 0).save(folder)
 quantiser = faiss.IndexFlatIP(width)

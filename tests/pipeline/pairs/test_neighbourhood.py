@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours import find_neighbours
 from noisegate.pipeline.pairs.neighbourhood import neighbourhood_agreement
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import clean_auroc
-from noisegate.pipeline.neighbours.graph import find_neighbours
+from noisegate.pipeline.neighbours import find_neighbours
 from noisegate.pipeline.pairs.neighbourhood import neighbourhood_agreement
 from noisegate.pipeline.pairs.neighbourhood_scoring import NeighbourhoodScores, score_neighbourhood
 from tests.embeddings import Rows

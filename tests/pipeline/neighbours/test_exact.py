@@ -3,17 +3,27 @@
 import tempfile
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisegate.pipeline.neighbours import NeighbourSearch, near_ties, neighbour_graph
-from noisegate.pipeline.neighbours.graph import find_neighbours
-from noisegate.pipeline.neighbours.near_ties import exact_top, pair_cosines
-from noisegate.pipeline.runs.rows import unit_rows
+from noisegate.pipeline.neighbours import NeighbourSearch, exact, find_neighbours, find_neighbours_on_disk
+from noisegate.pipeline.neighbours.exact import (
+    STREAMED,
+    ExactIndex,
+    exact_top,
+    nearest_in_blocks,
+    pair_cosines,
+    read_blocks,
+)
+from noisegate.pipeline.runs.rows import top_by_value, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Index
-from tests.pipeline.neighbours.embedding_files import all_of, cut_at, stored
+from tests.pipeline.neighbours.test_graph import signs
+
+from .embedding_files import cut_at, stored
+from .gpu_faiss import GpuFaiss
 
 
 def by_pairs(queries: Float32, rows: Float32, k: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -56,7 +66,7 @@ def test_rows_on_disk_in_parts_of_any_size_have_the_lists_of_rows_in_memory(seed
     with tempfile.TemporaryDirectory() as name:
         files = stored(Path(name), rows)
         target = Path(name) / "neighbours.safetensors"
-        found = neighbour_graph(files, all_of(files), k, target, made_from="rows", search=search)
+        found = find_neighbours_on_disk(files, k, target, made_from="rows", search=search)
         np.testing.assert_array_equal(found.indices, find_neighbours(rows, k).indices)
 
 
@@ -66,7 +76,7 @@ def test_a_search_that_rounds_as_it_likes_gives_the_order_of_the_pairs(
     spread: float, k: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows closer to each other than float32 can tell, in any number, and a search that is off by up to 3e-7."""
-    monkeypatch.setattr(near_ties, "BLOCK", block)
+    monkeypatch.setattr(exact, "BLOCK", block)
     rng = np.random.default_rng(1)
     rows = unit_rows(np.eye(12)[0] + spread * rng.standard_normal((300, 12)))[0]
 
@@ -88,3 +98,29 @@ def test_the_cosine_of_a_pair_does_not_depend_on_the_others() -> None:
     together = pair_cosines(left, right)
     assert together.tolist() == [float(pair_cosines(left[i : i + 1], right[i : i + 1])[0]) for i in range(500)]
     assert together.tolist() == pair_cosines(right, left).tolist()
+
+
+@pytest.mark.parametrize("gpus", [[], [1], [0, 1]])
+def test_ties_wider_than_the_list_take_the_lower_number(gpus: list[int]) -> None:
+    rows = signs(np.random.default_rng(0), 3000, width=4) / np.float32(2)  # 16 kinds of rows: ties of about 190
+    played = GpuFaiss()
+    number, cosine = ExactIndex(played, rows, gpus).nearest(rows[:40], 7)
+    every = rows[:40] @ rows.T
+    assert number.tolist() == top_by_value(every, 7).tolist()
+    assert cosine.tolist() == np.take_along_axis(every, number, axis=1).tolist()
+    assert played.copied == ([] if not gpus else [("one", 1)] if len(gpus) == 1 else [("several", [0, 1])])
+
+
+def test_a_tie_wider_than_a_gpu_lists_is_found_on_the_cpu() -> None:
+    rows = np.tile(np.eye(2, dtype=np.float32), (2500, 1))
+    number, _ = ExactIndex(GpuFaiss(), rows, [0]).nearest(rows[:3], 4)
+    assert number.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7], [0, 2, 4, 6]]
+
+
+def test_rows_that_come_in_blocks_give_the_lists_of_all_of_them() -> None:
+    count = STREAMED + 3
+    rows = signs(np.random.default_rng(0), count, width=4) / np.float32(2)
+    number, cosine = nearest_in_blocks(faiss, read_blocks(lambda some: rows[some], count), rows[-2:], 6)
+    every = rows[-2:] @ rows.T
+    assert number.tolist() == top_by_value(every, 6).tolist()
+    assert cosine.tolist() == np.take_along_axis(every, number, axis=1).tolist()

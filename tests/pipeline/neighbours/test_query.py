@@ -1,4 +1,4 @@
-"""Searching a finished run: against a plain loop over all rows, with copies, failed rows, and too little memory."""
+"""New rows searched in a run: against a plain loop over all rows, with copies, failed rows, and too little memory."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from noisegate.pipeline.neighbours.graph import find_neighbours
-from noisegate.service.runs.search import RunSearch
+from noisegate.pipeline.neighbours import RowQuery, find_neighbours
+from noisegate.pipeline.runs.rows import RowBlocks
 
 
-def search_of(rows: NDArray[np.float32], parts: int = 3, memory: int = 1 << 30) -> RunSearch:
-    blocks = np.array_split(rows, parts)
-    return RunSearch(lambda i: blocks[i], [len(block) for block in blocks], rows.shape[1], memory)
+def search_of(rows: NDArray[np.float32], parts: int = 3, memory: int = 1 << 30) -> RowQuery:
+    return RowQuery(RowBlocks(np.array_split(rows, parts)), memory)
 
 
 def plainly(
@@ -59,6 +58,14 @@ def test_more_neighbours_than_rows_and_queries_without_direction() -> None:
     assert near.tolist() == [[0, 2, -1, -1], [-1] * 4, [-1] * 4]
     assert np.isnan(cosines[0, 2:]).all()
     assert np.isnan(cosines[1:]).all()
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0])
+def test_rows_are_taken_at_unit_length(memory: int) -> None:
+    search = search_of(np.array([[3, 4], [0, 0], [1, 0], [0, 2]], np.float32), memory=memory)
+    expected = np.array([[0.6, 0.8], [0, 0], [1, 0], [0, 1]], np.float32)
+    np.testing.assert_array_equal(search.take(np.array([0, 1, 3])), expected[[0, 1, 3]])
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in search.chunks(3)]), expected)
 
 
 def test_nothing_to_search_or_to_ask() -> None:

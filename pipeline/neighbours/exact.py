@@ -1,0 +1,198 @@
+"""Exact search: nearest rows in an order that depends on the rows alone, however faiss rounds.
+
+A matrix product gives the cosine of a pair other last bits in another block, on another machine and for another k, so it
+cannot decide which of two nearly equal cosines is larger. Those are measured again: the product of the two unit rows in
+float64, rounded to float32, which depends on the pair alone. Equal cosines come in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from noisegate.pipeline.runs.rows import top_by_value
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
+
+from .gpu import GPU_LIMIT, copy_to_gpus
+from .lists import NearestLists
+
+__all__ = [
+    "SLACK",
+    "ExactIndex",
+    "Measure",
+    "exact_top",
+    "merge_lists",
+    "nearest_in_blocks",
+    "pair_cosines",
+    "read_blocks",
+]
+
+Search: TypeAlias = Callable[[Float32, int], NearestLists]
+Measure: TypeAlias = Callable[[Index, Index], Float32]
+"""(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""
+
+# Cosines from a float32 product that differ by more than SURE |cos| + NOISE are surely different: ten times the standard
+# deviation of that difference in 512 dimensions, where a cosine is the sum of as many small steps.
+SURE, NOISE = 2e-6, 2e-7
+SLACK = 8  # entries searched beyond a list, which show whether its end falls among nearly equal ones
+PAIRS = 512  # measured at a time
+BLOCK = 4096  # rows that queries are compared with at a time
+STREAMED = 65_536  # rows of a block that is read, searched and forgotten
+WIDEST = 4_000_000  # cosines of queries with all rows that are held at a time
+
+
+class ExactIndex:
+    """Unit rows (M, d) in memory, compared with every query; on GPUs where their numbers are given."""
+
+    def __init__(self, faiss: Any, base: Float32, gpus: Sequence[int] = ()) -> None:
+        self._faiss, self.base = faiss, base
+        self._on_gpu: Any = None
+        if gpus:
+            index = faiss.IndexFlatIP(base.shape[1])
+            index.add(base)
+            self._on_gpu = copy_to_gpus(faiss, index, gpus)
+
+    def nearest(self, queries: Float32, k: int) -> NearestLists:
+        """List the k nearest rows of unit queries (Q, d), or all M where there are fewer."""
+        return exact_top(self._search, queries, min(k, len(self.base)), self.base)
+
+    def _search(self, queries: Float32, k: int) -> NearestLists:
+        if self._on_gpu is not None and k <= GPU_LIMIT:
+            cosine, number = self._on_gpu.search(queries, k)
+        else:
+            cosine, number = self._faiss.knn(queries, self.base, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        return number, cosine
+
+
+def read_blocks(read: Callable[[slice], Float32], count: int) -> Iterator[tuple[Index, Float32]]:
+    """Yield (numbers, unit rows) of `count` rows, a block at a time."""
+    for start in range(0, count, STREAMED):
+        stop = min(count, start + STREAMED)
+        yield np.arange(start, stop), read(slice(start, stop))
+
+
+def nearest_in_blocks(
+    faiss: Any,
+    blocks: Iterable[tuple[Index, Float32]],
+    queries: Float32,
+    k: int,
+    *,
+    measured: bool = False,
+    gpus: Sequence[int] = (),
+) -> NearestLists:
+    """List the k nearest of rows that come in blocks: (n,) ascending numbers and (n, d) unit rows.
+
+    With `measured` every cosine depends on its pair alone. Without, nearly equal ones of two blocks may be swapped.
+    """
+    best = np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32)
+    for numbers, base in blocks:
+        if not len(base) or not len(queries):
+            continue
+        near, cosine = ExactIndex(faiss, base, gpus).nearest(queries, k)
+        if measured:
+            row, column = np.indices(near.shape).reshape(2, -1)
+            for start in range(0, len(row), PAIRS):
+                some = row[start : start + PAIRS], column[start : start + PAIRS]
+                cosine[some] = pair_cosines(queries[some[0]], base[near[some]])
+        best = merge_lists([best, (numbers[near], cosine)])
+    return best
+
+
+def merge_lists(lists: Sequence[NearestLists], measure: Measure | None = None) -> NearestLists:
+    """Merge lists of the same queries in consecutive rows into one as long as the first: (cosine, lower number) decides.
+
+    Each list is in order, so a stable sort by cosine keeps ties in the order of the rows. With `measure`, nearly equal
+    cosines of several lists are measured again.
+
+    >>> first = np.array([[0, 2]]), np.array([[.9, .5]], np.float32)
+    >>> second = np.array([[4, 5]]), np.array([[.9, .6]], np.float32)
+    >>> merge_lists([first, second])[0].tolist()
+    [[0, 4]]
+    """
+    if len(lists) == 1:
+        return lists[0]
+    width = lists[0][0].shape[1]
+    number, cosine = (np.concatenate([part[i] for part in lists], axis=1) for i in (0, 1))
+    order = np.argsort(-cosine, axis=1, kind="stable")
+    number, cosine = np.take_along_axis(number, order, axis=1), np.take_along_axis(cosine, order, axis=1)
+    if measure is not None:
+        number, cosine, _ = _settle(number, cosine, width, measure)
+    return number[:, :width], cosine[:, :width]
+
+
+def exact_top(search: Search, queries: Float32, k: int, base: Float32) -> NearestLists:
+    """(Q, k) the nearest of the rows (M, d) by (cosine, lower number); k <= M.
+
+    `search` gives the (Q, w) nearest, or fewer but more than k, nearest first, with any rounding and any order of ties.
+    """
+    number, cosine = search(queries, min(k + SLACK, len(base)))
+    np.clip(cosine, -1, 1, out=cosine)
+    cosine[number < 0] = -np.inf
+    number, cosine, unclear = _settle(number, cosine, k, lambda query, row: pair_cosines(queries[query], base[row]))
+    doubtful = np.flatnonzero(unclear) if number.shape[1] < len(base) else np.empty(0, np.int64)
+    number, cosine = number[:, :k], cosine[:, :k]
+    block = max(BLOCK, k)
+    step = WIDEST // block + 1
+    for some in (doubtful[i : i + step] for i in range(0, len(doubtful), step)):
+        near, value = _compare_with_all(queries[some], base, k, block)
+        # Entries before those that are nearly equal to the last one are settled, and keep the search's cosines.
+        apart = np.flip(_surely_apart(cosine[some]), axis=1)
+        before = np.flip(np.logical_or.accumulate(apart, axis=1), axis=1)
+        before = np.hstack([before, np.zeros((len(some), 1), np.bool_)])
+        number[some] = np.where(before, number[some], near)
+        cosine[some] = np.where(before, cosine[some], value)
+    return number, cosine
+
+
+def pair_cosines(left: Float32, right: Float32) -> Float32:
+    """(P,) cosines of unit rows (P, d) and (P, d)."""
+    value = np.einsum("ij,ij->i", left, right, dtype=np.float64)
+    return np.asarray(np.clip(value, -1, 1), dtype=np.float32)
+
+
+def _settle(number: Index, cosine: Float32, k: int, measure: Measure) -> tuple[Index, Float32, Mask]:
+    """Put the first k entries of lists (Q, w), which are sorted by cosine, in their true order.
+
+    Also return (Q,) whether the k-th is nearly equal to all that follow, so that rows beyond the list may be as near.
+    """
+    close = ~_surely_apart(cosine)
+    beyond = np.logical_and.accumulate(close[:, k - 1 :], axis=1)  # nearly equal to the k-th
+    close[:, k - 1 :] = beyond
+    unclear = beyond[:, -1] if beyond.shape[1] else np.ones(len(number), np.bool_)
+    near = np.flatnonzero(close.any(axis=1))
+    if len(near):
+        number, cosine = number.copy(), cosine.copy()
+        doubtful = np.zeros((len(near), number.shape[1]), np.bool_)
+        doubtful[:, 1:] |= close[near]
+        doubtful[:, :-1] |= close[near]
+        row, column = np.nonzero(doubtful)
+        row = near[row]
+        for start in range(0, len(row), PAIRS):
+            pairs = row[start : start + PAIRS], column[start : start + PAIRS]
+            cosine[pairs] = measure(pairs[0], number[pairs])
+        order = np.lexsort((number[near], -cosine[near]), axis=1)
+        number[near] = np.take_along_axis(number[near], order, axis=1)
+        cosine[near] = np.take_along_axis(cosine[near], order, axis=1)
+    return number, cosine, unclear
+
+
+def _surely_apart(cosine: Float32) -> Mask:
+    """(Q, w - 1) whether an entry is surely nearer than the next; no entries (-inf) are not in doubt."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(~(cosine[:, :-1] - cosine[:, 1:] <= SURE * np.abs(cosine[:, :-1]) + NOISE))
+
+
+def _compare_with_all(queries: Float32, base: Float32, k: int, block: int) -> NearestLists:
+    """(Q, k) the nearest, by comparing with every row in float64."""
+    exact = queries.astype(np.float64)
+    number, cosine = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
+    for start in range(0, len(base), block):
+        product = exact @ base[start : start + block].astype(np.float64).T
+        cosine = np.hstack([cosine, np.clip(product, -1, 1).astype(np.float32)])
+        fresh = np.arange(start, start + product.shape[1])
+        number = np.hstack([number, np.broadcast_to(fresh, product.shape)])
+        top = top_by_value(cosine, min(k, cosine.shape[1]))
+        number, cosine = np.take_along_axis(number, top, axis=1), np.take_along_axis(cosine, top, axis=1)
+    return number, cosine

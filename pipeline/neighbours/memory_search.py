@@ -1,0 +1,110 @@
+"""The neighbour graph of rows in memory, by the exact or the inverted index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from noisegate.pipeline.runs.rows import RowBlocks, take_unit
+from noisegate.pipeline.system.array_types import Float32, Floats, Index
+from noisegate.pipeline.system.processes import count_threads
+
+from .distinct import find_distinct
+from .exact import ExactIndex, nearest_in_blocks, read_blocks
+from .gpu import check_gpu_lists, gpu_numbers
+from .graph import Neighbours
+from .inverted import InvertedIndex, add_rows, most_probes, sample_for_recall, train_inverted, tune_probes
+from .lists import NearestLists, write_lists
+from .plan import QUERIES, check_k, choose_kind
+
+__all__ = ["find_neighbours"]
+
+
+def find_neighbours(
+    embeddings: Floats | Sequence[Floats],
+    k: int,
+    *,
+    include_self: bool = False,
+    exact_limit: int = 1_000_000,
+    device: str = "cpu",
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Neighbours:
+    """Find the k nearest rows of every row by cosine; equal similarities come in the order of their indices.
+
+    embeddings: (N, d), any float type, or a sequence of row blocks. A row without a direction (see `unit_rows`)
+        neither searches nor is found: its list is -1. Lists that run out of rows end in -1.
+    k: at most N - 1 columns are returned (N with `include_self`).
+    include_self: the first column is the row itself, so that k - 1 others follow.
+    exact_limit: rows up to which the search is exact; beyond, an inverted file is probed until its recall on a
+        sample of rows reaches 0.95, and the recall reached is returned.
+    device: "cpu"; "cuda" or "cuda:1" with a GPU build of faiss; "auto" takes the GPUs where faiss has some.
+    progress: called with (rows done, rows in all).
+
+    Identical rows are searched once and listed by index, and an exact search measures nearly equal cosines again (see
+    `exact`), so no list depends on how faiss orders them or on k. Memory: the distinct rows in float32 plus the
+    result, 8 k bytes per row.
+
+    >>> graph = find_neighbours(np.array([[1., 0.], [1., .1], [0., 1.], [1., 0.]]), k=2)
+    >>> graph.indices.tolist()
+    [[3, 1], [0, 3], [1, 0], [0, 1]]
+    """
+    import faiss
+
+    check_k(k)
+    gpus = gpu_numbers(device)
+    rows = RowBlocks(embeddings)
+    total = len(rows)
+    others = min(k, total) - 1 if include_self else min(k, max(total - 1, 0))
+    check_gpu_lists(gpus, others)
+    distinct = find_distinct(rows)
+    wanted = min(others + 1, len(distinct.first))
+    kind = choose_kind("auto", total, len(distinct.first), exact_limit)
+    index: ExactIndex | InvertedIndex
+    recall = None
+    if kind == "flat":
+        index = ExactIndex(faiss, take_unit(rows, distinct.first), gpus)
+    else:
+        index, recall = _build_inverted(faiss, rows, distinct.first, wanted, gpus, seed)
+    columns = others + include_self
+    indices = np.full((total, columns), -1, dtype=np.int32 if total < 2**31 else np.int64)
+    similarities = np.full((total, columns), np.nan, dtype=np.float32)
+    if include_self:
+        indices[distinct.members, 0], similarities[distinct.members, 0] = distinct.members, 1
+    done = total - len(distinct.members)
+    for start in range(0, len(distinct.first), QUERIES):
+        if isinstance(index, ExactIndex):
+            queries = index.base[start : start + QUERIES]
+        else:
+            queries = take_unit(rows, distinct.first[start : start + QUERIES])
+        nearest = index.nearest(queries, wanted)
+        done += write_lists(distinct, start, nearest, indices[:, include_self:], similarities[:, include_self:])
+        if progress is not None:
+            progress(done, total)
+    return Neighbours(indices, similarities, recall, kind)
+
+
+def _build_inverted(
+    faiss: Any, rows: RowBlocks, first: Index, wanted: int, gpus: Sequence[int], seed: int
+) -> tuple[InvertedIndex, float]:
+    """Train, fill and tune an inverted file of the rows `first` for lists of `wanted` entries; also return its recall."""
+
+    def read(numbers: Index | slice) -> Float32:
+        return take_unit(rows, first[numbers])
+
+    trained = train_inverted(faiss, "ivf", len(first), rows.width, read, seed)
+    add_rows(faiss, trained, read, len(first), count_threads())
+    index = InvertedIndex(faiss, trained, gpus=gpus)
+    sample = sample_for_recall(len(first), seed)
+    queries = read(sample)
+    truth = nearest_in_blocks(faiss, read_blocks(read, len(first)), queries, wanted, gpus=gpus)
+
+    def search(probes: int) -> NearestLists:
+        index.set_probes(probes)
+        return index.nearest(queries, wanted)
+
+    probing = tune_probes(search, sample, truth, most_probes(trained.nlist, gpus))
+    index.set_probes(probing.probes)
+    return index, probing.recall
