@@ -33,7 +33,7 @@ def run_and_print(command: str, folder: str) -> None:
     sys.path.insert(0, str(ROOT))  # the run's model is benchmarks.synthetic_run:ByteModel
     began = time.monotonic()
     if command == "verify":
-        from noisegate.pipeline.inspect.verify.verify import verify
+        from noisegate.pipeline.inspect.verify import verify
 
         found = verify(folder)
         if not found.ok:

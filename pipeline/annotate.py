@@ -18,7 +18,7 @@ from .estimators.base import Estimator
 from .labels.classes import ClassSet
 from .neighbours import NeighbourSearch
 from .pairs.beta import Beta, cached_beta
-from .pairs.pair_fit import recorded_pair_scoring
+from .pairs.pair_fit import read_pair_fit
 from .run_record import RunRecord
 from .runs.lock import SCORING, folder_lock
 from .runs.resume import Resume, check_settings, clear, sweep
@@ -229,9 +229,7 @@ class _Job:
 
     def _score(self, engine: Engine, stems: Sequence[str]) -> RunScores:
         if not all(self.run.embeddings(stem).exists() for stem in stems):  # dropped after scoring: the tables know
-            pairs = (
-                recorded_pair_scoring(self.run, stems, self.settings.seed) if "pairs" in self.settings.tasks else None
-            )
+            pairs = read_pair_fit(self.run, stems, self.settings.seed) if "pairs" in self.settings.tasks else None
             return RunScores(pairs, None, None, None)
 
         def of_model() -> Beta:

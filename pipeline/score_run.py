@@ -21,8 +21,8 @@ from .errors import ConfigError
 from .labels.anchors import Anchors
 from .neighbours import Neighbours, NeighbourSearch, find_neighbours_on_disk, near_duplicates
 from .pairs.beta import Beta, check_mode
-from .pairs.pair_fit import PairScoring, learn_pair_scoring, pair_columns
-from .pairs.scorer import score_pairs
+from .pairs.pair_fit import PairFit, fit_pairs
+from .pairs.scorer import pair_columns
 from .runs.mapped_rows import MappedRows
 from .runs.table import SCORE_COLUMNS, RunFolder, read_metadata, replace_columns, search_folder
 
@@ -71,7 +71,7 @@ class ScoreSettings:
 class RunScores:
     """Everything that was learned from a run, for its tables and its summary."""
 
-    pairs: PairScoring | None
+    pairs: PairFit | None
     labels: "LabelScores | None"
     neighbourhood: "NeighbourhoodScores | None"
     duplicate_of: NDArray[np.int64] | None
@@ -144,7 +144,7 @@ def learn_scores(
     if not stems:  # no shard could be read, which is what the summary will say
         return RunScores(None, None, None, None)
     if "pairs" in settings.tasks and settings.joint:
-        pairs = learn_pair_scoring(run, stems, settings.beta, random_inputs, settings.seed)
+        pairs = fit_pairs(run, stems, settings.beta, random_inputs, settings.seed)
     if "labels" in settings.tasks or settings.neighbourhood:
         return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, search, note)
     return RunScores(pairs, None, None, None)
@@ -154,7 +154,7 @@ def _learn_with_neighbours(
     run: RunFolder,
     stems: Sequence[str],
     settings: ScoreSettings,
-    pairs: PairScoring | None,
+    pairs: PairFit | None,
     anchors: Anchors | None,
     device: str,
     search: NeighbourSearch | None,
@@ -310,10 +310,7 @@ def _columns(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder"
     columns: dict[str, Any] = {name: pa.nulls(len(table), kind) for name, kind in SCORE_COLUMNS.items()}
     ok = pc.equal(table["status"], "ok").to_numpy()
     if scores.pairs:
-        found = score_pairs(
-            table["similarity"].to_numpy().astype(np.float32), scores.pairs.beta, scores.pairs.calibration
-        )
-        columns |= pair_columns(table, found)
+        columns |= pair_columns(table, scores.pairs.beta, scores.pairs.calibration)
     if scores.neighbourhood:
         columns |= scores.neighbourhood.table_columns(rows, ok, _probability(columns))
     if scores.labels:

@@ -47,7 +47,7 @@ def calibrate(
         estimate_beta,
         measure_beta,
     )
-    from noisegate.pipeline.pairs.first_pairs import first_pairs
+    from noisegate.pipeline.pairs.first_pairs import sample_first_pairs
     from noisegate.pipeline.shards.locate import find_shards
     from noisegate.pipeline.summary import tells_nothing, unknown_data
 
@@ -61,7 +61,7 @@ def calibrate(
     betas, pairs = [random], None
     if found:
         with output.working(f"encoding up to {samples:,} pairs"):
-            pairs = first_pairs(found, estimator, samples, workers, seed, text_field)
+            pairs = sample_first_pairs(found, estimator, samples, workers, seed, text_field)
             if len(pairs.mismatched) > 1:
                 betas += [beta_of_intersection(pairs, seed), beta_of_shuffled(pairs, seed)]
     chosen = estimate_beta(pairs=pairs, random_inputs=lambda: random, seed=seed)

@@ -8,7 +8,7 @@ from .options import BatchSize, Device, Folder, Quiet, Seed
 from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.inspect.verify.verify import Verification
+    from noisegate.pipeline.inspect.verify import Verification
 
 __all__ = ["register"]
 
@@ -62,29 +62,24 @@ def verify(
     Exit code 0: all is as recorded. 1: something differs. 2: there is no run, or a setting is wrong.
     """
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.estimators import ModelSpec
-    from noisegate.pipeline.inspect.verify.rescore import dtype_of, no_frozen_model, recorded_model
-    from noisegate.pipeline.inspect.verify.verify import verify as check
+    from noisegate.pipeline.inspect.verify import verify as check
+    from noisegate.pipeline.pairs.scorer import model_of_run
     from noisegate.pipeline.runs.table import RunFolder
     from noisegate.pipeline.system.progress import progress_for
 
     if pretrained is not None and model is None:
         raise ConfigError(f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out")
-    run = RunFolder(folder).read_run()
-    estimator = None
-    if run is not None and rescore and samples:
-        if model is not None:
-            draft = bool((run.get("model") or {}).get("draft"))
-            estimator = ModelSpec(model, pretrained, device, dtype_of(run, model), batch_size, draft)
-        elif run["scorer"]["model"] != "arrays" and not no_frozen_model(run):
-            estimator = recorded_model(run, device, batch_size)
+    run = RunFolder(folder).recorded()
+    named = None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size)
     found = check(
         folder,
         samples=samples,
         tolerance=tolerance,
         rescore=rescore,
         shards=shards,
-        estimator=estimator,
+        estimator=named,
+        device=device,
+        batch_size=batch_size,
         seed=seed,
         progress=progress_for(quiet, "check", "problems"),
     )

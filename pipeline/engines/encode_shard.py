@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator
-from noisegate.pipeline.pairs.scorer import encode
+from noisegate.pipeline.pairs.scorer import encode_samples
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.shards.stream import Chunk
 from noisegate.pipeline.shards.workers import Decoded
@@ -49,7 +49,7 @@ class EncodedShard:
 
     def _encode(self) -> None:
         batch, self._waiting = self._waiting, []
-        found = encode(self._model, batch, self._texts_seen)
+        found = encode_samples(self._model, batch, self._texts_seen)
         self._images.append(found.images)
         self._texts.append(found.texts)
         self._similarity.append(found.similarity)

@@ -12,7 +12,16 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["Estimator", "Identity", "array_digest", "length_batches", "normalise", "paired_cosines"]
+__all__ = [
+    "Estimator",
+    "Identity",
+    "array_digest",
+    "invalid_embedding",
+    "length_batches",
+    "normalise",
+    "paired_cosines",
+    "row_cosines",
+]
 
 Pixels = NDArray[np.uint8]
 
@@ -106,6 +115,23 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float32] = np.where(length >= 1e-12, rows / np.maximum(length, 1e-12), 0.0).astype(np.float32)
     return unit
+
+
+def invalid_embedding(part: str) -> str:
+    """The error of a sample whose row `normalise` has set to zeros; `part` is image or text."""
+    return f"the {part} embedding is zero or not finite"
+
+
+def row_cosines(images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.float32]:
+    """Cosines (N,) of unit rows, pair by pair; NaN where either row is zeros (invalid, or missing).
+
+    >>> row_cosines(np.array([[1.0, 0.0], [0.0, 0.0]]), np.eye(2)).tolist()
+    [1.0, nan]
+    """
+    cosines = np.full(len(images), np.nan, np.float32)
+    valid = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
+    cosines[valid] = paired_cosines(images, texts, valid, valid)
+    return cosines
 
 
 def paired_cosines(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.pairs.pair_fit import recorded_pair_scoring
+from noisegate.pipeline.pairs.pair_fit import read_pair_fit
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.score_run import RunScores, anchors_file
 from noisegate.pipeline.summary import Summary, summarise
@@ -89,7 +89,7 @@ def glance(folder: str | Path, top: int = 10) -> Glance:
     scores = RunScores(None, None, None, None)
     if stems and facts.get("beta"):
         try:
-            scores = RunScores(recorded_pair_scoring(run, stems, recorded["scoring"]["seed"]), None, None, None)
+            scores = RunScores(read_pair_fit(run, stems, recorded["scoring"]["seed"]), None, None, None)
         except MismatchError:
             notes.append("the tables are not all scored with the same β; noisegate verify tells which")
     summary = summarise(run, stems, scores, failed_shards=recorded.get("unreadable"), seconds=0.0)

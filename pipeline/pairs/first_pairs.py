@@ -1,24 +1,24 @@
-"""The first readable pairs of some shards, for a look at a model before a long job."""
+"""The first readable pairs of some shards, to try a model before a long job."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool, default_workers
+from noisegate.pipeline.system.array_types import Float32
 
 from .beta import PairSample, sample_pairs
-from .scorer import Encoded, encode
+from .scorer import Encoded, encode_samples
 
-__all__ = ["embed_pairs", "first_pairs", "read_pairs"]
+__all__ = ["embed_pairs", "read_pairs", "sample_first_pairs"]
 
 
-def first_pairs(
+def sample_first_pairs(
     shards: Sequence[Shard],
     estimator: Estimator,
     count: int,
@@ -26,7 +26,7 @@ def first_pairs(
     seed: int = 0,
     text_field: str | None = None,
 ) -> PairSample:
-    """Cosines of the first `count` good pairs and of mismatched ones made from them; raises ConfigError when none is good."""
+    """Cosines of the first `count` good pairs, and of mismatched ones made from them; raises ConfigError if there are none."""
     encoded = embed_pairs(estimator, read_pairs(shards, estimator, count, workers, text_field=text_field))
     return sample_pairs(encoded.images, encoded.texts, np.random.default_rng(seed))
 
@@ -39,12 +39,12 @@ def read_pairs(
     note: Callable[[str], None] | None = None,
     text_field: str | None = None,
 ) -> list[Decoded]:
-    """The first `count` samples that have a picture and a caption, pixels as the estimator wants them.
+    """Read and preprocess the first `count` samples that have a picture and a caption.
 
-    `note` hears of shards that cannot be read. Raises ConfigError when no pair is found.
+    `note` is called with the error of a shard that cannot be read. Raises ConfigError if no pair is found.
     """
     if count < 1:
-        raise ConfigError(f"{count} pairs are none; use 2000")
+        raise ConfigError(f"samples {count} is too few; use 2000", "samples", count)
     samples: list[Decoded] = []
     problem: str | None = None
     reason = "no sample has both a picture and a caption"
@@ -65,15 +65,17 @@ def read_pairs(
                 break
     if not samples:
         others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
-        raise ConfigError(f"no pair can be read from {shards[0].url}{others}: {problem or reason}")
+        raise ConfigError(
+            f"no pair can be read from {shards[0].url}{others}: {problem or reason}", "shards", shards[0].url
+        )
     return samples[:count]
 
 
 def embed_pairs(estimator: Estimator, samples: Sequence[Decoded]) -> Encoded:
     """Unit embeddings of the pairs; a sample whose embedding is not finite gets the status `invalid` and zeros."""
-    known: dict[str, NDArray[np.float32]] = {}
+    known_texts: dict[str, Float32] = {}
     size = estimator.batch_size
-    parts = [encode(estimator, samples[i : i + size], known) for i in range(0, len(samples), size)]
+    parts = [encode_samples(estimator, samples[i : i + size], known_texts) for i in range(0, len(samples), size)]
     return Encoded(
         np.concatenate([part.images for part in parts]),
         np.concatenate([part.texts for part in parts]),

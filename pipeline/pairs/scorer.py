@@ -1,92 +1,278 @@
-"""The scorer: one object that the job, the service and `verify` share, so that the same pair gets the same numbers."""
+"""The scorer: status, cosine, weight and probability of a pair, the same for the job, the service, `score` and `verify`.
 
-from collections.abc import Sequence
+`encode_samples` embeds a batch, `score_pairs` turns cosines into scores. A `Scorer` does both for pictures and captions;
+`load_scorer` makes the one of a finished run.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.base import Estimator, normalise
-from noisegate.pipeline.shards.workers import Decoded
+from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.system.array_types import Float32, Mask
 
-from .beta import Beta
+from .beta import Beta, check_mode, estimate_beta, measure_beta
 from .calibration import PairCalibration
 from .osa import osa_weight
 
-__all__ = ["Encoded", "PairScores", "encode", "score_pairs"]
+__all__ = [
+    "Encoded",
+    "PairScores",
+    "RecordedScorer",
+    "Scorer",
+    "encode_samples",
+    "is_from_training",
+    "load_scorer",
+    "model_of_run",
+    "pair_columns",
+    "read_scorer",
+    "read_scoring",
+    "score_pairs",
+]
 
 
 @dataclass
 class Encoded:
     """Unit embeddings (N, d) of a batch, rows of zeros where there is no picture or no text, and the cosines (N,)."""
 
-    images: NDArray[np.float32]
-    texts: NDArray[np.float32]
-    similarity: NDArray[np.float32]
+    images: Float32
+    texts: Float32
+    similarity: Float32
 
 
 @dataclass(frozen=True)
 class PairScores:
-    """What a cosine means: OSA's weight, the calibrated probability (None before calibration), and the cut."""
+    """Scores of cosines (N,): OSA's weight, P(clean) (None without a calibration), and whether the weight is above 0."""
 
-    osa_weight: NDArray[np.float32]
-    clean_probability: NDArray[np.float32] | None
-    clean: NDArray[np.bool_]
+    osa_weight: Float32
+    clean_probability: Float32 | None
+    clean: Mask
 
 
-def encode(estimator: Estimator, samples: Sequence[Decoded], known: dict[str, NDArray[np.float32]]) -> Encoded:
-    """Embed a batch and mark samples whose embedding is not finite as `invalid`.
+def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts: dict[str, Float32]) -> Encoded:
+    """Embed a batch and give samples whose embedding is not finite the status `invalid`.
 
-    `known` holds the texts embedded so far (of the same shard, so that a row never depends on another shard).
+    Each text is encoded once: `known_texts` holds those embedded so far, of the same shard only, so that a row never
+    depends on another shard.
     """
     pictures = [i for i, sample in enumerate(samples) if sample.pixels is not None]
-    written = [i for i, sample in enumerate(samples) if sample.text is not None]
-    fresh = list(dict.fromkeys(s.text for s in samples if s.text is not None and s.text not in known))
+    captions = [i for i, sample in enumerate(samples) if sample.text is not None]
+    fresh = list(dict.fromkeys(s.text for s in samples if s.text is not None and s.text not in known_texts))
     pixels = [p for s in samples if (p := s.pixels) is not None]
     image_rows, fresh_rows = _encode_both(estimator, pixels, fresh)
-    known.update(zip(fresh, fresh_rows, strict=True))
-    text_rows = [known[s.text] for s in samples if s.text is not None]
+    known_texts.update(zip(fresh, fresh_rows, strict=True))
+    text_rows = [known_texts[s.text] for s in samples if s.text is not None]
     width = image_rows.shape[1] or (len(text_rows[0]) if text_rows else 0)
     images = np.zeros((len(samples), width), np.float32)
     texts = np.zeros((len(samples), len(text_rows[0]) if text_rows else width), np.float32)
     if pictures:
         images[pictures] = image_rows
-    if written:
-        texts[written] = np.stack(text_rows)
-    for rows, present, name in ((images, pictures, "image"), (texts, written, "text")):
+    if captions:
+        texts[captions] = np.stack(text_rows)
+    for part, rows, present in (("image", images, pictures), ("text", texts, captions)):
         for i in present:
             if samples[i].status == "ok" and not rows[i].any():
-                samples[i].status, samples[i].error = "invalid", f"the {name} embedding is zero or not finite"
-    both = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
-    if len(both) and images.shape[1] != texts.shape[1]:
+                samples[i].status, samples[i].error = "invalid", invalid_embedding(part)
+    if images.shape[1] != texts.shape[1] and (images.any(axis=1) & texts.any(axis=1)).any():
         raise ConfigError(
             f"model {estimator.identity.model!r} gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair "
-            "needs a model with one space for both"
+            "needs a model with one space for both",
+            "model",
+            estimator.identity.model,
         )
-    similarity = np.full(len(samples), np.nan, np.float32)
-    if len(both):
-        products = np.einsum("nd,nd->n", images[both], texts[both], dtype=np.float64)
-        similarity[both] = np.clip(products, -1, 1)
-    return Encoded(images, texts, similarity)
+    return Encoded(images, texts, row_cosines(images, texts))
 
 
-def _encode_both(
-    estimator: Estimator, pixels: Sequence[NDArray[np.uint8]], texts: Sequence[str]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Unit rows of both; by the estimator's own `encode_pairs` where it has one, which lets a GPU work meanwhile."""
+def _encode_both(estimator: Estimator, pixels: Sequence[Any], texts: Sequence[str]) -> tuple[Float32, Float32]:
+    """Unit rows of both; by the estimator's own `encode_pairs` if it has one, which overlaps the two on a GPU."""
     none = np.zeros((0, 0), np.float32)
-    together = getattr(estimator, "encode_pairs", None)
-    if together is not None and pixels and texts:
-        images, captions = together(pixels, texts)
+    encode_pairs = getattr(estimator, "encode_pairs", None)
+    if encode_pairs is not None and pixels and texts:
+        images, captions = encode_pairs(pixels, texts)
         return normalise(images), normalise(captions)
     captions = normalise(estimator.encode_texts(texts)) if texts else none
     return normalise(estimator.encode_pixels(pixels)) if pixels else none, captions
 
 
-def score_pairs(similarity: NDArray[np.float32], beta: Beta, calibration: PairCalibration | None = None) -> PairScores:
+def score_pairs(similarity: Float32, beta: Beta, calibration: PairCalibration | None = None) -> PairScores:
     """Weights, probabilities and the cut w > 0 for cosines (N,); NaN (no pair) stays NaN and is not clean."""
     known = ~np.isnan(similarity)
     weight = np.where(known, osa_weight(similarity.astype(np.float64), beta.value), np.nan).astype(np.float32)
     probability = calibration.clean_probability(similarity) if calibration is not None else None
     return PairScores(weight, probability, np.nan_to_num(weight) > 0)
+
+
+def pair_columns(table: pa.Table, beta: Beta, calibration: PairCalibration | None) -> dict[str, Any]:
+    """The score columns that follow from the table's `similarity`, null where the sample failed."""
+    scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), beta, calibration)
+    ok = pc.equal(table["status"], "ok").to_numpy()
+    weight = np.where(ok, scores.osa_weight, np.nan)
+    probability = np.full(len(ok), np.nan) if scores.clean_probability is None else scores.clean_probability
+    return {
+        "osa_weight": weight,
+        "clean": pa.array(scores.clean, mask=np.isnan(weight)),
+        "clean_probability": np.where(ok, probability, np.nan),
+    }
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A loaded model with its β and, from a run, its calibration; `notes` are remarks for the reader of the scores."""
+
+    estimator: Estimator
+    beta: Beta
+    calibration: PairCalibration | None = None
+    notes: tuple[str, ...] = ()
+
+    def score(self, images: Iterable[bytes | Path], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Score pairs in batches: for each a row with the column names of the weight table.
+
+        A picture is the bytes of an image file or its path. A bad one is a row with a status and no scores.
+        """
+        pairs = zip(images, texts, strict=True)
+        known_texts: dict[str, Float32] = {}
+        while batch := list(islice(pairs, self.estimator.batch_size)):
+            samples = [self._decode(image, text) for image, text in batch]
+            encoded = encode_samples(self.estimator, samples, known_texts)
+            scores = score_pairs(encoded.similarity, self.beta, self.calibration)
+            probability = scores.clean_probability
+            for i, sample in enumerate(samples):
+                ok = sample.status == "ok"
+                yield {
+                    "status": sample.status,
+                    "error": sample.error,
+                    "similarity": float(encoded.similarity[i]) if ok else None,
+                    "osa_weight": float(scores.osa_weight[i]) if ok else None,
+                    "clean_probability": float(probability[i]) if ok and probability is not None else None,
+                    "clean": bool(scores.clean[i]) if ok else None,
+                }
+
+    def _decode(self, image: bytes | Path, text: str) -> Decoded:
+        """Decode a pair as if it came from a shard."""
+        parts = {"txt": text.encode("utf-8", "surrogatepass")}
+        unreadable = None
+        try:
+            parts["png"] = image.read_bytes() if isinstance(image, Path) else image
+        except OSError as error:
+            unreadable = f"{error.filename}: {error.strerror}"
+        sample = decode_sample(RawSample("", 0, parts, list(parts)), self.estimator.preprocess, DecodeOptions())
+        sample.error = unreadable or sample.error
+        return sample
+
+
+@dataclass(frozen=True)
+class RecordedScorer:
+    """The scorer that a finished run records, not loaded. `beta` is None for a run without pair scores."""
+
+    folder: Path
+    run: Mapping[str, Any]  # what _run.json says
+    identity: Identity
+    beta: Beta | None
+    calibration: PairCalibration | None
+
+    def compare(self, identity: Identity) -> list[str]:
+        """List differing versions of libraries; raise MismatchError if `identity` is another model."""
+        if differences := self.identity.differences(identity, versions=False):
+            raise MismatchError(
+                f"{self.folder} was scored by another model than the one that is loaded:\n  "
+                + "\n  ".join(differences),
+                "model",
+                identity.model,
+            )
+        return self.identity.differences(identity)
+
+
+def load_scorer(
+    run: str | Path | None = None,
+    *,
+    model: str | None = None,
+    pretrained: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    beta: str = "auto",
+) -> Scorer:
+    """Load the scorer of a finished run, or a model (default `embedded`) with its own β.
+
+    `model`, `dtype` and `beta` win over what the run records. Raises MismatchError if the model is not the run's own; other
+    versions of libraries are a note.
+    """
+    check_mode(beta, has_data=False)
+    if run is None:
+        estimator = ModelSpec(model or "embedded", pretrained, device, dtype)()
+        return Scorer(estimator, _beta_of_model(estimator, beta))
+    recorded = read_scorer(run)
+    if recorded.beta is None and beta == "auto":
+        raise TableError(f"{run} records no β: its pairs were not scored; use --beta random_inputs", "run", str(run))
+    estimator = model_of_run(recorded.run, model, pretrained, device, dtype)()
+    differences = recorded.compare(estimator.identity)
+    notes = (f"libraries are not the run's own: {'; '.join(differences)}",) if differences else ()
+    own = recorded.beta if recorded.beta is not None and beta == "auto" else _beta_of_model(estimator, beta)
+    return Scorer(estimator, own, recorded.calibration, notes)
+
+
+def _beta_of_model(estimator: Estimator, mode: str) -> Beta:
+    mode = "random_inputs" if mode == "auto" else mode
+    return estimate_beta(mode=mode, random_inputs=lambda: measure_beta(estimator))
+
+
+def read_scorer(folder: str | Path) -> RecordedScorer:
+    """Read what a finished run records of its scorer; raise TableError if there is no run or it is not finished."""
+    run = RunFolder(Path(folder))
+    recorded = run.recorded()
+    if recorded.get("finished") is False:
+        raise TableError(
+            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", str(folder)
+        )
+    stem = next(run.stems(), None)  # all tables of a finished run record the same scoring
+    beta, calibration = (None, None) if stem is None else read_scoring(run, stem)
+    return RecordedScorer(run.path, recorded, Identity.from_dict(recorded["scorer"]), beta, calibration)
+
+
+def read_scoring(run: RunFolder, stem: str) -> tuple[Beta | None, PairCalibration | None]:
+    """β and calibration as a table records them, None for those it does not have."""
+    metadata = read_metadata(run.table(stem))
+    beta, calibration = metadata.get("beta"), metadata.get("calibration")
+    return Beta.from_dict(beta) if beta else None, PairCalibration.from_dict(calibration) if calibration else None
+
+
+def is_from_training(run: Mapping[str, Any]) -> bool:
+    """Whether a training wrote the tables without a pretrained model: its own network scored them while it learnt."""
+    return not run.get("model") and "method" in run
+
+
+def model_of_run(
+    run: Mapping[str, Any],
+    model: str | None = None,
+    pretrained: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    batch_size: int | None = None,
+) -> ModelSpec:
+    """The model that `_run.json` names, or another `model`, with the precision and decoding that the run was scored with.
+
+    The recorded precision replaces `auto`, which may choose differently on another machine.
+    """
+    recorded = run.get("model") or {}
+    if model is None:
+        if not recorded:
+            raise ConfigError(
+                "the run does not record its model (it was given as an object); name it with --model, or verify --no-rescore",
+                "model",
+            )
+        model, pretrained = recorded["model"], recorded["pretrained"]
+        if model.startswith("python:"):
+            device = dtype = "auto"  # a user's own model chooses both itself
+    if dtype == "auto" and not model.startswith("python:"):
+        dtype = str(run["scorer"]["dtype"])
+    return ModelSpec(model, pretrained, device, dtype, batch_size, bool(recorded.get("draft")))

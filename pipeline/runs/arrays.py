@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.base import Identity, normalise
+from noisegate.pipeline.estimators.base import Identity, invalid_embedding, normalise, row_cosines
 
 from .embeddings import write_embeddings
 from .table import VERSION, RunFolder, table_from
@@ -257,13 +257,10 @@ def _write_part(
     bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
     invalid = bad_image | bad_text
     errors = [
-        f"the {'image' if first else 'text'} embedding is zero or not finite" if first or second else None
-        for first, second in zip(bad_image, bad_text, strict=True)
+        invalid_embedding("image" if no_image else "text") if no_image or no_text else None
+        for no_image, no_text in zip(bad_image, bad_text, strict=True)
     ]
-    similarity = np.full(part.rows, np.nan, np.float32)
-    if joint and part.texts:
-        cosine = np.einsum("nd,nd->n", images, texts, dtype=np.float64)
-        similarity = np.where(invalid, np.nan, np.clip(cosine, -1, 1)).astype(np.float32)
+    similarity = row_cosines(images, texts) if joint and part.texts else np.full(part.rows, np.nan, np.float32)
     size = part.images.stat().st_size
     shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
     keys = _keys(part)

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.extras import require_extra
 
 if TYPE_CHECKING:
-    from .local_score import LocalScorer
+    from noisegate.pipeline.pairs.scorer import Scorer
 
 __all__ = ["register"]
 
@@ -114,9 +114,19 @@ def score(
             raise ConfigError(problem, local[0], given[local[0]])
         answer = _ask(url, api_key, wanted, output)
     else:
-        scorer = _load(run, model, pretrained, beta, device, dtype, output)
+        from noisegate.pipeline.pairs.scorer import load_scorer
+
+        if pretrained is not None and model is None:
+            raise ConfigError(
+                f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out",
+                "pretrained",
+                pretrained,
+            )
+        pictures = _read_images(wanted)
+        with output.working(f"loading {model or (f'the model of {run}' if run else 'embedded')}"):
+            scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, dtype=dtype, beta=beta)
         answer = {
-            "results": list(scorer.score(_read_images(wanted))),
+            "results": list(scorer.score(pictures, [text for _, text in wanted])),
             "beta": scorer.beta.to_dict(),
             "scorer": scorer.estimator.identity.digest,
             "notes": [*scorer.notes, *_hints(scorer, run, beta)],
@@ -144,44 +154,18 @@ def _collect_pairs(image: str | None, captions: Sequence[str], source: str | Non
     return [(image, caption) for caption in captions]
 
 
-def _read_images(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[bytes | OSError, str]]:
-    """The pictures' bytes with their texts; the same image twice in a row is read once."""
-    last: tuple[str, bytes | OSError] | None = None
-    for image, text in pairs:
-        if last is None or last[0] != image:
-            last = image, _read_image(image)
-        yield last[1], text
+def _read_images(pairs: Sequence[tuple[str, str]]) -> list[bytes | Path]:
+    """Paths of the pictures, or the bytes of standard input; raises ConfigError for a URL."""
+    for image, _ in pairs:
+        if image.lower().startswith(URLS):
+            raise ConfigError(
+                f"image {image!r} is a URL, which only a service fetches; give --url, or a file", "image", image
+            )
+    stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in pairs) else b""
+    return [stdin if image == "-" else Path(image) for image, _ in pairs]
 
 
-def _read_image(image: str) -> bytes | OSError:
-    if image.lower().startswith(URLS):
-        raise ConfigError(
-            f"image {image!r} is a URL, which only a service fetches; give --url, or a file", "image", image
-        )
-    try:
-        return sys.stdin.buffer.read() if image == "-" else Path(image).read_bytes()
-    except OSError as error:
-        return error
-
-
-def _load(
-    run: Path | None, model: str | None, pretrained: str | None, beta: str, device: str, dtype: str, output: Output
-) -> "LocalScorer":
-    from noisegate.pipeline.estimators import ModelSpec
-
-    from .local_score import load_scorer, scorer_of_run
-
-    if pretrained is not None and model is None:
-        problem = f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out"
-        raise ConfigError(problem, "pretrained", pretrained)
-    spec = ModelSpec(model or "embedded", pretrained, device, dtype)
-    with output.working(f"loading {model or ('the model of ' + str(run) if run else 'embedded')}"):
-        if run is None:
-            return load_scorer(spec, beta)
-        return scorer_of_run(run, beta, spec if model is not None else None, device)
-
-
-def _hints(scorer: "LocalScorer", run: Path | None, beta: str) -> list[str]:
+def _hints(scorer: "Scorer", run: Path | None, beta: str) -> list[str]:
     if run is not None or beta != "auto":
         return []
     hint = "β comes from random inputs; --run DIR takes it, and the probability of being clean, from annotated data"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import ModelSpec, as_estimator
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta, measure_beta
@@ -122,12 +122,8 @@ def _warm(model: Estimator, measure: bool) -> Ready:
     from PIL import Image
 
     pixels = model.preprocess(Image.new("RGB", (256, 256), (128, 128, 128)))
-    images, texts = model.encode_pixels([pixels]), model.encode_texts(["a photo"])
-    if images.shape[1] != texts.shape[1]:
-        raise ConfigError(
-            f"model {model.identity.model!r} gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair "
-            "needs a model with one space for both"
-        )
+    images = model.encode_pixels([pixels])
+    model.encode_texts(["a photo"])
     beta = measure_beta(model) if measure else None
     return Ready(model.identity, images.shape[1], model.batch_size, model.preprocess, beta)
 

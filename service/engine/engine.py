@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import MismatchError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators.base import Identity, invalid_embedding, row_cosines
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
 from noisegate.pipeline.shards.workers import default_workers
 from noisegate.service.errors import Overloaded, TimedOut, Unavailable
@@ -54,7 +54,7 @@ class LocalEngine:
     def __init__(
         self,
         settings: Settings,
-        spec: ModelSpec | None = None,
+        spec: ModelSpec,
         *,
         measure: bool = False,
         metrics: Metrics | None = None,
@@ -65,7 +65,7 @@ class LocalEngine:
         workers = default_workers() if settings.decode_workers is None else settings.decode_workers
         self._decoder = Decoder(workers, self._limits)
         self.metrics = metrics or Metrics()
-        specs = specs_for(spec or spec_of(settings), settings.device)
+        specs = specs_for(spec, settings.device)
         self._encoders = EncoderPool(
             specs,
             measure=measure,
@@ -194,10 +194,10 @@ class LocalEngine:
         *by_chunk, written = await _together(*map(self._pictures, chunks), self._written(texts))
         pictures = dict(zip(images, (part for parts in by_chunk for part in parts), strict=True))
         sentences = dict(zip(texts, written, strict=True))
-        return [
-            _pair(_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
+        return _join(
+            (_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
             for item, text in zip(items, captions, strict=True)
-        ]
+        )
 
     async def _pictures(self, images: Sequence[bytes]) -> list[_Part]:
         decoded = await self._decoder.decode(images)
@@ -236,13 +236,6 @@ class LocalEngine:
                 self._encoders.discard(work)
 
 
-def spec_of(settings: Settings) -> ModelSpec:
-    """The model that the settings name."""
-    return ModelSpec(
-        settings.model or "embedded", settings.pretrained, dtype=settings.dtype, batch_size=settings.batch_size
-    )
-
-
 async def _together(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
     """All results; when one fails, or nobody waits any more, the others are stopped first."""
     tasks = [asyncio.create_task(job) for job in jobs]
@@ -273,7 +266,7 @@ def _digest(text: str) -> bytes:
 def _encoded(name: str, row: Row, error: str | None, sha256: bytes | None) -> _Part:
     if row.any():
         return _Part(row, sha256=sha256)
-    return _Part(None, "invalid", error or f"the {name} embedding is zero or not finite", sha256)
+    return _Part(None, "invalid", error or invalid_embedding(name), sha256)
 
 
 def _picture_of(item: Item, pictures: dict[bytes, _Part]) -> _Part:
@@ -282,23 +275,32 @@ def _picture_of(item: Item, pictures: dict[bytes, _Part]) -> _Part:
     return pictures[item.image] if item.image is not None else _Part(None, "no_image", "no image")
 
 
-def _pair(image: _Part, text: _Part) -> Embedded:
-    """As a row of the table: what could not be read counts before what could not be embedded, the picture before the text."""
-    found = Embedded(
-        image=image.row,
-        text=text.row,
-        image_sha256=image.sha256,
-        text_sha256=text.sha256,
-        image_status=image.status,
-        image_error=image.error,
-        text_status=text.status,
-        text_error=text.error,
-    )
-    bad = [part for part in (image, text) if part.status != "ok"]
-    if bad:
-        first = min(bad, key=lambda part: part.status == "invalid")
-        found.status, found.error = first.status, first.error
-    elif image.row is not None and text.row is not None:
-        product = np.einsum("d,d->", image.row, text.row, dtype=np.float64)
-        found.similarity = float(np.float32(np.clip(product, -1, 1)))
-    return found
+def _join(pairs: Iterable[tuple[_Part, _Part]]) -> list[Embedded]:
+    """Join each picture with its text, by the rules of the table.
+
+    A part that could not be read counts before one that could not be embedded, the picture before the text.
+    """
+    results = []
+    for image, text in pairs:
+        failed = sorted((part for part in (image, text) if part.status != "ok"), key=lambda p: p.status == "invalid")
+        results.append(
+            Embedded(
+                status=failed[0].status if failed else "ok",
+                error=failed[0].error if failed else None,
+                image=image.row,
+                text=text.row,
+                image_sha256=image.sha256,
+                text_sha256=text.sha256,
+                image_status=image.status,
+                image_error=image.error,
+                text_status=text.status,
+                text_error=text.error,
+            )
+        )
+    rows = [(result, result.image, result.text) for result in results]
+    whole = [(result, image, text) for result, image, text in rows if image is not None and text is not None]
+    if whole:
+        cosines = row_cosines(np.stack([image for _, image, _ in whole]), np.stack([text for _, _, text in whole]))
+        for (result, _, _), cosine in zip(whole, cosines, strict=True):
+            result.similarity = float(cosine)
+    return results

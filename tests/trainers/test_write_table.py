@@ -13,7 +13,7 @@ import pytest
 
 from noisegate import TrainResult, train
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.inspect.verify.verify import verify
+from noisegate.pipeline.inspect.verify import verify
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
 from noisegate.trainers.write_table import check_write_table, write_table
 from tests.commands import called

@@ -1,16 +1,16 @@
-"""What `verify` finds wrong, said so that it can be looked up: the shard, the sample, and what differs."""
+"""The problems that `verify` finds: the shard, the sample, and what differs."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = ["Problem", "Problems"]
 
-KEPT = 100  # problems kept word for word; all are counted
+KEPT = 100  # problems kept as text; all are counted
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is not as the table says. `shard` is a file's name, `key` a sample's; None where it is about neither.
+    """One difference between a run and its data. `shard` is a file name, `key` a sample's; None if it concerns neither.
 
     >>> str(Problem("x-000001.tar", "000123", "the caption's bytes have changed"))
     "x-000001.tar: sample 000123: the caption's bytes have changed"
@@ -30,7 +30,7 @@ class Problem:
 
 
 class Problems:
-    """The first hundred problems and the number of all, so that a shard that was swapped does not fill the memory."""
+    """The first hundred problems and the count of all, so that a shard that was swapped does not fill the memory."""
 
     def __init__(self, shard: str | None = None) -> None:
         self.shard = shard
@@ -43,7 +43,7 @@ class Problems:
             self.kept.append(Problem(self.shard, key, what))
 
     def lead(self, what: str) -> None:
-        """Of the file itself: before what is wrong with its samples."""
+        """Add a problem of the file itself, before those of its samples."""
         self.count += 1
         self.kept.insert(0, Problem(self.shard, None, what))
 

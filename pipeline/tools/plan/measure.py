@@ -16,8 +16,7 @@ from noisegate.pipeline.engines.encode_shard import EncodedShard
 from noisegate.pipeline.errors import ConfigError, ShardError
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.pair_fit import pair_columns
-from noisegate.pipeline.pairs.scorer import score_pairs
+from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.table import VERSION, replace_columns, table_from
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
@@ -272,8 +271,7 @@ def _write_in_memory(
 
     def score(written: pa.Buffer) -> pa.Buffer:
         table = pq.read_table(pa.BufferReader(written))
-        found = score_pairs(table["similarity"].to_numpy().astype(np.float32), Beta(0.2, "fixed"))
-        return _packed(replace_columns(table, pair_columns(table, found), metadata))
+        return _packed(replace_columns(table, pair_columns(table, Beta(0.2, "fixed"), None), metadata))
 
     def timed(rows: int) -> tuple[float, float, int]:
         start = clock()

@@ -10,9 +10,7 @@ from PIL import Image
 from noisegate.pipeline.annotate import annotate
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator
-from noisegate.pipeline.pairs.first_pairs import first_pairs
-from noisegate.pipeline.shards.locate import Shard
-from tests.pipeline.shards.tars import pairs, picture, write_tar
+from tests.pipeline.shards.tars import pairs, write_tar
 
 MODULE = """
 import numpy as np, torch
@@ -155,29 +153,3 @@ def test_an_object_of_ones_own_needs_no_name(tmp_path: Path) -> None:
         assert done.model.startswith("python:toy_models:")
     with pytest.raises(ConfigError, match=r"estimator 'ViT-B-32' is none; load one first"):
         annotate(shard, tmp_path / "t", estimator="ViT-B-32", workers=0)  # type: ignore[arg-type]
-
-
-def test_first_pairs_read_another_field(tmp_path: Path) -> None:
-    files = [part for i in range(3) for part in ((f"{i}.png", picture(i)), (f"{i}.json", b'{"title": "an apple"}'))]
-    shards = [Shard(str(write_tar(tmp_path / "a.tar", files)))]
-    estimator = load_estimator("python:toy_models:make")
-    assert len(first_pairs(shards, estimator, 25, workers=0, text_field="title").given) == 3
-    with pytest.raises(
-        ConfigError, match=r"no pair can be read from .*a\.tar: no part txt and no caption or text in json"
-    ):
-        first_pairs(shards, estimator, 25, workers=0)
-    with pytest.raises(ConfigError, match="0 pairs are none"):
-        first_pairs(shards, estimator, 0, workers=0)
-
-
-def test_first_pairs_skip_what_cannot_be_read(tmp_path: Path) -> None:
-    files = [("x.png", b"broken"), ("x.txt", b"a"), ("y.png", picture())]
-    shards = [Shard("missing.tar"), Shard(str(write_tar(tmp_path / "a.tar", files))), Shard(str(tmp_path / "b.tar"))]
-    write_tar(tmp_path / "b.tar", pairs(30))
-    estimator = load_estimator("python:toy_models:make", batch_size=4)
-    found = first_pairs(shards, estimator, 25, workers=0)
-    assert len(found.given) == 25 and np.all(np.abs(found.given) <= 1)
-    again = first_pairs(shards, estimator, 25, workers=0)
-    assert np.array_equal(found.given, again.given) and np.array_equal(found.mismatched, again.mismatched)
-    with pytest.raises(ConfigError, match=r"no pair can be read from missing\.tar and 1 more: .*missing"):
-        first_pairs(shards[:2], estimator, 25, workers=0)

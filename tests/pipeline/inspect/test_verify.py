@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.inspect.verify import Verification, verify
 from noisegate.pipeline.inspect.verify.problems import KEPT, Problems
-from noisegate.pipeline.inspect.verify.verify import Verification, verify
 from noisegate.pipeline.rescore import rescore, score_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.score_run import ScoreSettings
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import FAKE, called
+from tests.errors import refused
 from tests.fakes import Member, OtherModel, estimator, pairs, picture, tar_bytes, write_tar
 from tests.jobs import Notes, files_of, score
 
@@ -390,13 +391,13 @@ def test_scores_that_move_beyond_the_tolerance_fail(work: Path) -> None:
 
 
 def test_settings_that_cannot_work_and_folders_without_a_run(work: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--no-rescore"):
+    with refused("model"):
         verify(work / "run")  # the model was given as an object
-    with pytest.raises(ConfigError, match="samples -1"):
+    with refused("samples", -1):
         check(work, samples=-1)
-    with pytest.raises(ConfigError, match="shards 0"):
+    with refused("shards", 0):
         check(work, shards=0)
-    with pytest.raises(TableError, match="holds no run"):
+    with pytest.raises(TableError):
         verify(tmp_path)
 
 

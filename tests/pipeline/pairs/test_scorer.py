@@ -1,18 +1,30 @@
-"""Batches to embeddings and cosines, and cosines to weights."""
+"""Batches to embeddings and cosines, cosines to weights, and the scorer of a finished run."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError
+from noisegate import read_table
+from noisegate.pipeline.errors import MismatchError, TableError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.estimators.custom import CustomEstimator
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.scorer import encode, score_pairs
+from noisegate.pipeline.pairs.scorer import encode_samples, load_scorer, model_of_run, read_scorer, score_pairs
 from noisegate.pipeline.shards.workers import Decoded
-from tests.fakes import BLANK, NOT_FINITE, ZERO, ColourModel, TwoSpaces, estimator
+from noisegate.pipeline.system.array_types import Float32
+from tests.errors import refused
+from tests.fakes import BLANK, NOT_FINITE, ZERO, ColourModel, estimator, pairs, picture, write_tar
+from tests.jobs import score
 
 RED: NDArray[np.uint8] = np.full((8, 8, 3), (222, 36, 36), np.uint8)
 BLUE: NDArray[np.uint8] = np.full((8, 8, 3), (40, 92, 228), np.uint8)
 NOTHING: NDArray[np.uint8] = np.full((8, 8, 3), BLANK, np.uint8)
+COLOURS, OTHER = "python:tests.fakes:ColourModel", "python:tests.fakes:OtherModel"
 
 
 def sample(index: int, pixels: NDArray[np.uint8] | None, text: str | None, status: str = "ok") -> Decoded:
@@ -27,7 +39,7 @@ def test_rows_stay_in_their_places() -> None:
         sample(3, None, None, "broken"),
         sample(4, BLUE, "a red thing"),
     ]
-    found = encode(estimator(), samples, {})
+    found = encode_samples(estimator(), samples, {})
     assert found.images.any(axis=1).tolist() == [False, True, True, False, True]
     assert found.texts.any(axis=1).tolist() == [True, True, False, False, True]
     assert np.isnan(found.similarity).tolist() == [True, False, True, True, False]
@@ -39,7 +51,7 @@ def test_rows_stay_in_their_places() -> None:
 
 def test_an_embedding_that_is_none_is_invalid() -> None:
     samples = [sample(0, RED, NOT_FINITE), sample(1, NOTHING, "red"), sample(2, RED, ZERO), sample(3, RED, "red")]
-    found = encode(estimator(), samples, {})
+    found = encode_samples(estimator(), samples, {})
     assert [s.status for s in samples] == ["invalid", "invalid", "invalid", "ok"]
     assert [s.error for s in samples] == [
         "the text embedding is zero or not finite",
@@ -57,22 +69,24 @@ def test_a_text_is_encoded_once() -> None:
     wrapped._inner = model
     known: dict[str, NDArray[np.float32]] = {}
     for _ in range(2):
-        encode(wrapped, [sample(0, RED, "red"), sample(1, RED, "red"), sample(2, RED, "blue")], known)
+        encode_samples(wrapped, [sample(0, RED, "red"), sample(1, RED, "red"), sample(2, RED, "blue")], known)
     assert model.batches == [("texts", 2), ("images", 3), ("images", 3)]
 
 
 @pytest.mark.parametrize("samples", [[], [sample(0, None, None, "broken")]])
 def test_a_batch_with_nothing_to_encode(samples: list[Decoded]) -> None:
-    found = encode(estimator(), samples, {})
+    found = encode_samples(estimator(), samples, {})
     assert found.images.shape == found.texts.shape == (len(samples), 0)
     assert np.isnan(found.similarity).all()
 
 
 def test_a_model_without_a_common_space_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"TwoSpaces' gives pictures 24 numbers and texts 7; a pair needs a model with one"
-    ):
-        encode(estimator(kind=TwoSpaces), [sample(0, RED, "red")], {})
+    class TwoSpaces(CustomEstimator):
+        def encode_texts(self, texts: Sequence[str]) -> Float32:
+            return super().encode_texts(texts)[:, :7]
+
+    with refused("model", "two"):
+        encode_samples(TwoSpaces(ColourModel(), "two"), [sample(0, RED, "red")], {})
 
 
 def test_weights_and_the_cut() -> None:
@@ -81,3 +95,77 @@ def test_weights_and_the_cut() -> None:
     assert np.isnan(scores.osa_weight[3])
     assert scores.clean.tolist() == [True, False, False, False]
     assert scores.clean_probability is None
+
+
+# --- the scorer of a finished run ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_tar(folder / "shards" / "x.tar", pairs(40))
+    score(folder / "shards", folder / "out", estimator=ModelSpec(COLOURS), beta="auto")
+    for name, data in pairs(40):
+        (folder / name).write_bytes(data)
+    return folder / "out"
+
+
+def change(run: Path, folder: Path, **changes: object) -> Path:
+    """A copy of the run's record alone, with other values."""
+    folder.mkdir(exist_ok=True)
+    (folder / "_run.json").write_text(json.dumps(json.loads((run / "_run.json").read_text()) | changes))
+    return folder
+
+
+def test_the_scorer_of_a_run_gives_its_rows_again(run: Path) -> None:
+    table = read_table(run).to_pylist()
+    pictures = [run.parent / f"{row['key']}.png" for row in table]
+    captions = [(run.parent / f"{row['key']}.txt").read_text() for row in table]
+    rows = list(load_scorer(run).score(pictures, captions))
+    assert rows == [{name: row[name] for name in rows[0]} for row in table]
+
+
+def test_a_bad_pair_is_a_row_with_a_status(tmp_path: Path) -> None:
+    scorer = load_scorer(model=COLOURS, beta="fixed:0.4")
+    rows = list(scorer.score([picture((222, 36, 36)), b"broken", tmp_path / "absent.png"], ["red", "red", "red"]))
+    assert [row["status"] for row in rows] == ["ok", "bad_image", "no_image"]
+    assert rows[2]["error"] == f"{tmp_path / 'absent.png'}: No such file or directory"
+    assert rows[1]["similarity"] is rows[1]["clean"] is rows[0]["clean_probability"] is None
+    assert (rows[0]["clean"], scorer.beta.value) == (True, 0.4)
+
+
+def test_what_is_given_wins_over_the_run(run: Path) -> None:
+    assert load_scorer(run, beta="fixed:0.1").beta.value == 0.1
+    assert load_scorer(run, beta="random_inputs").beta.mode == "random_inputs"
+    with refused("model", OTHER, MismatchError):
+        load_scorer(run, model=OTHER)
+    with refused("beta", "intersection"):
+        load_scorer(run, beta="intersection")
+
+
+def test_another_model_is_refused_and_other_libraries_are_listed(run: Path) -> None:
+    recorded, identity = read_scorer(run), estimator().identity
+    assert recorded.compare(identity) == []
+    assert "version of torch: None there, 99 now" in recorded.compare(replace(identity, versions=(("torch", "99"),)))
+    with refused("model", identity.model, MismatchError) as caught:
+        recorded.compare(replace(identity, weights="colours-2"))
+    assert "colours-1 there, colours-2 now" in str(caught.value)
+
+
+def test_runs_that_have_no_scorer(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TableError):
+        read_scorer(tmp_path / "absent")
+    with refused("run", str(tmp_path), TableError):
+        read_scorer(change(run, tmp_path, finished=False))
+    with refused("run", str(tmp_path), TableError):  # no tables, and so no β
+        load_scorer(change(run, tmp_path))
+
+
+def test_the_model_of_a_run_has_its_precision_and_decoding() -> None:
+    run = {"model": {"model": "ViT-B-32", "pretrained": "openai", "draft": True}, "scorer": {"dtype": "bfloat16"}}
+    assert model_of_run(run, device="cpu") == ModelSpec("ViT-B-32", "openai", "cpu", "bfloat16", draft=True)
+    assert model_of_run(run, "RN50", dtype="float32") == ModelSpec("RN50", dtype="float32", draft=True)
+    own = {"model": {"model": COLOURS, "pretrained": None}, "scorer": {"dtype": "its own"}}
+    assert model_of_run(own, device="cpu", batch_size=4) == ModelSpec(COLOURS, batch_size=4)
+    with refused("model", None):
+        model_of_run({"model": None, "scorer": {"dtype": "float32"}})

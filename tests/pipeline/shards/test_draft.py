@@ -10,8 +10,8 @@ from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scen
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators import ModelSpec, load_estimator
 from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
-from noisegate.pipeline.inspect.verify.rescore import recorded_model
-from noisegate.pipeline.inspect.verify.verify import verify
+from noisegate.pipeline.inspect.verify import verify
+from noisegate.pipeline.pairs.scorer import model_of_run
 from noisegate.pipeline.runs.table import RunFolder, read_table
 from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image
 from noisegate.pipeline.shards.preprocess import Preprocess
@@ -109,7 +109,7 @@ def test_a_run_records_it_refuses_the_other_kind_and_is_verified_with_it(tmp_pat
     assert 0 < np.abs(whole - small).max() < 0.05
 
     run = RunFolder(drafted).read_run()
-    assert run is not None and recorded_model(run, "cpu").draft
-    assert verify(drafted, samples=8, estimator=recorded_model(run, "cpu")).ok
+    assert run is not None and model_of_run(run, device="cpu").draft
+    assert verify(drafted, samples=8, device="cpu").ok
     with pytest.raises(MismatchError, match="decoder"):
         score(shards, drafted, estimator=ModelSpec(device="cpu"), beta="fixed:0.3")

@@ -40,7 +40,8 @@ def with_engine(work: Callable[[LocalEngine], Awaitable[None]], **given: Any) ->
     """Run `work` with an engine that is ready; pictures are decoded in a thread, which starts quickly."""
 
     async def run() -> None:
-        engine = LocalEngine(settings(**{"decode_workers": 0, **given}))
+        chosen = settings(**{"decode_workers": 0, **given})
+        engine = LocalEngine(chosen, ModelSpec(chosen.model or "embedded", batch_size=chosen.batch_size))
         await engine.start()
         try:
             await until(lambda: not engine.ready())
@@ -177,7 +178,7 @@ def test_one_text_the_model_cannot_stand_and_one_that_kills_it() -> None:
 
 def test_a_model_that_is_not_there_is_fatal_and_says_why() -> None:
     async def run() -> str:
-        engine = LocalEngine(settings(model="python:tests.service.models:Absent", decode_workers=0))
+        engine = LocalEngine(settings(decode_workers=0), ModelSpec("python:tests.service.models:Absent"))
         await engine.start()
         try:
             await until(lambda: engine.fatal is not None)

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisegate.pipeline.errors import ConfigError, MismatchError
+from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.pairs.pair_fit import recorded_scoring
+from noisegate.pipeline.pairs.scorer import read_scoring
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
 from noisegate.service.runs.scoring import plan_scorer
 from noisegate.service.settings import load_settings
+from tests.errors import refused
 from tests.fakes import OtherModel, estimator, pairs, write_tar
 from tests.jobs import score
 from tests.service.serving import COLOURS
@@ -30,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_gives_model_beta_and_calibration(run: Path) -> None:
     found = plan_scorer(load_settings(runs={"r": run}, batch_size=7))
-    beta, calibration = recorded_scoring(RunFolder(run), "x")
+    beta, calibration = read_scoring(RunFolder(run), "x")
     assert (found.spec.model, found.spec.batch_size, found.run) == (COLOURS, 7, "r")
     assert (found.beta, found.calibration, found.measure) == (beta, calibration, False)
     found.complete(estimator().identity, None)
@@ -42,7 +43,7 @@ def test_a_run_gives_model_beta_and_calibration(run: Path) -> None:
 
 def test_another_model_than_the_runs_is_refused_with_the_difference(run: Path) -> None:
     found = plan_scorer(load_settings(runs={"r": run}))
-    with pytest.raises(MismatchError, match="colours-1 there, colours-2 now"):
+    with refused("model", estimator(kind=OtherModel).identity.model, MismatchError):
         found.complete(estimator(kind=OtherModel).identity, None)
 
 
@@ -69,7 +70,7 @@ def test_settings_by_hand_win(run: Path) -> None:
 
 def test_without_anything_it_is_the_embedded_model_with_a_measured_beta() -> None:
     found = plan_scorer(load_settings())
-    assert (found.spec.model, found.measure, found.expected) == ("embedded", True, None)
+    assert (found.spec.model, found.measure, found.recorded) == ("embedded", True, None)
     with pytest.raises(Unavailable):
         found.score([Embedded(similarity=0.5)])
 
@@ -84,10 +85,12 @@ def test_scores_are_those_of_the_pipeline(run: Path) -> None:
 
 
 def test_runs_that_cannot_give_a_scorer(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no _run\.json"):
+    with pytest.raises(TableError):
         plan_scorer(load_settings(runs={"r": tmp_path}))
-    known = json.loads((run / "_run.json").read_text())
-    for change, words in (({"finished": False}, "is not finished"), ({"model": None}, "--model")):
-        (tmp_path / "_run.json").write_text(json.dumps(known | change))
-        with pytest.raises(ConfigError, match=words):
-            plan_scorer(load_settings(runs={"r": tmp_path}))
+    facts = json.loads((run / "_run.json").read_text())
+    (tmp_path / "_run.json").write_text(json.dumps(facts | {"finished": False}))
+    with refused("run", str(tmp_path), TableError):
+        plan_scorer(load_settings(runs={"r": tmp_path}))
+    (tmp_path / "_run.json").write_text(json.dumps(facts | {"model": None}))
+    with refused("model"):
+        plan_scorer(load_settings(runs={"r": tmp_path}))

@@ -1,4 +1,4 @@
-"""Does a table still belong to its data? Shards read again, scores derived again, a slice scored again."""
+"""Check that a run still belongs to its data: read its shards again, derive its scores again, score some samples again."""
 
 import json
 from collections import Counter
@@ -13,21 +13,22 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
 from noisegate.pipeline.estimators.base import Estimator, Identity
+from noisegate.pipeline.pairs.scorer import is_from_training, model_of_run
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.progress import Progress
 
+from .check_shard import check_shard
+from .check_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
+from .drift import Drift, Rescoring
 from .problems import Problem, Problems
-from .rescore import Drift, Rescoring, no_frozen_model, recorded_model
-from .shard import check_shard
-from .table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
 
-__all__ = ["Drift", "Problem", "Verification", "verify"]
+__all__ = ["Verification", "verify"]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` found. `problems` holds the first hundred, `problem_count` counts all; `notes` say what was left out."""
+    """Result of `verify`: the first hundred `problems`, the count of all, and `notes` about what was not checked."""
 
     folder: str
     problems: tuple[Problem, ...]
@@ -40,12 +41,12 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """The table belongs to the data."""
+        """Whether the table belongs to the data."""
         return self.problem_count == 0
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The result in one line."""
         some = f"{self.shards:,}" if self.shards == self.shards_in_run else f"{self.shards:,} of {self.shards_in_run:,}"
         checked = f"{some} shards, {self.samples:,} samples checked"
         if not self.ok:
@@ -74,21 +75,23 @@ def verify(
     rescore: bool = True,
     shards: int | None = None,
     estimator: Estimator | Callable[[], Estimator] | None = None,
+    device: str = "auto",
+    batch_size: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verification:
     """Check every table of a run (or `shards` random ones) against its shard, its embeddings and its own β.
 
-    Then up to `samples` random samples are scored again by `estimator` (default: the model that the run records), and a
-    similarity or weight that moved by more than `tolerance` is a problem. Nothing in the folder is changed. Raises
-    TableError where there is no run, and ConfigError for settings that cannot work; all else becomes a Problem.
+    Then up to `samples` random samples are scored again by `estimator` (default: the model that the run records, on
+    `device` in batches of `batch_size`), and a similarity or weight that moved by more than `tolerance` is a problem.
+    Nothing in the folder is changed. Raises TableError if there is no run, ConfigError for settings that cannot work;
+    everything else becomes a Problem.
     """
-    if samples < 0 or not tolerance >= 0 or seed < 0:
-        raise ConfigError(
-            f"samples {samples}, tolerance {tolerance} and seed {seed} must be 0 or more; use 200, 1e-4 and 0"
-        )
+    for setting, value, example in (("samples", samples, 200), ("tolerance", tolerance, 1e-4), ("seed", seed, 0)):
+        if not value >= 0:
+            raise ConfigError(f"{setting} {value} must be 0 or more; use {example}", setting, value)
     if shards is not None and shards < 1:
-        raise ConfigError(f"shards {shards} is none; use 1 or more, or leave it out for all")
+        raise ConfigError(f"shards {shards} is too few; use 1 or more, or leave it out for all", "shards", shards)
     run = RunFolder(Path(folder))
     recorded = run.recorded()
     check = _Check(run, recorded, np.random.default_rng(seed), progress or Progress())
@@ -98,13 +101,13 @@ def verify(
             "the run was made from arrays, not shards: the image arrays are compared with the kept embeddings; text arrays, "
             "labels and keys came from files that the run does not name, and no model is known to score again with"
         )
-    elif rescore and samples and estimator is None and no_frozen_model(recorded):
+    elif rescore and samples and estimator is None and is_from_training(recorded):
         check.notes.append(
-            f"these tables were written by a training ({recorded['method']['name']}), and no model scored them before: nothing "
-            "can be scored again; all else is checked"
+            f"these tables were written by a training ({recorded['method']['name']}) without a pretrained model: nothing can "
+            "be scored again; all else is checked"
         )
     elif rescore and samples:
-        model = estimator or recorded_model(recorded)
+        model = estimator or model_of_run(recorded, device=device, batch_size=batch_size)
         check.load(model() if callable(model) else model, tolerance)
     try:
         return check.go(samples, shards, arrays)
@@ -113,6 +116,8 @@ def verify(
 
 
 class _Check:
+    """One pass over a run: the problems, notes and drift so far."""
+
     def __init__(self, run: RunFolder, recorded: dict[str, Any], rng: np.random.Generator, progress: Progress) -> None:
         self.run, self.recorded, self.rng, self.progress = run, recorded, rng, progress
         self.problems = Problems()
@@ -123,7 +128,7 @@ class _Check:
         self.samples = 0
 
     def load(self, model: Estimator, tolerance: float) -> None:
-        """The model is still the one of the tables; where it is not, the drift tells what that means."""
+        """Take the model to score again with; it is a problem if it is not the one of the tables."""
         differences = Identity.from_dict(self.recorded["scorer"]).differences(model.identity)
         if differences:
             self.problems.add(f"the model is not the one that scored the tables: {'; '.join(differences)}")
@@ -163,7 +168,7 @@ class _Check:
         )
 
     def _entries(self, shards: int | None) -> list[dict[str, Any]]:
-        """The shards to check, in order; whether all are there is asked first."""
+        """The shards to check, in order."""
         listed: list[dict[str, Any]] = self.recorded["shards"]
         if self.recorded.get("finished") is False:
             self.problems.add("the run is not finished; run the same annotate command again, it goes on")
@@ -175,7 +180,7 @@ class _Check:
         return [listed[int(i)] for i in chosen]
 
     def _look_at_all(self, entries: list[dict[str, Any]]) -> None:
-        """What most tables say about their scorer and β, and whether `_run.json` says the same."""
+        """Find the scorer and β of most tables, and check that `_run.json` has the same."""
         counts: dict[str, Counter[str]] = {}
         self._bytes = 0
         for entry in entries:
@@ -184,7 +189,7 @@ class _Check:
                 metadata = read_metadata(self.run.table(stem))
                 status = self.run.read(stem, ["status"])["status"]
             except TableError:
-                continue  # said when its turn comes
+                continue  # reported when this shard is checked
             self._bytes += metadata["shard"]["size"]
             self.scored_rows[stem] = int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
             for name, text in settings_of(metadata).items():
@@ -206,7 +211,7 @@ class _Check:
         return self.usual.get("labels", "null") != "null" or bool(near and not near["alone"] and near["weight"])
 
     def _draw(self, samples: int) -> dict[str, set[int]]:
-        """Which of the scored samples of each table to score again, as places among them."""
+        """Draw the samples of each table to score again, as positions among its scored samples."""
         ends = np.cumsum([0, *self.scored_rows.values()])
         total = int(ends[-1])
         chosen: NDArray[np.int64] = (
@@ -219,7 +224,7 @@ class _Check:
     def _check(
         self, entry: Mapping[str, Any], drawn: set[int], embeddings: bool, arrays: bool, problems: Problems
     ) -> int:
-        """All checks of one shard; the number of its samples that were looked at."""
+        """Run all checks of one shard; return the number of samples checked."""
         stem = entry["table"]
         if not self.run.table(stem).exists():
             reason = self.recorded.get("unreadable", {}).get(entry["url"])
@@ -251,7 +256,11 @@ class _Check:
         scored = np.flatnonzero(pc.equal(table["status"], "ok").to_numpy(zero_copy_only=False))
         rows = {int(scored[place]) for place in drawn if place < len(scored)}
         path = self.run.embeddings(stem)
-        take = self.rescoring.taker(table, rows, metadata, path, problems) if self.rescoring else lambda row, raw: None
+        take = (
+            self.rescoring.open_table(table, rows, metadata, path, problems)
+            if self.rescoring
+            else lambda row, raw: None
+        )
         check_shard(Shard(entry["url"]), table, metadata, problems, take, self.progress.advance)
         return len(table)
 

@@ -1,4 +1,4 @@
-"""A table against its shard: the same samples in the same order, with the same bytes."""
+"""Check a table against its shard: the same samples in the same order, with the same bytes."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -31,22 +31,22 @@ def check_shard(
 ) -> None:
     """Read the shard once and compare all of it with its table.
 
-    `unchanged` gets the row and the raw sample wherever picture, caption and label are as recorded; `advance` the samples
-    and bytes read since its last call.
+    `unchanged` is called with the row and the raw sample if picture, caption and label are as recorded; `advance` with the
+    samples and bytes read since its last call.
     """
     facts, rows = metadata["shard"], _Rows(table, DecodeOptions.from_record(metadata["reading"]), problems)
-    reader, told = ShardReader(shard), 0
+    reader, reported = ShardReader(shard), 0
     try:
         for raw in reader:
             row = rows.compare(raw)
             if row is not None:
                 unchanged(row, raw)
-            advance(1, reader.position - told)
-            told = reader.position
+            advance(1, reader.position - reported)
+            reported = reader.position
     except ShardError as error:
         problems.lead(str(error))
         return
-    advance(0, reader.size - told)
+    advance(0, reader.size - reported)
     rows.finish()
     if reader.damage != facts["damage"]:
         problems.lead(f"{reader.damage or 'the shard is whole now'}; when it was scored: {facts['damage'] or 'whole'}")
@@ -59,7 +59,7 @@ def check_shard(
 
 
 class _Rows:
-    """The rows of a table by key, the repeats of a key in their order, and which of them the shard still has."""
+    """The rows of a table by key (repeats in order), and which of them were seen in the shard."""
 
     def __init__(self, table: pa.Table, options: DecodeOptions, problems: Problems) -> None:
         self._options, self._problems = options, problems
@@ -74,25 +74,24 @@ class _Rows:
         self._in_order = True
 
     def compare(self, raw: RawSample) -> int | None:
-        """The sample's row where it is unchanged; what differs goes to the problems."""
+        """Compare a sample with its row; return the row number if it is unchanged."""
         turn = self._repeats.get(raw.key, 0)
         places = self._places.get(raw.key, [])
         self._repeats[raw.key] = turn + 1
         if turn >= len(places):
-            often = "" if not places else " this often"
-            self._problems.add(f"in the shard, but not in the table{often}", raw.key)
+            self._problems.add(f"in the shard, but not in the table{' this often' if places else ''}", raw.key)
             return None
         row = places[turn]
         self._seen[row] = True
         if row < self._last and self._in_order:
-            self._in_order = False  # one line for each shard: all that follows would be out of order too
+            self._in_order = False  # one problem per shard: all that follows would be out of order too
             self._problems.add(
                 f"comes after sample {self._keys[self._last]} in the shard, before it in the table", raw.key
             )
         self._last = row
         before = self._problems.count
         status, image, text, label = (column[row].as_py() for column in self._recorded.values())
-        now = _without_pixels(raw, self._options)
+        now = _decode_without_picture(raw, self._options)
         self._digest("image", image, hashlib.sha256(raw.image).digest() if raw.image is not None else None, raw.key)
         if not (status == "bad_image" and text is None):  # a picture that crashed the decoder took its caption with it
             self._digest("caption", text, now.text_sha256, raw.key)
@@ -111,11 +110,12 @@ class _Rows:
             self._problems.add(f"the {name}'s bytes have changed", key)
 
     def finish(self) -> None:
+        """Report the rows that the shard does not have."""
         for row in np.flatnonzero(~self._seen):
             self._problems.add("in the table, but not in the shard", self._keys[row])
 
 
-def _without_pixels(raw: RawSample, options: DecodeOptions) -> Decoded:
-    """Caption and label as the job reads them; the picture is left out, which is all that takes time."""
+def _decode_without_picture(raw: RawSample, options: DecodeOptions) -> Decoded:
+    """Decode caption and label as the job does, without the picture, which takes nearly all of the time."""
     parts = {name: data for name, data in raw.parts.items() if name not in IMAGE_PARTS}
     return decode_sample(replace(raw, parts=parts), _NO_PIXELS, options)

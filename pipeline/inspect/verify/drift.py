@@ -1,4 +1,4 @@
-"""Some samples scored once more, and how far the numbers have moved."""
+"""Score some samples again and measure how far their numbers have moved."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,24 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.scorer import encode, score_pairs
+from noisegate.pipeline.pairs.scorer import encode_samples, score_pairs
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 
 from .problems import Problems
 
-__all__ = ["Drift", "Rescoring", "no_frozen_model", "recorded_model"]
+__all__ = ["Drift", "Rescoring"]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """The largest difference between a table and its samples scored again; None where there was nothing to compare.
+    """The largest differences between a table and its samples scored again; None if nothing was compared.
 
-    `image` is one minus the cosine of a picture's embedding, kept and new: for samples without a caption.
+    `image` is one minus the cosine between the kept and the new embedding of a picture, for samples without a caption.
     """
 
     samples: int = 0
@@ -43,37 +41,10 @@ class Drift:
         return {**asdict(self), "largest": self.largest}
 
 
-def no_frozen_model(run: Mapping[str, Any]) -> bool:
-    """Whether a training wrote the tables from shards alone: its own network judged them while it learnt."""
-    return not run.get("model") and "method" in run
-
-
-def recorded_model(run: Mapping[str, Any], device: str = "auto", batch_size: int | None = None) -> ModelSpec:
-    """The model that a run names, in the precision that it was scored in; raises ConfigError where it names none."""
-    model = run.get("model")
-    if not model:
-        raise ConfigError(
-            "the run does not record how its model is loaded (it was given as an object); "
-            "name it with --model, or check all else with --no-rescore"
-        )
-    own = model["model"].startswith("python:")
-    return ModelSpec(
-        model["model"],
-        model["pretrained"],
-        "auto" if own else device,
-        dtype_of(run, model["model"]),
-        batch_size,
-        model.get("draft", False),
-    )
-
-
-def dtype_of(run: Mapping[str, Any], model: str) -> str:
-    """What the run was computed in, which `auto` may not choose on another machine."""
-    return "auto" if model.startswith("python:") else str(run["scorer"]["dtype"])
-
-
 @dataclass
 class _Waiting:
+    """A sample that waits for its batch, and what its table says about it."""
+
     sample: Decoded
     row: int
     similarity: float
@@ -84,7 +55,7 @@ class _Waiting:
 
 
 class Rescoring:
-    """Encodes samples in batches and remembers the largest drift; what is beyond `tolerance` becomes a problem."""
+    """Score samples in batches and keep the largest drift; a drift beyond `tolerance` becomes a problem."""
 
     def __init__(self, estimator: Estimator, tolerance: float) -> None:
         self._model, self._tolerance = estimator, tolerance
@@ -96,10 +67,10 @@ class Rescoring:
     def drift(self) -> Drift:
         return Drift(self._samples, **self._largest)
 
-    def taker(
+    def open_table(
         self, table: Any, rows: set[int], metadata: Mapping[str, Any], embeddings: Path, problems: Problems
     ) -> Callable[[int, RawSample], None]:
-        """What to call with the unchanged samples of one table; only those in `rows` are scored."""
+        """A function that takes the unchanged samples of one table and scores those in `rows`."""
         options = DecodeOptions.from_record(metadata["reading"])
         beta = Beta.from_dict(metadata["beta"]) if metadata.get("beta") else None
 
@@ -115,26 +86,26 @@ class Rescoring:
         return take
 
     def flush(self) -> None:
-        """Score what waits."""
+        """Score the samples that wait for a full batch."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        found = encode(self._model, [one.sample for one in waiting], {})
-        for i, one in enumerate(waiting):
+        encoded = encode_samples(self._model, [item.sample for item in waiting], {})
+        for i, item in enumerate(waiting):
             self._samples += 1
-            if one.sample.status != "ok":
-                one.problems.add(
-                    f"its status is {one.sample.status} now ({one.sample.error}), ok in the table", one.sample.key
+            if item.sample.status != "ok":
+                item.problems.add(
+                    f"its status is {item.sample.status} now ({item.sample.error}), ok in the table", item.sample.key
                 )
-            elif np.isnan(one.similarity):
-                self._compare(one, "image", _cosine_distance(found.images[i], one), 0.0)
+            elif np.isnan(item.similarity):
+                self._compare(item, "image", _cosine_distance(encoded.images[i], item), 0.0)
             else:
-                self._compare(one, "similarity", float(found.similarity[i]), one.similarity)
-                if one.beta is not None:
-                    weight = score_pairs(found.similarity[i : i + 1], one.beta).osa_weight
-                    self._compare(one, "weight", float(weight[0]), one.weight)
+                self._compare(item, "similarity", float(encoded.similarity[i]), item.similarity)
+                if item.beta is not None:
+                    weight = score_pairs(encoded.similarity[i : i + 1], item.beta).osa_weight
+                    self._compare(item, "weight", float(weight[0]), item.weight)
 
-    def _compare(self, one: _Waiting, name: str, now: float | None, then: float) -> None:
+    def _compare(self, item: _Waiting, name: str, now: float | None, then: float) -> None:
         if now is None:
             return
         drift = abs(now - then) if np.isfinite(now) else 1.0
@@ -143,14 +114,14 @@ class Rescoring:
             what = f"{name} is {now:.6f} when scored again, {then:.6f} in the table: {drift:.1e} apart"
             if name == "image":
                 what = f"the picture's embedding has moved by {drift:.1e} (one minus its cosine with the kept one)"
-            one.problems.add(what, one.sample.key)
+            item.problems.add(what, item.sample.key)
 
 
-def _cosine_distance(image: NDArray[np.float32], one: _Waiting) -> float | None:
-    """Between a new embedding and the one kept of the same row; None where none was kept."""
+def _cosine_distance(image: NDArray[np.float32], item: _Waiting) -> float | None:
+    """One minus the cosine between a new embedding and the kept one of the same row; None if none was kept."""
     try:
-        with safe_open(one.embeddings, framework="numpy") as file:
-            kept = file.get_slice("image")[one.row : one.row + 1][0].astype(np.float64)
+        with safe_open(item.embeddings, framework="numpy") as file:
+            kept = file.get_slice("image")[item.row : item.row + 1][0].astype(np.float64)
     except (OSError, SafetensorError):
         return None
     if kept.shape != image.shape:

@@ -1,4 +1,4 @@
-"""What can be checked of a table alone: is it whole, do its scores follow from its cosines and β, do its embeddings fit?"""
+"""Check a table alone: is it whole, do its scores follow from its cosines and β, do its embeddings fit?"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,7 @@ from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.estimators.base import Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import PairCalibration
-from noisegate.pipeline.pairs.pair_fit import pair_columns
-from noisegate.pipeline.pairs.scorer import score_pairs
+from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.embeddings import embeddings_match
 from noisegate.pipeline.runs.table import SCHEMA, RunFolder
 from noisegate.pipeline.system.array_types import Float32
@@ -25,27 +24,27 @@ from .problems import Problems
 
 __all__ = ["check_array", "check_embeddings", "check_scores", "check_settings", "check_whole", "settings_of"]
 
-ALIKE = (
-    "scorer",
-    "beta",
-    "calibration",
-    "labels",
-    "neighbourhood",
-    "scores",
-    "one_step",
-)  # the same in all tables of a run
-FOLLOWS = 1e-6  # how far a score may be from what the cosine and β give
-HALF = 1e-3  # how far cosines of rows kept as float16 may be from those before: 2 · 2⁻¹¹ of unit vectors
-BLOCK = 8192
+SHARED = {  # metadata that all tables of a run share, as problems call it
+    "scorer": "scorer",
+    "beta": "record of β",
+    "calibration": "calibration",
+    "labels": "record of its label scores",
+    "neighbourhood": "record of its neighbourhoods",
+    "scores": "digest of all label and neighbourhood scores",
+    "one_step": "record of its methods' columns",
+}
+SCORE_TOLERANCE = 1e-6  # between a score and what the cosine and β give
+HALF_TOLERANCE = 1e-3  # between cosines and those of rows kept as float16: 2 · 2⁻¹¹ for unit vectors
+BLOCK = 8192  # rows of embeddings read at a time
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """What must be the same in all tables, each as comparable text."""
-    return {name: json.dumps(metadata.get(name), sort_keys=True) for name in ALIKE}
+    """The metadata that must be the same in all tables, as text to compare."""
+    return {name: json.dumps(metadata.get(name), sort_keys=True) for name in SHARED}
 
 
 def check_settings(metadata: Mapping[str, Any], usual: Mapping[str, str], problems: Problems) -> None:
-    """The scorer, β and what was learned are those that most tables of the run have."""
+    """Check that scorer, β and everything learned are the `usual` ones: those of most tables of the run."""
     for name, text in settings_of(metadata).items():
         if text == usual[name]:
             continue
@@ -57,22 +56,13 @@ def check_settings(metadata: Mapping[str, Any], usual: Mapping[str, str], proble
             problems.add(f"β is {here['value']!r} in this table, {there['value']!r} in the others")
         elif here is None or there is None:
             has, have = ("no", "have one") if here is None else ("a", "have none")
-            problems.add(f"the table has {has} {_NAMES[name]}, the others {have}")
+            problems.add(f"the table has {has} {SHARED[name]}, the others {have}")
         else:
-            problems.add(f"the {_NAMES[name]} in this table differs from that in the others")
-
-
-_NAMES = {name: name for name in ALIKE} | {
-    "labels": "record of its label scores",
-    "neighbourhood": "record of its neighbourhoods",
-    "scores": "digest of all label and neighbourhood scores",
-    "beta": "record of β",
-    "one_step": "record of its methods' columns",
-}
+            problems.add(f"the {SHARED[name]} in this table differs from that in the others")
 
 
 def check_whole(run: RunFolder, stem: str, facts: Mapping[str, Any], problems: Problems) -> pa.Table | None:
-    """The table, where it can be read and has the rows and columns it should have."""
+    """Read the table and check its columns, row count and row order; None if it cannot be checked further."""
     try:
         table = run.read(stem)
         table.validate(full=True)
@@ -97,7 +87,7 @@ def check_whole(run: RunFolder, stem: str, facts: Mapping[str, Any], problems: P
 
 
 def check_scores(table: pa.Table, metadata: Mapping[str, Any], problems: Problems) -> None:
-    """osa_weight, clean and clean_probability are what similarity, β and the calibration give, as far as tables tell."""
+    """Check that osa_weight, clean and clean_probability follow from similarity, β and the calibration."""
     keys = table["key"]
     for row, what in _score_problems(table, metadata):
         problems.add(what, keys[row].as_py())
@@ -111,10 +101,10 @@ def _score_problems(table: pa.Table, metadata: Mapping[str, Any]) -> Iterator[tu
     for name in ("clean_probability", "label_quality", "refined_confidence"):
         values = floats(table, name)
         with np.errstate(invalid="ignore"):
-            outside = np.flatnonzero((values < -FOLLOWS) | (values > 1 + FOLLOWS))
+            outside = np.flatnonzero((values < -SCORE_TOLERANCE) | (values > 1 + SCORE_TOLERANCE))
         yield from ((int(row), f"{name} is {values[row]:g}, which is no probability") for row in outside)
     labels, near = metadata.get("labels"), metadata.get("neighbourhood")
-    if metadata.get("method"):  # clean and its probability are what a training learnt: no cosine tells them
+    if metadata.get("method"):  # clean and its probability come from a training, not from cosines
         return
     if metadata.get("beta"):
         yield from _pair_problems(table, metadata, labels, near)
@@ -130,7 +120,7 @@ def _pair_problems(
 ) -> Iterator[tuple[int, str]]:
     similarity, beta = floats(table, "similarity"), Beta.from_dict(metadata["beta"])
     plain = metadata.get("calibration")
-    want = pair_columns(table, score_pairs(similarity, beta, PairCalibration.from_dict(plain) if plain else None))
+    want = pair_columns(table, beta, PairCalibration.from_dict(plain) if plain else None)
     weight = np.asarray(want["osa_weight"], np.float32)
     yield from _differences(table, "osa_weight", weight, f"β {beta.value:.6g} and similarity", similarity)
     probability = np.asarray(want["clean_probability"], np.float32)
@@ -143,7 +133,7 @@ def _pair_problems(
         return
     with np.errstate(invalid="ignore"):  # both tasks: a sample is no better than its pair
         clean = pc.fill_null(table["clean"], False).to_numpy(zero_copy_only=False) & (weight == 0)
-        likely = floats(table, "clean_probability") > probability + FOLLOWS
+        likely = floats(table, "clean_probability") > probability + SCORE_TOLERANCE
     yield from ((int(row), "the sample is clean, but its pair has weight 0") for row in np.flatnonzero(clean))
     if not (near and near["calibration"] and near["weight"]):
         yield from ((int(row), "clean_probability is above that of the pair") for row in np.flatnonzero(likely))
@@ -161,13 +151,16 @@ def _neighbourhood_problems(table: pa.Table, near: Mapping[str, Any]) -> Iterato
 def _differences(
     table: pa.Table, name: str, want: NDArray[Any], source: str, values: Float32, edge: float | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Rows whose `name` is not `want`, which followed from `values` (NaN: must be null); none within a hair of `edge`."""
+    """Rows whose column `name` is not `want`, which follows from `values` (NaN: must be null).
+
+    Rows whose value lies within rounding of `edge` are left out.
+    """
     have, known = floats(table, name), ~np.isnan(values)
     wanted = np.where(known, want, np.nan).astype(np.float32)
     with np.errstate(invalid="ignore"):
-        differs = (np.abs(have - wanted) > FOLLOWS) | (np.isnan(have) != np.isnan(wanted))
+        differs = (np.abs(have - wanted) > SCORE_TOLERANCE) | (np.isnan(have) != np.isnan(wanted))
         if edge is not None:
-            differs &= ~(np.abs(values - edge) <= FOLLOWS)
+            differs &= ~(np.abs(values - edge) <= SCORE_TOLERANCE)
     for row in np.flatnonzero(differs):
         here, there = (_value(table, name, float(v)) for v in (have[row], wanted[row]))
         yield int(row), f"{name} is {here}, but {source} {values[row]:.6g} gives {there}"
@@ -180,7 +173,7 @@ def _value(table: pa.Table, name: str, value: float) -> str:
 
 
 def check_embeddings(path: Path, table: pa.Table, facts: Mapping[str, Any], problems: Problems) -> None:
-    """The kept embeddings are whole, of this shard, and give the table's cosines (within float16)."""
+    """Check that the kept embeddings are whole, of this shard, and give the table's cosines (within float16)."""
     if not path.exists():
         problems.add("the embeddings file is missing, though other shards of the run have theirs")
         return
@@ -202,7 +195,7 @@ def check_embeddings(path: Path, table: pa.Table, facts: Mapping[str, Any], prob
                     continue
                 cosine = np.einsum("nd,nd->n", images, file.get_slice("text")[rows].astype(np.float32))
                 with np.errstate(invalid="ignore"):
-                    differs = np.flatnonzero(np.abs(cosine - similarity[rows]) > HALF)
+                    differs = np.flatnonzero(np.abs(cosine - similarity[rows]) > HALF_TOLERANCE)
                 for row in differs:
                     what = (
                         f"similarity is {similarity[start + row]:.4f}, but its kept embeddings give {cosine[row]:.4f}"
@@ -213,7 +206,7 @@ def check_embeddings(path: Path, table: pa.Table, facts: Mapping[str, Any], prob
 
 
 def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[str, Any], problems: Problems) -> None:
-    """The array that a run of `score-embeddings` read is still the one whose rows were kept."""
+    """Check that the array that `score-embeddings` read still holds the rows that were kept."""
     try:
         rows, size = np.load(array, mmap_mode="r", allow_pickle=False), array.stat().st_size
     except (OSError, ValueError) as error:
@@ -235,7 +228,7 @@ def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[s
                 for row in np.flatnonzero(~np.broadcast_to(same, len(now))):
                     problems.add("its vector in the array has changed", table["key"][start + int(row)].as_py())
     except (OSError, SafetensorError, ConfigError):
-        return  # check_embeddings has said so
+        return  # check_embeddings reports this
 
 
 def floats(table: pa.Table, name: str) -> Float32:
