@@ -18,9 +18,9 @@ from noisegate.pipeline.runs.lock import folder_lock
 from .api import health, jobs, page, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest
 from .api.state import Service
-from .engine.encoder_process import Ready
-from .engine.engine import LocalEngine
-from .engine.items import Engine
+from .engine.embedder import LocalEmbedder
+from .engine.encoder_process import ModelReady
+from .engine.items import Embedder
 from .errors import ApiError, add_handlers
 from .guards.auth import Keys, RequireKey
 from .guards.body_limit import BodyLimit
@@ -42,7 +42,7 @@ JOBS_RECORD = "_jobs.sqlite"  # no job can have this name
 log = logging.getLogger("noisegate.app")
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
+def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
     """Build the application; tests give their own `engine`. Raises NoisegateError for settings that cannot work."""
     service = _service(settings, engine)
 
@@ -84,7 +84,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> FastAPI:
     return app
 
 
-def _service(settings: Settings, engine: Engine | None) -> Service:
+def _service(settings: Settings, engine: Embedder | None) -> Service:
     for name, path in settings.runs.items():
         if not path.is_dir():
             raise ConfigError(
@@ -92,11 +92,11 @@ def _service(settings: Settings, engine: Engine | None) -> Service:
             )
     scorer, metrics = plan_scorer(settings), Metrics()
 
-    def complete(ready: Ready) -> None:
+    def complete(ready: ModelReady) -> None:
         scorer.complete(ready.identity, ready.beta)
 
     if engine is None:
-        engine = LocalEngine(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
+        engine = LocalEmbedder(settings, scorer.spec, measure=scorer.measure, metrics=metrics, on_ready=complete)
     classes = ClassSets(settings.classes)
     runner = _open_jobs(settings, scorer.spec, classes, metrics)
     runs = RunRegistry(settings.runs, runner.outputs if runner is not None else dict)

@@ -6,7 +6,7 @@ from typing import cast
 
 from fastapi import Request
 
-from noisegate.service.engine.items import Engine
+from noisegate.service.engine.items import Embedder
 from noisegate.service.guards.fetch import Fetcher
 from noisegate.service.jobs.runner import JobRunner
 from noisegate.service.metrics import Metrics
@@ -24,7 +24,7 @@ class Service:
     """The parts of a running service. `closing` is set when shutdown begins: streams of events end then."""
 
     settings: Settings
-    engine: Engine
+    engine: Embedder
     scorer: ServiceScorer
     runs: RunRegistry
     class_sets: ClassSets

@@ -1,4 +1,4 @@
-"""Image files to pixels in worker processes, for many requests at once and never more than the encoder can use soon."""
+"""Decode image files in worker processes, no faster than the encoders can take the pixels."""
 
 import asyncio
 import io
@@ -13,13 +13,13 @@ from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool
 
 __all__ = ["Decoder"]
 
-CHUNK = 8  # pictures per task: few enough to share one request among the workers
+CHUNK = 8  # pictures per task: few enough to spread one request over the workers
 
 
 class Decoder:
-    """Decodes by the rules of the batch job; a picture that kills its worker becomes a `bad_image`, like any broken one.
+    """Decodes as the batch job does; a picture that kills its worker becomes a `bad_image`.
 
-    At most `2 * workers + 2` chunks are with the workers, and none is started while `room` is not set.
+    The workers have at most `2 * workers + 2` chunks, and none is started while `room` is not set.
     """
 
     def __init__(self, workers: int, limits: Limits) -> None:
@@ -30,7 +30,7 @@ class Decoder:
         self.room.set()
 
     async def start(self, preprocess: Preprocessor) -> None:
-        """Start the processes and let each decode something, so that the first request does not wait for imports."""
+        """Start the processes and let each decode a dot, so that the first request does not wait for imports."""
         self._pool = await asyncio.to_thread(DecodePool, self._workers, preprocess, self._options)
         await asyncio.gather(*(self.decode([_dot()]) for _ in range(self._workers)))
 

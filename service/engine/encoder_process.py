@@ -1,6 +1,6 @@
-"""The process that holds the model, one per device, and how the front talks to it.
+"""The process that holds the model, one per device, and the messages between it and the service.
 
-The front sends batches and the process answers in the same order; it receives the next batch while it encodes one.
+The service sends batches and the process answers in the same order; it receives the next batch while it encodes one.
 """
 
 import multiprocessing
@@ -26,15 +26,15 @@ from noisegate.pipeline.pairs.beta import Beta, measure_beta
 from noisegate.pipeline.shards.decode import Preprocessor
 from noisegate.pipeline.system.processes import exit_with_parent
 
-__all__ = ["Answer", "Batch", "EncoderProcess", "Failed", "Ready"]
+__all__ = ["EncodeReply", "EncodeRequest", "EncoderProcess", "ModelFailed", "ModelReady"]
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What the front must know of a model that is loaded and warm; `beta` is measured where that was asked for."""
+class ModelReady:
+    """The model is loaded and warm; `beta` is measured if that was asked for."""
 
     identity: Identity
     dimensions: int
@@ -44,16 +44,16 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The model could not be loaded; `fatal` where trying again cannot help."""
+class ModelFailed:
+    """The model could not be loaded; `fatal` if trying again cannot help."""
 
     reason: str
     fatal: bool
 
 
 @dataclass
-class Batch:
-    """Pixels (H, W, 3), or texts. On the way, pixels of one size are one array (N, H, W, 3)."""
+class EncodeRequest:
+    """A batch of pixels (H, W, 3) or texts; pixels of one size are sent as one array (N, H, W, 3)."""
 
     number: int
     kind: Kind
@@ -61,8 +61,8 @@ class Batch:
 
 
 @dataclass
-class Answer:
-    """Unit rows (N, d), zeros where the model gave none; `errors` says why by row, where the model itself failed on one."""
+class EncodeReply:
+    """Unit rows (N, d), zeros where the model gave none; `errors` by row number if the model failed on it."""
 
     number: int
     rows: Rows
@@ -71,7 +71,7 @@ class Answer:
 
 
 def send(connection: "Connection[Any, Any]", message: Any) -> None:
-    """One message; arrays go as they lie in memory, without being pickled."""
+    """Send one message; arrays are sent as raw memory, without pickling."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     connection.send_bytes(len(buffers).to_bytes(4, "little") + head)
@@ -81,35 +81,35 @@ def send(connection: "Connection[Any, Any]", message: Any) -> None:
 
 
 def receive(connection: "Connection[Any, Any]") -> Any:
-    """The next message; EOFError when the other side is gone."""
+    """Receive the next message; raises EOFError if the other side is gone."""
     head = connection.recv_bytes()
     count = int.from_bytes(head[:4], "little")
     return pickle.loads(head[4:], buffers=[connection.recv_bytes() for _ in range(count)])
 
 
 def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool) -> None:
-    """The process itself: load, warm up, report, encode until the front closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the whole group is the front's to handle: it drains
+    """Main function of the process: load, warm up, report, encode until the service closes the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service handles signals to the group: it drains
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent(parent)  # and its device's memory is free again
+    exit_with_parent(parent)  # frees the memory of the device
     try:
         model = as_estimator(spec)
         send(connection, _warm(model, measure))
     except NoisegateError as error:
-        send(connection, Failed(str(error), fatal=True))
+        send(connection, ModelFailed(str(error), fatal=True))
         return
-    except Exception as error:  # the front decides what to do about it; this process cannot
-        send(connection, Failed(" ".join(f"{type(error).__name__}: {error}".split())[:500], fatal=False))
+    except Exception as error:  # the service decides whether to try again
+        send(connection, ModelFailed(" ".join(f"{type(error).__name__}: {error}".split())[:500], fatal=False))
         return
-    waiting: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[EncodeRequest | None] = queue.SimpleQueue()
     threading.Thread(target=_receive_all, args=(connection, waiting), daemon=True).start()
-    while (batch := waiting.get()) is not None:
+    while (request := waiting.get()) is not None:
         began = time.perf_counter()
-        rows, errors = encode_batch(model, batch)
-        send(connection, Answer(batch.number, rows, time.perf_counter() - began, errors))
+        rows, errors = encode_request(model, request)
+        send(connection, EncodeReply(request.number, rows, time.perf_counter() - began, errors))
 
 
-def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue[Batch | None]") -> None:
+def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue[EncodeRequest | None]") -> None:
     try:
         while True:
             waiting.put(receive(connection))
@@ -117,7 +117,7 @@ def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue
         waiting.put(None)
 
 
-def _warm(model: Estimator, measure: bool) -> Ready:
+def _warm(model: Estimator, measure: bool) -> ModelReady:
     """Encode a picture and a text, so that the first request finds everything allocated and compiled."""
     from PIL import Image
 
@@ -125,41 +125,41 @@ def _warm(model: Estimator, measure: bool) -> Ready:
     images = model.encode_pixels([pixels])
     model.encode_texts(["a photo"])
     beta = measure_beta(model) if measure else None
-    return Ready(model.identity, images.shape[1], model.batch_size, model.preprocess, beta)
+    return ModelReady(model.identity, images.shape[1], model.batch_size, model.preprocess, beta)
 
 
-def encode_batch(model: Estimator, batch: Batch) -> tuple[Rows, dict[int, str]]:
-    """Unit rows of a batch; where the model fails, each item is tried alone and only the ones that fail have none."""
-    encode: Callable[[Any], Rows] = model.encode_pixels if batch.kind == "images" else model.encode_texts
+def encode_request(model: Estimator, request: EncodeRequest) -> tuple[Rows, dict[int, str]]:
+    """Unit rows and errors of a batch; if the model fails, each item is tried alone, and those that fail get zeros."""
+    encode: Callable[[Any], Rows] = model.encode_pixels if request.kind == "images" else model.encode_texts
     try:
-        return normalise(encode(list(batch.items))), {}
+        return normalise(encode(list(request.items))), {}
     except Exception as error:  # a model may raise anything
         if _device_is_lost(error):
             raise
-    found: list[Rows | None] = []
+    rows: list[Rows | None] = []
     errors: dict[int, str] = {}
-    for i, item in enumerate(batch.items):
+    for i, item in enumerate(request.items):
         try:
-            found.append(normalise(encode([item])))
+            rows.append(normalise(encode([item])))
         except Exception as error:
             if _device_is_lost(error):
                 raise
             errors[i] = " ".join(f"the model failed: {type(error).__name__}: {error}".split())[:300]
-            found.append(None)
-    width = max((row.shape[1] for row in found if row is not None), default=0)
+            rows.append(None)
+    width = max((row.shape[1] for row in rows if row is not None), default=0)
     empty = np.zeros((1, width), np.float32)
-    return np.concatenate([empty if row is None else row for row in found]), errors
+    return np.concatenate([empty if row is None else row for row in rows]), errors
 
 
 def _device_is_lost(error: Exception) -> bool:
-    """After an error inside a CUDA kernel nothing works any more in this process: end it, and the next one will do."""
+    """Whether a CUDA kernel failed: then nothing works in this process any more, and a new one must take over."""
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 class EncoderProcess:
-    """One encoder process, from the front. `submit` never blocks; callbacks come from threads of this object.
+    """The service's handle of one encoder process. `submit` never blocks; callbacks come from threads of this object.
 
-    `on_message` gets Ready, Failed and every Answer; `on_end` is called once, when the process is gone, whatever the reason.
+    `on_message` gets ModelReady, ModelFailed and every EncodeReply; `on_end` is called once, when the process has ended.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class EncoderProcess:
         on_end: Callable[[], None],
     ) -> None:
         self._on_message, self._on_end = on_message, on_end
-        self._outbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        context = multiprocessing.get_context("spawn")  # the front has threads, which do not survive a fork
+        self._outbox: queue.SimpleQueue[EncodeRequest | None] = queue.SimpleQueue()
+        context = multiprocessing.get_context("spawn")  # this process has threads, which do not survive a fork
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=run_encoder, args=(theirs, os.getpid(), spec, measure), name="noisegate-encoder", daemon=True
         )
         self._process.start()
-        theirs.close()  # so that the end of the process is the end of the stream
+        theirs.close()  # so that the stream ends with the process
         threading.Thread(target=self._send_all, daemon=True).start()
         threading.Thread(target=self._receive_all, daemon=True).start()
 
@@ -185,11 +185,11 @@ class EncoderProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def submit(self, batch: Batch) -> None:
-        self._outbox.put(batch)
+    def submit(self, request: EncodeRequest) -> None:
+        self._outbox.put(request)
 
     def stop(self, timeout: float = 2) -> None:
-        """End the process: by closing its input, and by force where that does not help. Blocks."""
+        """End the process by closing its input, or by force after `timeout` seconds. Blocks."""
         self._outbox.put(None)
         self._process.join(timeout)
         if self._process.is_alive():
@@ -202,23 +202,23 @@ class EncoderProcess:
 
     def _send_all(self) -> None:
         try:
-            while (batch := self._outbox.get()) is not None:
-                send(self._connection, stacked(batch))
+            while (request := self._outbox.get()) is not None:
+                send(self._connection, stack_pixels(request))
             with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-                end.shutdown(socket.SHUT_WR)  # answers may still come, so the pipe stays open for reading
+                end.shutdown(socket.SHUT_WR)  # replies may still come, so the pipe stays open for reading
         except OSError:
-            return  # the process is gone; the receiving side tells about it
+            return  # the process is gone; the receiving thread reports it
 
     def _receive_all(self) -> None:
         try:
             while True:
                 self._on_message(receive(self._connection))
-        except (EOFError, OSError, pickle.UnpicklingError, RuntimeError):  # the last: the front's loop is closed
+        except (EOFError, OSError, pickle.UnpicklingError, RuntimeError):  # RuntimeError: the event loop is closed
             self._on_end()
 
 
-def stacked(batch: Batch) -> Batch:
-    """The batch with its pixels as one array, where all are of one size; here, because it takes a while."""
-    if batch.kind == "images" and len({array.shape for array in batch.items}) == 1:
-        return replace(batch, items=np.stack(batch.items))
-    return batch
+def stack_pixels(request: EncodeRequest) -> EncodeRequest:
+    """Stack pixels of one size into one array; done in the sending thread, because it takes a while."""
+    if request.kind == "images" and len({array.shape for array in request.items}) == 1:
+        return replace(request, items=np.stack(request.items))
+    return request

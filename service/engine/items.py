@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out; everything else in the service knows an engine by these names only."""
+"""What goes into the embedder and what comes out of it, and the protocol that the rest of the service knows it by."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.estimators.base import Identity
 
-__all__ = ["Embedded", "Engine", "Item"]
+__all__ = ["Embedded", "Embedder", "Item"]
 
 Row = NDArray[np.float32]
 
@@ -18,8 +18,8 @@ Row = NDArray[np.float32]
 class Item:
     """One sample of a request: an image file's bytes, a caption, or both.
 
-    `problem` is (status, error) of a picture that could not even be read from the request, such as broken base64;
-    `text_problem` the same of a caption.
+    `problem` is (status, error) of a picture that could not be read from the request, such as broken base64;
+    `text_problem` is that of a caption.
     """
 
     image: bytes | None = None
@@ -30,7 +30,7 @@ class Item:
 
 @dataclass
 class Embedded:
-    """A sample as the table would have it: status and error, unit embeddings (d,) where there are some, and the cosine.
+    """A sample as a row of the table: status and error, unit embeddings (d,) or None, and the cosine.
 
     `status` and `error` are about the pair, `image_status` and `text_status` about each part alone, errors likewise.
     """
@@ -48,8 +48,8 @@ class Embedded:
     text_error: str | None = None
 
 
-class Engine(Protocol):
-    """Embeds items; the local engine runs an encoder process per device, tests bring one of their own."""
+class Embedder(Protocol):
+    """Embeds items; `LocalEmbedder` runs an encoder process per device, tests use a fake."""
 
     @property
     def identity(self) -> Identity: ...
@@ -61,7 +61,7 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Finish what was admitted, as far as `drain_seconds` allow, then end all processes."""
+        """Finish the admitted items within `drain_seconds`, then end all processes."""
         ...
 
     async def embed(self, items: Sequence[Item]) -> list[Embedded]:
@@ -69,9 +69,9 @@ class Engine(Protocol):
         ...
 
     async def embed_texts(self, texts: Sequence[str]) -> Row:
-        """Unit rows (N, d) for texts of the service's own (class prompts), which wait but are never refused."""
+        """Unit rows (N, d) of the service's own texts (class prompts), which wait but are never refused."""
         ...
 
     def ready(self) -> list[str]:
-        """Why it cannot work at the moment; empty when it can."""
+        """Reasons why it cannot work at the moment; empty if it can."""
         ...

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
-from noisegate.service.engine.items import Engine
+from noisegate.service.engine.items import Embedder
 from noisegate.service.settings import Settings, load_settings
 from tests.service.fakes import FakeEngine
 
@@ -43,7 +43,7 @@ async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-def ask(work: Callable[[httpx.AsyncClient, Service], Awaitable[T]], engine: Engine | None = None, **given: Any) -> T:
+def ask(work: Callable[[httpx.AsyncClient, Service], Awaitable[T]], engine: Embedder | None = None, **given: Any) -> T:
     """What `work` finds out from a service with these settings; on the fake engine unless another is given."""
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""The engine of one machine: admits items, decodes and encodes them with everybody else's, answers in order."""
+"""The embedder of one machine: admits items, decodes and encodes them in batches shared by all requests, answers in order."""
 
 import asyncio
 import contextlib
@@ -22,21 +22,21 @@ from noisegate.service.metrics import Metrics
 from noisegate.service.settings import Settings
 
 from .decoding import CHUNK, Decoder
-from .encoder_process import Kind, Ready
-from .encoders import EncoderPool, Work, specs_for
+from .encoder_pool import EncoderPool, EncodeTask, specs_for
+from .encoder_process import Kind, ModelReady
 from .items import Embedded, Item
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalEmbedder"]
 
 Row = NDArray[np.float32]
-MARK = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
-AHEAD_BATCHES, AHEAD_BYTES = 4, 512 << 20  # decoded pictures that may wait for each encoder, and for all
-KNOWN_TEXTS = 4096
+FULL_SHARE = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
+AHEAD_BATCHES, AHEAD_BYTES = 4, 512 << 20  # decoded pictures that may wait: batches per encoder, bytes in all
+KNOWN_TEXTS = 4096  # embedded texts that are kept
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What became of one picture or one text."""
+    """One picture or one text: its unit row, or why it has none."""
 
     row: Row | None
     status: str = "ok"
@@ -44,11 +44,11 @@ class _Part:
     sha256: bytes | None = None
 
 
-class LocalEngine:
+class LocalEmbedder:
     """Decode workers and an encoder process per device, behind one bounded queue.
 
-    `queue_items` bounds what is admitted and not answered yet; whatever is beyond is refused at once. `on_ready` is called
-    once, when the model is known; what it raises ends the service.
+    `queue_items` limits the items that are admitted and not answered yet; more are refused at once. `on_ready` is called
+    once, when the first model is loaded; an error that it raises ends the service.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalEngine:
         *,
         measure: bool = False,
         metrics: Metrics | None = None,
-        on_ready: Callable[[Ready], None] = lambda ready: None,
+        on_ready: Callable[[ModelReady], None] = lambda ready: None,
     ) -> None:
         self._settings, self._on_ready = settings, on_ready
         self._limits: Limits = settings.limits
@@ -71,12 +71,12 @@ class LocalEngine:
             measure=measure,
             wait=settings.batch_wait_ms / 1000,
             metrics=self.metrics,
-            on_ready=self._welcome,
+            on_ready=self._accept_model,
             on_change=self._make_room,
             stuck_after=max(120.0, 2 * settings.request_timeout),
         )
         self._devices = len(specs)
-        self._ready: Ready | None = None
+        self._ready: ModelReady | None = None
         self._first = asyncio.Lock()
         self._admitted = 0
         self._empty = asyncio.Event()
@@ -97,14 +97,14 @@ class LocalEngine:
 
     async def stop(self) -> None:
         self._draining = True
-        with contextlib.suppress(TimeoutError):  # what is left then is answered with worker_lost
+        with contextlib.suppress(TimeoutError):  # the rest is answered with worker_lost
             await asyncio.wait_for(self._empty.wait(), self._settings.drain_seconds)
         await self._encoders.stop()
         await self._decoder.stop()
 
     @property
     def fatal(self) -> str | None:
-        """Why the service can never work, once that is clear."""
+        """Why the service can never work, if that is known."""
         return self._encoders.fatal
 
     @property
@@ -121,31 +121,35 @@ class LocalEngine:
 
     def ready(self) -> list[str]:
         reasons = ["shutting down"] if self._draining else []
-        reasons += self._not_working()
-        if self._admitted >= MARK * self._settings.queue_items:
+        reasons += self._blockers()
+        if self._admitted >= FULL_SHARE * self._settings.queue_items:
             reasons.append(f"the queue holds {self._admitted} of {self._settings.queue_items} items")
         return reasons
 
-    def _not_working(self) -> list[str]:
+    def _blockers(self) -> list[str]:
         return self._encoders.reasons() or ([] if self._ready else ["the decoders are starting"])
 
-    def _loaded(self) -> Ready:
+    def _loaded(self) -> ModelReady:
         if self._ready is None:
-            raise Unavailable("not_ready", "; ".join(self._not_working()), 2)
+            raise Unavailable("not_ready", "; ".join(self._blockers()), 2)
         return self._ready
 
-    async def _welcome(self, ready: Ready) -> None:
-        """The first encoder says what pictures must look like, so the decoders start after it."""
+    async def _accept_model(self, ready: ModelReady) -> None:
+        """Start the decoders with the preprocessing of the first encoder; check that the others have the same model."""
         async with self._first:
             if self._ready is None:
                 self._on_ready(ready)
                 await self._decoder.start(ready.preprocess)
                 self._ready = ready
             elif differences := self._ready.identity.differences(ready.identity):
-                raise MismatchError(f"the model is not the one this service began with: {'; '.join(differences)}")
+                raise MismatchError(
+                    f"the model is not the one this service began with: {'; '.join(differences)}",
+                    "model",
+                    ready.identity.model,
+                )
 
     def _make_room(self) -> None:
-        """Decoding goes on while the encoders have few pictures ahead of them."""
+        """Let the decoders work while few pictures wait for the encoders."""
         few = AHEAD_BATCHES * self._devices * (self._ready.batch_size if self._ready else 1)
         if self._encoders.waiting("images") < few and self._encoders.waiting_bytes < AHEAD_BYTES:
             self._decoder.room.set()
@@ -168,15 +172,15 @@ class LocalEngine:
 
     async def embed_texts(self, texts: Sequence[str]) -> Row:
         width = self.dimensions
-        found: list[Row] = []
+        rows: list[Row] = []
         for start in range(0, len(texts), 256):
-            found += [row for row, _ in await self._encode("texts", texts[start : start + 256])]
-        return np.stack(found) if found else np.zeros((0, width), np.float32)
+            rows += [row for row, _ in await self._encode("texts", texts[start : start + 256])]
+        return np.stack(rows) if rows else np.zeros((0, width), np.float32)
 
     def _admit(self, count: int) -> None:
         if self._draining:
             raise Unavailable("draining", "the service is shutting down", 5)
-        if reasons := self._not_working():
+        if reasons := self._blockers():
             raise Unavailable("not_ready", "; ".join(reasons), 2)
         if self._admitted + count > self._settings.queue_items:
             rate = self._encoders.rate
@@ -186,58 +190,62 @@ class LocalEngine:
         self._empty.clear()
 
     async def _embed(self, items: Sequence[Item]) -> list[Embedded]:
-        """Equal pictures and equal captions are decoded and encoded once."""
+        """Embed items; equal pictures and equal captions are decoded and encoded once."""
         captions = [_caption(item, self._limits) for item in items]
         texts = list({text: None for text in captions if isinstance(text, str)})
         images = list({item.image: None for item in items if item.image is not None})
         chunks = [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
-        *by_chunk, written = await _together(*map(self._pictures, chunks), self._written(texts))
+        *by_chunk, embedded_texts = await _run_all(*map(self._embed_pictures, chunks), self._embed_captions(texts))
         pictures = dict(zip(images, (part for parts in by_chunk for part in parts), strict=True))
-        sentences = dict(zip(texts, written, strict=True))
+        sentences = dict(zip(texts, embedded_texts, strict=True))
         return _join(
             (_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
             for item, text in zip(items, captions, strict=True)
         )
 
-    async def _pictures(self, images: Sequence[bytes]) -> list[_Part]:
+    async def _embed_pictures(self, images: Sequence[bytes]) -> list[_Part]:
         decoded = await self._decoder.decode(images)
         rows = iter(await self._encode("images", [sample.pixels for sample in decoded if sample.pixels is not None]))
         return [
             _Part(None, sample.status, sample.error, sample.image_sha256)
             if sample.pixels is None
-            else _encoded("image", *next(rows), sample.image_sha256)
+            else _part("image", *next(rows), sample.image_sha256)
             for sample in decoded
         ]
 
-    async def _written(self, texts: Sequence[str]) -> list[_Part]:
-        known = {text: row for text in texts if (row := self._known.get(text)) is not None}
-        fresh = [text for text in texts if text not in known]
-        found = dict(zip(fresh, await self._encode("texts", fresh), strict=True))
+    async def _embed_captions(self, texts: Sequence[str]) -> list[_Part]:
+        """Embed texts, from memory if they are among the latest."""
+        encoded: dict[str, tuple[Row, str | None]] = {
+            text: (self._known[text], None) for text in texts if text in self._known
+        }
+        fresh = [text for text in texts if text not in encoded]
+        encoded |= zip(fresh, await self._encode("texts", fresh), strict=True)
         for text in texts:
-            if text in known or found[text][1] is None:  # a text the model failed on may work the next time
-                self._known[text] = known[text] if text in known else found[text][0]
+            row, error = encoded[text]
+            if error is None:  # a text that the model failed on may work the next time
+                self._known[text] = row
                 self._known.move_to_end(text)
         while len(self._known) > KNOWN_TEXTS:
             self._known.popitem(last=False)
-        return [
-            _encoded("text", *(found[text] if text in found else (known[text], None)), _digest(text)) for text in texts
-        ]
+        return [_part("text", *encoded[text], hashlib.sha256(text.encode()).digest()) for text in texts]
 
     async def _encode(self, kind: Kind, payloads: Sequence[Any]) -> list[tuple[Row, str | None]]:
-        """(row, error) of each; whoever stops waiting takes his items out of the queue."""
+        """(row, error) of each payload; if the request is cancelled, its tasks leave the queue."""
         loop = asyncio.get_running_loop()
-        works = [Work(kind, payload, loop.create_future(), size=getattr(payload, "nbytes", 0)) for payload in payloads]
-        for work in works:
-            self._encoders.put(work)
+        tasks = [
+            EncodeTask(kind, payload, loop.create_future(), size=getattr(payload, "nbytes", 0)) for payload in payloads
+        ]
+        for task in tasks:
+            self._encoders.put(task)
         try:
-            return await asyncio.gather(*(work.done for work in works))
+            return await asyncio.gather(*(task.done for task in tasks))
         finally:
-            for work in works:
-                self._encoders.discard(work)
+            for task in tasks:
+                self._encoders.discard(task)
 
 
-async def _together(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
-    """All results; when one fails, or nobody waits any more, the others are stopped first."""
+async def _run_all(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
+    """Run all jobs; if one fails or the caller is cancelled, the others are stopped first."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -248,7 +256,7 @@ async def _together(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
 
 
 def _caption(item: Item, limits: Limits) -> str | _Part:
-    """The caption by the rules for one in a shard's json, or what is wrong with it."""
+    """The caption, read as one in a shard's json, or why it cannot be used."""
     try:
         if item.text_problem is not None:
             raise BadSample(*item.text_problem)
@@ -259,11 +267,7 @@ def _caption(item: Item, limits: Limits) -> str | _Part:
         return _Part(None, error.status, str(error))
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
-
-
-def _encoded(name: str, row: Row, error: str | None, sha256: bytes | None) -> _Part:
+def _part(name: str, row: Row, error: str | None, sha256: bytes | None) -> _Part:
     if row.any():
         return _Part(row, sha256=sha256)
     return _Part(None, "invalid", error or invalid_embedding(name), sha256)

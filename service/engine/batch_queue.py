@@ -1,4 +1,4 @@
-"""Dynamic batches by items: a queue that says what to encode next. No clock, no tasks: times are passed in."""
+"""A queue that decides when a batch is ready to be encoded. It has no clock: times are passed in."""
 
 from collections.abc import Hashable
 from itertools import islice
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Hashable)
 class BatchQueue(Generic[T]):
     """Items in order of arrival, handed out in batches of at most `size`.
 
-    An idle encoder gets what is there, at once. A busy one gets a full batch, or what is there once the oldest item has
+    An idle encoder gets all waiting items at once. A busy one gets a full batch, or the waiting items once the oldest has
     waited `wait` seconds. An item can leave the queue while it waits.
 
     >>> queue = BatchQueue[str](size=2, wait=0.005)
@@ -27,7 +27,9 @@ class BatchQueue(Generic[T]):
 
     def __init__(self, size: int, wait: float) -> None:
         if size < 1 or wait < 0:
-            raise ConfigError(f"batches of {size} items after {wait} s cannot be made; use 64 and 0.005")
+            raise ConfigError(
+                f"a batch of {size} items after {wait} s is impossible; use 64 and 0.005", "batch_size", size
+            )
         self.size, self.wait = size, wait
         self._waiting: dict[T, float] = {}  # in order of arrival
 
@@ -36,30 +38,30 @@ class BatchQueue(Generic[T]):
 
     @property
     def oldest(self) -> float | None:
-        """When the item that waits longest arrived."""
+        """Arrival time of the item that has waited longest."""
         return next(iter(self._waiting.values()), None)
 
     def put(self, item: T, now: float) -> None:
         self._waiting[item] = now
 
     def discard(self, item: T) -> bool:
-        """Take an item out; False where it is not waiting (any more)."""
+        """Remove an item; False if it is not waiting."""
         return self._waiting.pop(item, None) is not None
 
     def clear(self) -> list[T]:
-        """Take everything out."""
+        """Remove and return all items."""
         items = list(self._waiting)
         self._waiting.clear()
         return items
 
     def due(self, now: float) -> float | None:
-        """Seconds until a busy encoder would get a batch: 0 for now, None while the queue is empty."""
+        """Seconds until a busy encoder gets a batch: 0 for now, None if the queue is empty."""
         if self.oldest is None:
             return None
         return 0.0 if len(self) >= self.size else max(0.0, round(self.oldest + self.wait - now, 9))
 
     def take(self, now: float, idle: bool) -> list[T]:
-        """The next batch, oldest first; empty where it is not time yet."""
+        """Remove and return the next batch, oldest first; empty if none is due."""
         due = self.due(now)
         if due is None or (due > 0 and not idle):
             return []

@@ -1,6 +1,6 @@
-"""The encoder processes of all devices: started, watched, started again, and kept busy with batches.
+"""Start, watch and restart the encoder processes of all devices, and keep them busy with batches.
 
-Each holds at most two batches: one that is encoded, and one that is ready when it ends.
+Each has at most two batches: the one it encodes, and the next one.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from noisegate.pipeline.estimators import ModelSpec
 from noisegate.service.errors import Unavailable
 from noisegate.service.metrics import Metrics
 
-from .batching import BatchQueue
-from .encoder_process import Answer, Batch, EncoderProcess, Failed, Kind, Ready
+from .batch_queue import BatchQueue
+from .encoder_process import EncodeReply, EncodeRequest, EncoderProcess, Kind, ModelFailed, ModelReady
 
-__all__ = ["EncoderPool", "Work"]
+__all__ = ["EncodeTask", "EncoderPool"]
 
 Row = NDArray[np.float32]
 log = logging.getLogger("noisegate.encoders")
 
-OUTSTANDING = 2
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-STEADY = 60.0  # after so long alive, an end is news again and not one in a row
+OUTSTANDING = 2  # batches per process
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
+STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
 
 
 @dataclass(eq=False)
-class Work:
-    """One picture's pixels or one text, on its way to a row; the future gets (row, error)."""
+class EncodeTask:
+    """One picture's pixels or one text to encode; the future gets (row, error)."""
 
     kind: Kind
     payload: Any
@@ -48,22 +48,22 @@ class Work:
 
 @dataclass(eq=False)
 class _Slot:
-    """The place of one device: its process, where there is one, and what that has to do."""
+    """One device: its process, if it runs, and the batches that the process has."""
 
     spec: ModelSpec
     process: EncoderProcess | None = None
     ready: bool = False
-    outstanding: dict[int, list[Work]] = field(default_factory=dict)
+    outstanding: dict[int, list[EncodeTask]] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = 0.0
     reason: str = "the model is loading"
-    failed: Failed | None = None
+    failed: ModelFailed | None = None
 
 
 class EncoderPool:
-    """Turns work into rows. All methods are called on the event loop.
+    """Encodes tasks on all devices. All methods are called on the event loop.
 
-    `on_ready` is awaited with what a process reports, before it gets work; `on_change` is called when the queue has changed.
+    `on_ready` is awaited with the report of a new process before it gets tasks; `on_change` is called when the queue changes.
     """
 
     def __init__(
@@ -73,67 +73,67 @@ class EncoderPool:
         measure: bool,
         wait: float,
         metrics: Metrics,
-        on_ready: Callable[[Ready], Awaitable[None]],
+        on_ready: Callable[[ModelReady], Awaitable[None]],
         on_change: Callable[[], None],
         stuck_after: float,
     ) -> None:
         self._slots = [_Slot(spec) for spec in specs]
         self._measure, self._metrics, self._stuck_after = measure, metrics, stuck_after
         self._on_ready, self._on_change = on_ready, on_change
-        self._queues: dict[Kind, BatchQueue[Work]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
+        self._queues: dict[Kind, BatchQueue[EncodeTask]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self.waiting_bytes = 0
-        self.rate = 0.0  # items per second, lately
+        self.rate = 0.0  # items per second, moving average
         self.fatal: str | None = None
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._supervise(slot)) for slot in self._slots]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for supervisor in self._tasks:
+            supervisor.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for slot in self._slots:
-            self._lost(slot)
+            self._fail_tasks(slot)
         processes = [slot.process for slot in self._slots if slot.process is not None]
         await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))
 
     def reasons(self) -> list[str]:
-        """Why nothing can be encoded; empty while at least one encoder is ready."""
+        """Reasons why nothing can be encoded; empty if at least one encoder is ready."""
         if any(slot.ready for slot in self._slots):
             return []
         return sorted({slot.reason for slot in self._slots})
 
     @property
     def pids(self) -> list[int]:
-        """Of the encoder processes that are alive."""
+        """Process ids of the encoders that are alive."""
         return [slot.process.pid for slot in self._slots if slot.process is not None and slot.process.pid is not None]
 
     def waiting(self, kind: Kind) -> int:
-        """Items that no encoder has yet."""
+        """Number of tasks that no encoder has yet."""
         return len(self._queues[kind])
 
-    def put(self, work: Work) -> None:
+    def put(self, task: EncodeTask) -> None:
         if self.reasons():
-            work.done.set_exception(_lost())
+            task.done.set_exception(_worker_lost())
             return
-        work.arrived = time.monotonic()
-        self._queues[work.kind].put(work, work.arrived)
-        self.waiting_bytes += work.size
+        task.arrived = time.monotonic()
+        self._queues[task.kind].put(task, task.arrived)
+        self.waiting_bytes += task.size
         self._on_change()
-        self._plan()
+        self._plan_pump()
 
-    def discard(self, work: Work) -> None:
-        """Whoever asked for it has gone; what an encoder has already is encoded and thrown away."""
-        if self._queues[work.kind].discard(work):
-            self._left([work])
-        work.done.cancel()
+    def discard(self, task: EncodeTask) -> None:
+        """Cancel a task; if an encoder already has it, its result is dropped."""
+        if self._queues[task.kind].discard(task):
+            self._leave_queue([task])
+        task.done.cancel()
 
-    def _left(self, batch: Sequence[Work]) -> None:
-        self.waiting_bytes -= sum(work.size for work in batch)
+    def _leave_queue(self, batch: Sequence[EncodeTask]) -> None:
+        self.waiting_bytes -= sum(task.size for task in batch)
         self._on_change()
 
     # --- processes --------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class EncoderPool:
                 except TimeoutError:
                     self._kill_if_stuck(slot)
             was_ready, up = slot.ready, time.monotonic() - slot.since
-            self._lost(slot)
+            self._fail_tasks(slot)
             await asyncio.to_thread(process.stop)
             slot.process = None
             if slot.failed is not None and slot.failed.fatal and self._never_worked():
@@ -168,10 +168,10 @@ class EncoderPool:
         slot.failed = None
 
         def on_message(message: Any) -> None:
-            loop.call_soon_threadsafe(self._message, slot, ended, message)
+            loop.call_soon_threadsafe(self._handle, slot, ended, message)
 
         def on_end() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         slot.process = await asyncio.to_thread(EncoderProcess, slot.spec, self._measure, on_message, on_end)
@@ -181,22 +181,22 @@ class EncoderPool:
         return not any(slot.since for slot in self._slots)
 
     def _kill_if_stuck(self, slot: _Slot) -> None:
-        oldest = min((work.arrived for batch in slot.outstanding.values() for work in batch), default=None)
+        oldest = min((task.arrived for batch in slot.outstanding.values() for task in batch), default=None)
         if oldest is not None and time.monotonic() - oldest > self._stuck_after and slot.process is not None:
             log.error("encoder stuck", extra={"device": slot.spec.device, "seconds": self._stuck_after})
             slot.process.kill()
 
-    def _message(self, slot: _Slot, ended: asyncio.Event, message: Any) -> None:
+    def _handle(self, slot: _Slot, ended: asyncio.Event, message: Any) -> None:
         if ended.is_set() or ended is not slot.ended:
-            return  # of a process that is gone
-        if isinstance(message, Failed):
+            return  # the message of an earlier process
+        if isinstance(message, ModelFailed):
             slot.failed = message
-        elif isinstance(message, Ready):
-            self._tasks.append(asyncio.create_task(self._welcome(slot, ended, message)))
-        elif isinstance(message, Answer):
-            self._answer(slot, message)
+        elif isinstance(message, ModelReady):
+            self._tasks.append(asyncio.create_task(self._accept_model(slot, ended, message)))
+        elif isinstance(message, EncodeReply):
+            self._finish(slot, message)
 
-    async def _welcome(self, slot: _Slot, ended: asyncio.Event, ready: Ready) -> None:
+    async def _accept_model(self, slot: _Slot, ended: asyncio.Event, ready: ModelReady) -> None:
         for queue in self._queues.values():
             queue.size = ready.batch_size
         try:
@@ -208,25 +208,25 @@ class EncoderPool:
             slot.ready, slot.since, slot.reason = True, time.monotonic(), ""
             pid = slot.process.pid if slot.process is not None else None
             log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model, "encoder": pid})
-            self._plan()
+            self._plan_pump()
 
-    def _lost(self, slot: _Slot) -> None:
-        """Everything the process had is gone; without another one the queue cannot move either."""
+    def _fail_tasks(self, slot: _Slot) -> None:
+        """Fail the tasks of a process that ended, and the queued ones too if no other encoder is ready."""
         slot.ready, slot.reason = False, f"the encoder on {slot.spec.device} has ended"
-        gone = [work for batch in slot.outstanding.values() for work in batch]
+        gone = [task for batch in slot.outstanding.values() for task in batch]
         slot.outstanding.clear()
         if not any(other.ready for other in self._slots):
-            queued = [work for queue in self._queues.values() for work in queue.clear()]
-            self._left(queued)
+            queued = [task for queue in self._queues.values() for task in queue.clear()]
+            self._leave_queue(queued)
             gone += queued
-        for work in gone:
-            if not work.done.done():
-                work.done.set_exception(_lost())
+        for task in gone:
+            if not task.done.done():
+                task.done.set_exception(_worker_lost())
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
-        """Look for batches once everything that arrives in this turn of the loop is there."""
+    def _plan_pump(self) -> None:
+        """Look for batches at the end of this turn of the event loop, when all its tasks have arrived."""
         if not self._pump_planned:
             self._pump_planned = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -239,7 +239,7 @@ class EncoderPool:
         while True:
             slots = [slot for slot in self._slots if slot.ready and len(slot.outstanding) < OUTSTANDING]
             if not slots:
-                return  # the next answer comes back here
+                return  # the next reply calls this again
             slot = min(slots, key=lambda slot: len(slot.outstanding))
             now = time.monotonic()
             filled = sorted((queue for queue in self._queues.values() if len(queue)), key=lambda q: q.oldest or 0.0)
@@ -251,35 +251,35 @@ class EncoderPool:
                 return
             self._dispatch(slot, batch, now)
 
-    def _dispatch(self, slot: _Slot, batch: list[Work], now: float) -> None:
+    def _dispatch(self, slot: _Slot, batch: list[EncodeTask], now: float) -> None:
         assert slot.process is not None
         kind, number = batch[0].kind, next(self._numbers)
         slot.outstanding[number] = batch
         self._metrics.batch_size.labels(kind).observe(len(batch))
-        for work in batch:
-            self._metrics.wait.labels(kind).observe(now - work.arrived)
-        slot.process.submit(Batch(number, kind, [work.payload for work in batch]))
-        for work in batch:
-            work.payload = None
-        self._left(batch)
+        for task in batch:
+            self._metrics.wait.labels(kind).observe(now - task.arrived)
+        slot.process.submit(EncodeRequest(number, kind, [task.payload for task in batch]))
+        for task in batch:
+            task.payload = None
+        self._leave_queue(batch)
 
-    def _answer(self, slot: _Slot, answer: Answer) -> None:
-        batch = slot.outstanding.pop(answer.number)
-        self._metrics.encode.labels(batch[0].kind).observe(answer.seconds)
-        lately = len(batch) / max(answer.seconds, 1e-6)
-        self.rate = lately if not self.rate else 0.8 * self.rate + 0.2 * lately
-        for i, work in enumerate(batch):
-            if not work.done.done():
-                work.done.set_result((answer.rows[i], answer.errors.get(i)))
-        self._plan()
+    def _finish(self, slot: _Slot, reply: EncodeReply) -> None:
+        batch = slot.outstanding.pop(reply.number)
+        self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
+        rate = len(batch) / max(reply.seconds, 1e-6)
+        self.rate = 0.8 * self.rate + 0.2 * rate if self.rate else rate
+        for i, task in enumerate(batch):
+            if not task.done.done():
+                task.done.set_result((reply.rows[i], reply.errors.get(i)))
+        self._plan_pump()
 
 
-def _lost() -> Unavailable:
+def _worker_lost() -> Unavailable:
     return Unavailable("worker_lost", "the encoder ended while it had this request; send it again", 2)
 
 
 def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
-    """The same model on each of the devices: one name, several between commas, or `all` GPUs of this machine.
+    """The same model on each device: one name, several with commas, or `all` GPUs of this machine.
 
     >>> [s.device for s in specs_for(ModelSpec("embedded"), "cuda:0, cuda:1")]
     ['cuda:0', 'cuda:1']
@@ -289,7 +289,9 @@ def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:  # torch stays out of this process
             names = [f"cuda:{i}" for i in range(other.submit(_count_gpus).result())]
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"device {device!r} names no device, or one twice; use auto, cpu, or cuda:0,cuda:1")
+        raise ConfigError(
+            f"device {device!r} names no device, or one twice; use auto, cpu, or cuda:0,cuda:1", "device", device
+        )
     return [replace(spec, device=name) for name in names]
 
 

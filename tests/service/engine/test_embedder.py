@@ -11,8 +11,8 @@ import pytest
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.service.engine.encoders import specs_for
-from noisegate.service.engine.engine import LocalEngine
+from noisegate.service.engine.embedder import LocalEmbedder
+from noisegate.service.engine.encoder_pool import specs_for
 from noisegate.service.engine.items import Item
 from noisegate.service.errors import ApiError, Overloaded, TimedOut, Unavailable
 from tests.fakes import picture
@@ -36,12 +36,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def with_engine(work: Callable[[LocalEngine], Awaitable[None]], **given: Any) -> None:
+def with_engine(work: Callable[[LocalEmbedder], Awaitable[None]], **given: Any) -> None:
     """Run `work` with an engine that is ready; pictures are decoded in a thread, which starts quickly."""
 
     async def run() -> None:
         chosen = settings(**{"decode_workers": 0, **given})
-        engine = LocalEngine(chosen, ModelSpec(chosen.model or "embedded", batch_size=chosen.batch_size))
+        engine = LocalEmbedder(chosen, ModelSpec(chosen.model or "embedded", batch_size=chosen.batch_size))
         await engine.start()
         try:
             await until(lambda: not engine.ready())
@@ -61,12 +61,12 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def observed(engine: LocalEngine, name: str, kind: str) -> float:
+def observed(engine: LocalEmbedder, name: str, kind: str) -> float:
     return engine.metrics.registry.get_sample_value(f"noisegate_{name}", {"kind": kind}) or 0.0
 
 
 def test_equal_pictures_and_captions_are_encoded_once_and_order_is_kept() -> None:
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         red, blue = picture("red"), picture("blue")
         items = [Item(red, "a red thing"), Item(blue, "a red thing"), Item(red, "a blue thing"), Item(blue, None)]
         found = await engine.embed(items)
@@ -86,7 +86,7 @@ def test_equal_pictures_and_captions_are_encoded_once_and_order_is_kept() -> Non
 
 
 def test_beyond_the_queue_is_refused_at_once_and_a_cancelled_request_gives_its_place_back(gate: Path) -> None:
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         first = asyncio.create_task(engine.embed([only_picture(0)]))
         await until(lambda: observed(engine, "batch_items_count", "images") == 1)
         second = asyncio.create_task(engine.embed([only_picture(1)]))  # the batch that is ready
@@ -112,7 +112,7 @@ def test_beyond_the_queue_is_refused_at_once_and_a_cancelled_request_gives_its_p
 
 
 def test_too_late_is_an_error_and_stopping_waits_for_what_was_admitted(gate: Path) -> None:
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         with pytest.raises(TimedOut, match=r"0\.3 s"):
             await engine.embed([only_picture(0)])
         gate.unlink()
@@ -142,7 +142,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_killed_encoder_fails_what_it_had_and_comes_back(gate: Path) -> None:
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         identity = engine.identity
         waiting = [asyncio.create_task(engine.embed([pair(i), pair(i + 10)])) for i in range(4)]
         await until(lambda: observed(engine, "batch_items_count", "images") == 1)
@@ -162,7 +162,7 @@ def test_a_killed_encoder_fails_what_it_had_and_comes_back(gate: Path) -> None:
 
 
 def test_one_text_the_model_cannot_stand_and_one_that_kills_it() -> None:
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         red = picture("red")
         good, bad = await engine.embed([Item(red, "red"), Item(red, POISON)])
         assert (good.status, bad.status) == ("ok", "invalid")
@@ -178,7 +178,7 @@ def test_one_text_the_model_cannot_stand_and_one_that_kills_it() -> None:
 
 def test_a_model_that_is_not_there_is_fatal_and_says_why() -> None:
     async def run() -> str:
-        engine = LocalEngine(settings(decode_workers=0), ModelSpec("python:tests.service.models:Absent"))
+        engine = LocalEmbedder(settings(decode_workers=0), ModelSpec("python:tests.service.models:Absent"))
         await engine.start()
         try:
             await until(lambda: engine.fatal is not None)
@@ -196,7 +196,7 @@ def test_decode_workers_give_the_same_as_a_thread() -> None:
     items = [pair(i) for i in range(20)] + [Item(b"broken", "red")]
     found: list[list[tuple[str, float | None]]] = []
 
-    async def work(engine: LocalEngine) -> None:
+    async def work(engine: LocalEmbedder) -> None:
         found.append([(e.status, e.similarity) for e in await engine.embed(items)])
 
     for workers in (0, 2):
