@@ -1,4 +1,4 @@
-"""Can this configuration work? Asked of files' names, tables and devices, before a shard is read or a network built."""
+"""Check a configuration against files, tables and devices, before a shard is read or a network built."""
 
 import re
 from collections.abc import Sequence
@@ -21,14 +21,15 @@ from .methods.table_columns import finished_run, require_columns
 from .targets import TargetConfig, target_config
 from .tasks import check_task
 
-__all__ = ["Checked", "check", "joined_rule"]
+__all__ = ["CheckedConfig", "check_config", "join_rules"]
 
 _M_PER_CLASS = re.compile(r"m_per_class:([1-9][0-9]*)")
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Checked:
-    """What the checks found out on their way; `notes` are worth a line to the user."""
+class CheckedConfig:
+    """What the checks built and found; `notes` are messages for the user."""
 
     method: Method
     target: TargetConfig
@@ -39,33 +40,38 @@ class Checked:
     notes: list[str]
 
 
-def check(config: TrainConfig) -> Checked:
-    """Raises ConfigError for the first thing that cannot work."""
+def check_config(config: TrainConfig) -> CheckedConfig:
+    """Raise ConfigError for the first setting that cannot work."""
+    data = config.data
     _check_folder("out", config.out, "runs")
-    if config.data.cache is not None:
-        _check_folder("data.cache", config.data.cache, "cache")
+    if data.cache is not None:
+        _check_folder("data.cache", data.cache, "cache")
     _check_device(config)
     check_task(config.task.name, config.task.options, config.task.monitor)
-    CaptionSource.parse(config.data.captions, "data.captions")
+    CaptionSource.parse(data.captions, "data.captions")
     method = build_method(config)
     method.epochs(config.loop.epochs)
     target = method.target_settings(_check_target(config))
     sampler = _check_sampler(config)
-    if config.data.table is None and config.data.where is not None:
+    if data.table is None and data.where is not None:
         raise ConfigError(
-            f"data.where={config.data.where!r} is a rule over a table's columns, and data.table is not given; "
-            "give data.table=tables"
+            f"data.where={data.where!r} is a rule over a table's columns, and data.table is not given; "
+            "give data.table=tables",
+            "data.where",
+            data.where,
         )
-    run = None if config.data.table is None else finished_run(config.data.table, "data.table")
-    if config.data.where is not None:
-        require_columns(config.data.table, parse_where(config.data.where).columns, f"data.where={config.data.where!r}")
+    run = None if data.table is None else finished_run(data.table, "data.table")
+    if data.where is not None:
+        require_columns(data.table, parse_where(data.where).columns, f"data.where={data.where!r}")
     if method.needs_table and run is None:
         raise ConfigError(
             f"method.name={config.method['name']} needs a weight table; give data.table, made by: "
-            "noisegate annotate SHARDS --out tables"
+            "noisegate annotate SHARDS --out tables",
+            "data.table",
+            None,
         )
-    method.check(config.data.table)
-    where = joined_rule(config.data.where, method.where())
+    method.check(data.table)
+    where = join_rules(data.where, method.where())
     if run is not None:
         _check_size(config, run, where)
         _check_labels(config, run, target)
@@ -73,109 +79,149 @@ def check(config: TrainConfig) -> Checked:
     eval_shards = _check_evaluation(config)
     seen = {shard.url for shard in shards} & {shard.url for shard in eval_shards}
     notes = [f"{min(seen)} is trained on and evaluated on: figures will flatter"] if seen else []
-    return Checked(method, target, shards, eval_shards, sampler, where, notes)
+    return CheckedConfig(method, target, shards, eval_shards, sampler, where, notes)
 
 
-def joined_rule(one: str | None, other: str | None) -> str | None:
-    """Both rules at once.
+def join_rules(first: str | None, second: str | None) -> str | None:
+    """A rule that holds where both hold; None is no rule.
 
-    >>> joined_rule("similarity > 0.2", "clean")
+    >>> join_rules("similarity > 0.2", "clean")
     '(similarity > 0.2) and (clean)'
     """
-    return f"({one}) and ({other})" if one and other else one or other
+    return f"({first}) and ({second})" if first and second else first or second
 
 
 def _check_folder(setting: str, folder: Path, example: str) -> None:
-    """It need not be there yet, but what is on its way must be folders."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", str(folder), re.IGNORECASE):
-        raise ConfigError(f"{setting}={folder} is a URL; give a local folder, such as {setting}={example}")
-    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
-    if there is not None and not there.is_dir():
-        raise ConfigError(f"{setting}={folder}: {there} is a file; give a folder, such as {setting}={example}")
+    """The folder need not exist, but none of its parents may be a file."""
+    if _URL.match(str(folder)):
+        raise ConfigError(
+            f"{setting}={folder} is a URL; give a local folder, such as {setting}={example}", setting, folder
+        )
+    nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if nearest is not None and not nearest.is_dir():
+        raise ConfigError(
+            f"{setting}={folder}: {nearest} is a file; give a folder, such as {setting}={example}", setting, folder
+        )
 
 
 def _check_device(config: TrainConfig) -> None:
     loop = config.loop
     if loop.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto")
+        raise ConfigError(
+            "loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto", "loop.device", loop.device
+        )
     if loop.device == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("loop.device=mps: torch finds no Apple GPU here; use loop.device=cpu or auto")
+        raise ConfigError(
+            "loop.device=mps: torch finds no Apple GPU here; use loop.device=cpu or auto", "loop.device", loop.device
+        )
     gpu = loop.device != "cpu" and torch.cuda.is_available()
     if gpu and loop.devices > torch.cuda.device_count():
         raise ConfigError(
-            f"loop.devices={loop.devices}: torch finds {torch.cuda.device_count()} here; use as many or fewer"
+            f"loop.devices={loop.devices}: torch finds {torch.cuda.device_count()} here; use as many or fewer",
+            "loop.devices",
+            loop.devices,
         )
     if loop.precision == "16-mixed" and not gpu:
-        raise ConfigError("loop.precision=16-mixed needs a GPU; use loop.precision=32-true")
+        raise ConfigError(
+            "loop.precision=16-mixed needs a GPU; use loop.precision=32-true", "loop.precision", loop.precision
+        )
     if loop.precision == "bf16-mixed" and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError(
-            "loop.precision=bf16-mixed: this GPU does not compute in bfloat16; use loop.precision=16-mixed"
+            "loop.precision=bf16-mixed: this GPU does not compute in bfloat16; use loop.precision=16-mixed",
+            "loop.precision",
+            loop.precision,
         )
-    world = loop.devices * loop.nodes
-    if config.data.batch_size % world:
-        fitting = max(world, config.data.batch_size // world * world)
+    world, batch_size = loop.devices * loop.nodes, config.data.batch_size
+    if batch_size % world:
         raise ConfigError(
-            f"data.batch_size={config.data.batch_size} is that of all {world} devices and cannot be shared evenly; "
-            f"use data.batch_size={fitting}"
+            f"data.batch_size={batch_size} is that of all {world} devices and cannot be shared evenly; "
+            f"use data.batch_size={max(world, batch_size // world * world)}",
+            "data.batch_size",
+            batch_size,
         )
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
-        raise ConfigError("optimizer.nesterov=true needs momentum; use optimizer.momentum=0.9")
+        raise ConfigError(
+            "optimizer.nesterov=true needs momentum; use optimizer.momentum=0.9", "optimizer.momentum", 0.0
+        )
 
 
 def _check_target(config: TrainConfig) -> TargetConfig:
     if not config.target:
         raise ConfigError(
             "target.name is not given; use for example target.name=clip with target.model=ViT-B-32, on the command line "
-            "--target ViT-B-32 --pretrained openai"
+            "--target ViT-B-32 --pretrained openai",
+            "target.name",
+            None,
         )
     target = target_config(config.target)
     if config.task.name == "classification" and not target.classes:
         raise ConfigError(
-            "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line"
+            "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line",
+            "target.classes",
+            target.classes,
         )
     if target.reads_features and config.data.image_part is None:
         other = ", or target.backbone=resnet50 for pictures" if target.name == "dual" else ""
         raise ConfigError(
             f"target.name={target.name} reads precomputed features, and data.image_part is null: pictures; use "
-            f"data.image_part=npy{other}"
+            f"data.image_part=npy{other}",
+            "data.image_part",
+            None,
         )
     if config.data.image_part is not None and not target.reads_features:
         raise ConfigError(
             f"target.name={target.name} reads pictures, and data.image_part={config.data.image_part} gives features; use "
-            "data.image_part=null"
+            "data.image_part=null",
+            "data.image_part",
+            config.data.image_part,
         )
     return target
 
 
 def _check_sampler(config: TrainConfig) -> str:
-    sampler = config.data.sampler
+    """The sampler, with `auto` resolved."""
+    sampler, batch_size = config.data.sampler, config.data.batch_size
     if sampler == "auto":
         sampler = "m_per_class:4" if config.task.name == "image_retrieval" else "window"
-        if sampler != "window" and config.data.batch_size % 4:
+        if sampler != "window" and batch_size % 4:
             raise ConfigError(
-                f"data.batch_size={config.data.batch_size}: four samples of each class fill a batch of image_retrieval; "
-                f"use data.batch_size={max(8, config.data.batch_size // 4 * 4)}"
+                f"data.batch_size={batch_size}: four samples of each class fill a batch of image_retrieval; "
+                f"use data.batch_size={max(8, batch_size // 4 * 4)}",
+                "data.batch_size",
+                batch_size,
             )
-    found = _M_PER_CLASS.fullmatch(sampler)
-    if not found and sampler not in ("window", "sequential"):
-        raise ConfigError(f"data.sampler={sampler!r} is unknown; use window, sequential or m_per_class:4")
-    if found and int(found[1]) < 2:
+    match = _M_PER_CLASS.fullmatch(sampler)
+    if match is None:
+        if sampler not in ("window", "sequential"):
+            raise ConfigError(
+                f"data.sampler={sampler!r} is unknown; use window, sequential or m_per_class:4", "data.sampler", sampler
+            )
+        return sampler
+    per_class = int(match[1])
+    if per_class < 2:
         raise ConfigError(
-            f"data.sampler={sampler}: a sample needs another of its class; use data.sampler=m_per_class:4"
+            f"data.sampler={sampler}: a sample needs another of its class; use data.sampler=m_per_class:4",
+            "data.sampler",
+            sampler,
         )
-    if found and config.data.batch_size % int(found[1]):
-        size = int(found[1])
+    if batch_size % per_class:
         raise ConfigError(
-            f"data.batch_size={config.data.batch_size} is no multiple of the {size} samples per class of "
-            f"data.sampler={sampler}; use data.batch_size={max(2, config.data.batch_size // size) * size}"
+            f"data.batch_size={batch_size} is no multiple of the {per_class} samples per class of "
+            f"data.sampler={sampler}; use data.batch_size={max(2, batch_size // per_class) * per_class}",
+            "data.batch_size",
+            batch_size,
         )
-    if found and config.task.name == "retrieval":
-        raise ConfigError(f"data.sampler={sampler} draws by class, and task.name=retrieval has none; use window")
+    if config.task.name == "retrieval":
+        raise ConfigError(
+            f"data.sampler={sampler} draws by class, and task.name=retrieval has none; use window",
+            "data.sampler",
+            sampler,
+        )
     return sampler
 
 
 def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
-    """Enough rows for one batch? Stops counting once there are."""
+    """Are there enough rows for one batch? Stops reading tables once there are."""
     rule = parse_where(where) if where else None
     count = 0
     for stem in run.stems():
@@ -184,20 +230,24 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
         count += int((ok & rule.mask(table)).sum() if rule else ok.sum())
         if count >= config.data.batch_size:
             return
-    chosen = f" for which {where} holds" if where else ""
+    condition = f" for which {where} holds" if where else ""
     if count < 2:
         raise ConfigError(
-            f"data.table={run.path} has {counted(count, 'good sample')}{chosen}: nothing to train on; "
-            + ("use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show")
+            f"data.table={run.path} has {counted(count, 'good sample')}{condition}: nothing to train on; "
+            + ("use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show"),
+            "data.where" if where else "data.table",
+            where or run.path,
         )
     raise ConfigError(
-        f"data.batch_size={config.data.batch_size} is more than the {count:,} good samples{chosen} of "
-        f"data.table={run.path}; use for example data.batch_size={max(2, count // 4)}"
+        f"data.batch_size={config.data.batch_size} is more than the {count:,} good samples{condition} of "
+        f"data.table={run.path}; use for example data.batch_size={max(2, count // 4)}",
+        "data.batch_size",
+        config.data.batch_size,
     )
 
 
 def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> None:
-    """Does every label have a class?"""
+    """Does every label have a class name?"""
     classes = target.class_set() if config.task.name == "classification" else None
     if classes is None or config.data.label_field is not None:
         return
@@ -205,16 +255,20 @@ def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> 
     if largest >= len(classes):
         raise ConfigError(
             f"target.classes has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give at "
-            f"least {largest + 1} names, one for each label from 0 on"
+            f"least {largest + 1} names, one for each label from 0 on",
+            "target.classes",
+            len(classes),
         )
 
 
 def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
     if config.data.shards:
-        return _found("data.shards", config.data.shards)
+        return _find_shards("data.shards", config.data.shards)
     if run is None:
         raise ConfigError(
-            "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table"
+            "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table",
+            "data.shards",
+            (),
         )
     return [Shard(entry["url"]) for entry in (run.read_run() or {"shards": []})["shards"]]
 
@@ -224,19 +278,23 @@ def _check_evaluation(config: TrainConfig) -> list[Shard]:
         if config.loop.patience is not None:
             raise ConfigError(
                 f"loop.patience={config.loop.patience} waits for better figures, and loop.evaluate_every=0 makes none; "
-                "use loop.evaluate_every=1"
+                "use loop.evaluate_every=1",
+                "loop.patience",
+                config.loop.patience,
             )
         return []
     if not config.data.eval_shards:
         raise ConfigError(
             "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0 to train "
-            "without measuring; on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0"
+            "without measuring; on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0",
+            "data.eval_shards",
+            (),
         )
-    return _found("data.eval_shards", config.data.eval_shards)
+    return _find_shards("data.eval_shards", config.data.eval_shards)
 
 
-def _found(setting: str, patterns: Sequence[str]) -> list[Shard]:
+def _find_shards(setting: str, patterns: Sequence[str]) -> list[Shard]:
     try:
         return find_shards(patterns)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from error
+        raise ConfigError(f"{setting}: {error}", setting, error.value or patterns) from error

@@ -1,7 +1,7 @@
 """All settings of a training run as one checked object, from YAML, from `a.b=c` words, or from Python.
 
-Reading it loads nothing; `check` then asks everything that can be asked without reading a shard or building a network.
-A setting that cannot work is one line: its name, the value given, and one that works.
+`TrainConfig.parse` checks each value by itself; `checks.check_config` then checks them against files, tables and devices. An
+error is one line: the setting, the value given, and one that works.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .methods import Method
 
 __all__ = [
+    "PAPER_SETTINGS",
     "DataConfig",
     "LoggingConfig",
     "LoopConfig",
@@ -33,6 +34,7 @@ __all__ = [
     "merge_trees",
     "parse_settings",
     "read_config",
+    "with_paper_settings",
 ]
 
 
@@ -40,11 +42,11 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-def _listed(value: Any) -> Any:
+def _to_tuple(value: Any) -> Any:
     return (str(value),) if isinstance(value, str | Path) else value
 
 
-Shards = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Shards = Annotated[tuple[str, ...], BeforeValidator(_to_tuple)]
 """one pattern, or several"""
 
 
@@ -55,11 +57,11 @@ class DataConfig(_Section):
     """Training data, and the data that the task is measured on."""
 
     shards: Shards = ()
-    """webdataset tars as `noisegate annotate` takes them; empty: those that the table names"""
+    """webdataset tars as `noisegate annotate` takes them; empty: those that the table lists"""
     table: Path | None = None
     where: str | None = None
     batch_size: int = Field(default=256, ge=2)
-    """of all devices together, and of one step; with loop.accumulate so many batches make one update"""
+    """of all devices together; loop.accumulate batches make one update"""
     workers: int = Field(default=0, ge=0)
     sampler: str = "auto"
     """window, sequential, or m_per_class:4; auto: m_per_class:4 for image_retrieval, else window"""
@@ -72,7 +74,7 @@ class DataConfig(_Section):
     max_mismatch: float = Field(default=0.0, ge=0, lt=1)
     cache: Path | None = None
     keep_decoded: bool = False
-    """hold decoded pictures in memory, for small data and a target with augment: {crop: null}"""
+    """keep decoded pictures in memory, for small data and a target with augment: {crop: null}"""
     eval_shards: Shards = ()
     eval_table: Path | None = None
     eval_captions: str | None = None
@@ -81,17 +83,17 @@ class DataConfig(_Section):
 
 
 class TaskConfig(_Section):
-    """What is learnt, and measured after each epoch."""
+    """What is learnt and measured."""
 
     name: Literal["retrieval", "classification", "image_retrieval"] = "retrieval"
     monitor: str = "auto"
-    """the figure that decides what is best; auto: rsum, accuracy or map_at_r"""
+    """the figure by which the best weights are chosen; auto: rsum, accuracy or map_at_r"""
     options: dict[str, Any] = Field(default_factory=dict)
-    """of the task's own evaluation, such as folds: 5"""
+    """options of the evaluation, such as folds: 5"""
 
 
 class OptimizerConfig(_Section):
-    """Norms, biases and the logit scale never decay."""
+    """The optimiser. Norms, biases and the logit scale never decay."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
@@ -103,15 +105,15 @@ class OptimizerConfig(_Section):
 
 
 class ScheduleConfig(_Section):
-    """The learning rate's course: up in a line over the warm-up, then as `name` says."""
+    """The learning rate: linear warm-up, then as `name` says."""
 
     name: Literal["cosine", "constant", "step"] = "cosine"
     warmup: int = Field(default=0, ge=0)
     """updates"""
     floor: float = Field(default=0.0, ge=0, le=1)
-    """where the cosine ends, as a share of optimizer.lr"""
+    """end of the cosine, as a share of optimizer.lr"""
     every: int = Field(default=10, ge=1)
-    """step: multiply by `factor` every so many epochs"""
+    """step: epochs between multiplications by `factor`"""
     factor: float = Field(default=0.1, gt=0, le=1)
 
 
@@ -120,21 +122,21 @@ class LoopConfig(_Section):
 
     epochs: int = Field(default=5, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    """stop after so many updates, for a trial"""
+    """stop after this many updates, for a trial"""
     accumulate: int = Field(default=1, ge=1)
-    """batches per update; each has negatives of its own only, so this is not the same as a larger batch"""
+    """batches per update; negatives come from one batch only, so this differs from a larger batch"""
     clip: float | None = Field(default=1.0, gt=0)
     """largest norm of each network's gradient"""
     ema: float | None = Field(default=None, gt=0, lt=1)
     """decay of a moving average of the weights, which is then evaluated and saved as best"""
     patience: int | None = Field(default=None, ge=1)
-    """stop after so many evaluations without a better figure"""
+    """stop after this many evaluations without a better figure"""
     evaluate_every: int = Field(default=1, ge=0)
     """epochs; 0: never, and the last weights are the best"""
     save_every: int | None = Field(default=None, ge=1)
     """updates between checkpoints to resume from, beside the one after each epoch"""
     nan_limit: int = Field(default=0, ge=0)
-    """batches whose loss is no number to skip before giving up"""
+    """batches with a nan or infinite loss to skip before giving up"""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     devices: int = Field(default=1, ge=1)
     nodes: int = Field(default=1, ge=1)
@@ -143,7 +145,7 @@ class LoopConfig(_Section):
 
 
 class LoggingConfig(_Section):
-    """What is written down."""
+    """What is logged."""
 
     every: int = Field(default=10, ge=1)
     """updates between lines of log.jsonl"""
@@ -153,7 +155,7 @@ class LoggingConfig(_Section):
 class TrainConfig(_Section):
     """A whole training run.
 
-    `target` and `method` are checked by the class that their `name` names: trainers.targets, trainers.methods.
+    `target` and `method` are checked by the class of their `name`, in trainers.targets and trainers.methods.
     """
 
     data: DataConfig = DataConfig()
@@ -165,20 +167,37 @@ class TrainConfig(_Section):
     loop: LoopConfig = LoopConfig()
     logging: LoggingConfig = LoggingConfig()
     out: Path = Path("runs")
-    """each run gets a numbered folder of its own below"""
+    """folder of numbered runs"""
     seed: int = Field(default=0, ge=0, le=2**62)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """Check a tree of values; the first mistake is a ConfigError of one line."""
+        """Check a tree of values; raise ConfigError for the first mistake."""
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(_one_line(error, cls)) from error
+            raise _config_error(error, cls) from error
 
     def to_yaml(self) -> str:
-        """The resolved copy that a run folder keeps."""
+        """As YAML, for the run folder."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
+    "crcl": {
+        "method": {"pieces": [5, 5, 5, 30]},
+        "data": {"batch_size": 128},
+        "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.01, "betas": [0.9, 0.999], "eps": 1e-8},
+        "schedule": {"name": "step", "every": 15, "factor": 0.1},
+        "loop": {"clip": 2.0},
+    },
+    "tango": {
+        "data": {"batch_size": 64},
+        "optimizer": {"name": "sgd", "lr": 5e-4, "momentum": 0.9, "weight_decay": 5e-4},
+        "loop": {"epochs": 20},
+    },
+}
+"""Optimiser, batch size and epochs of each method's paper or code (METHODS 4 and 6), for `noisegate train --paper`."""
 
 
 def read_config(
@@ -186,14 +205,14 @@ def read_config(
     settings: Iterable[str] = (),
     flags: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The values of a YAML file or of a tree, changed by flags, then by words such as `optimizer.lr=1e-4`; not checked yet.
+    """Values of a YAML file or tree, changed by flags, then by words such as `optimizer.lr=1e-4`; not checked yet.
 
     >>> read_config(settings=["optimizer.lr=1e-4", "data.shards=[a.tar, b.tar]"])
     {'optimizer': {'lr': 0.0001}, 'data': {'shards': ['a.tar', 'b.tar']}}
     """
     values = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else _read_yaml(source) if source else {}
     for name, value in {**(flags or {}), **parse_settings(settings)}.items():
-        _put(values, name, value)
+        _set_value(values, name, value)
     return values
 
 
@@ -210,31 +229,51 @@ def merge_trees(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     return merged
 
 
+def with_paper_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the method's paper, changed by `values`; raise ConfigError for a method without them.
+
+    >>> with_paper_settings({"method": {"name": "tango"}, "optimizer": {"lr": 0.01}})["optimizer"]
+    {'name': 'sgd', 'lr': 0.01, 'momentum': 0.9, 'weight_decay': 0.0005}
+    """
+    name = values.get("method", {}).get("name", "baseline")
+    if name not in PAPER_SETTINGS:
+        raise ConfigError(
+            f"paper: no settings are known for method.name={name}; there are some for {', '.join(PAPER_SETTINGS)}",
+            "paper",
+            name,
+        )
+    return merge_trees(copy.deepcopy(PAPER_SETTINGS[name]), values)
+
+
 def _read_yaml(path: str | Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"config {path} cannot be read: {error.strerror}; give a YAML file") from error
+        raise ConfigError(
+            f"config {path} cannot be read: {error.strerror}; give a YAML file", "config", str(path)
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is no YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict | None):
-        raise ConfigError(f"config {path} is no mapping; it starts for example with: data:")
-    return found or {}
+        raise ConfigError(f"config {path} is no YAML: {' '.join(str(error).split())}", "config", str(path)) from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"config {path} is no mapping; it starts for example with: data:", "config", str(path))
+    return values or {}
 
 
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
-    """Set `a.b.c` in a tree, making what is missing on the way."""
-    place = values
+def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set `a.b.c` in a tree, adding missing sections."""
+    section = values
     *above, last = name.split(".")
     for i, step in enumerate(above):
-        if place.get(step) is None:
-            place[step] = {}
-        if not isinstance(place[step], dict):
+        if section.get(step) is None:
+            section[step] = {}
+        if not isinstance(section[step], dict):
             raise ConfigError(
-                f"--set {name}: {'.'.join(above[: i + 1])} is {place[step]!r}, with no settings of its own"
+                f"--set {name}: {'.'.join(above[: i + 1])} is {section[step]!r}, with no settings of its own",
+                "set",
+                name,
             )
-        place = place[step]
-    place[last] = value
+        section = section[step]
+    section[last] = value
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
@@ -243,24 +282,24 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     >>> parse_settings(["loop.ema=0.99", "data.where=similarity > 0.2", "loop.clip=null"])
     {'loop.ema': 0.99, 'data.where': 'similarity > 0.2', 'loop.clip': None}
     """
-    found = {}
+    values = {}
     for word in settings:
         name, sign, text = word.partition("=")
         if not sign or not name.strip():
-            raise ConfigError(f"--set {word!r}: write NAME=VALUE, for example --set optimizer.lr=1e-4")
-        found[name.strip()] = _value(text.strip())
-    return found
+            raise ConfigError(f"--set {word!r}: write NAME=VALUE, for example --set optimizer.lr=1e-4", "set", word)
+        values[name.strip()] = _parse_value(text.strip())
+    return values
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return float(text) if _is_number(text) and not text.lstrip("+-").isdigit() else yaml.safe_load(text)
     except yaml.YAMLError:
-        return text  # a pattern such as {0..9}.tar is a text
+        return text  # such as the pattern {0..9}.tar
 
 
 def _is_number(text: str) -> bool:
-    """YAML takes 1e-4 for a text."""
+    """Whether a text is a finite number; YAML reads 1e-4 as a text."""
     try:
         float(text)
     except ValueError:
@@ -269,23 +308,23 @@ def _is_number(text: str) -> bool:
 
 
 def build_method(config: TrainConfig) -> Method:
-    """The method that `config.method` describes; raises ConfigError for settings that it does not know."""
+    """The method that `config.method` describes; raise ConfigError for settings that it does not know."""
     from .methods import method_class
 
     kind = method_class(config.method)
     try:
         checked = kind.Config.model_validate(config.method)
     except ValidationError as error:
-        raise ConfigError(_one_line(error, kind.Config, "method")) from error
+        raise _config_error(error, kind.Config, "method") from error
     return kind(checked, config.task.name)
 
 
 _INSTANCE = re.compile(r" or instance of \w+")
-"""pydantic's word for an object of Python, which no file holds"""
+"""pydantic's words for a Python object, which no file can hold"""
 
 
-def _one_line(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> str:
-    """The first thing that is wrong, with the nearest known name or an example."""
+def _config_error(error: ValidationError, kind: type[BaseModel], prefix: str = "") -> ConfigError:
+    """The first mistake, with the nearest known name or an example."""
     first = error.errors()[0]
     parts = [str(part) for part in first["loc"]]
     name = ".".join([prefix, *parts] if prefix else parts)
@@ -300,20 +339,20 @@ def _one_line(error: ValidationError, kind: type[BaseModel], prefix: str = "") -
         near = difflib.get_close_matches(parts[-1], known, 1, 0.5)
         stem = name.rpartition(".")[0]
         hint = f"did you mean {f'{stem}.' if stem else ''}{near[0]}?" if near else f"known are {', '.join(known)}"
-        return f"{name} is no setting; {hint}"
+        return ConfigError(f"{name} is no setting; {hint}", name, first.get("input"))
     field = model.model_fields.get(parts[depth]) if depth < len(parts) else None
     example = ""
     if field is not None and not field.is_required():
         default = field.get_default(call_default_factory=True)
         setting = ".".join([prefix, *parts[: depth + 1]] if prefix else parts[: depth + 1])
-        shown = field.examples[0] if field.examples else default
-        example = "" if shown in ({}, ()) else f", for example {setting}={_shown(shown)}"
+        sample = field.examples[0] if field.examples else default
+        example = "" if sample in ({}, ()) else f", for example {setting}={_to_yaml(sample)}"
     message = _INSTANCE.sub("", first["msg"][0].lower() + first["msg"][1:])
-    return f"{name}={_shown(first.get('input'))}: {message}{example}"
+    return ConfigError(f"{name}={_to_yaml(first.get('input'))}: {message}{example}", name, first.get("input"))
 
 
-def _shown(value: Any) -> str:
-    """As one would write it in YAML."""
+def _to_yaml(value: Any) -> str:
+    """A value on one line of YAML."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
-"""Measure a trained target: the task's figures on held-out shards."""
+"""Measure a trained target on held-out shards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ import torch
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.device import Device
 
-from .config import DataConfig, TaskConfig, TrainConfig
-from .data import Batch, WeightedShards
+from .config import DataConfig, TaskConfig, TrainConfig, merge_trees
+from .data import WeightedShards
 from .loop.run_folder import TrainFolder
 from .targets import Target, as_one, load_target
 from .tasks import TASKS, check_task
 
-__all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "figures"]
+__all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "measure"]
 
-FIELDS = ("image_id", "image_sha256")
-"""by which the rows of one image are found"""
+IMAGE_FIELDS = ("image_id", "image_sha256")
+"""fields that identify the rows of one image"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShar
     try:
         return _evaluation_data(data, task, target, captions)
     except ConfigError as error:
-        raise ConfigError(f"data.eval_shards={', '.join(data.eval_shards)}: {error}") from error
+        raise ConfigError(
+            f"data.eval_shards={', '.join(data.eval_shards)}: {error}", "data.eval_shards", data.eval_shards
+        ) from error
 
 
 def _evaluation_data(data: DataConfig, task: str, target: Target, captions: str) -> WeightedShards:
@@ -55,7 +57,7 @@ def _evaluation_data(data: DataConfig, task: str, target: Target, captions: str)
         text=target.tokenizer if wants_text else None,
         captions=captions if wants_text else "one",
         label=not wants_text,
-        fields=FIELDS if wants_text else (),
+        fields=IMAGE_FIELDS if wants_text else (),
         image_part=data.image_part,
         text_field=data.text_field,
         label_field=data.label_field,
@@ -65,11 +67,11 @@ def _evaluation_data(data: DataConfig, task: str, target: Target, captions: str)
     )
 
 
-def figures(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:
-    """The task's figures of a target as it is."""
+def measure(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:
+    """The task's figures of a target."""
     evaluate, _ = TASKS[task.name]
     data.load_state_dict({"epoch": 0, "batch": 0})
-    return evaluate(target, _batches(data), **task.options)
+    return evaluate(target, data, **task.options)
 
 
 def evaluate_model(
@@ -88,7 +90,11 @@ def evaluate_model(
     """
     path = Path(source)
     if not path.exists():
-        raise ConfigError(f"{path} is not there; give a run's folder, such as runs/001-osa, or a weights file of one")
+        raise ConfigError(
+            f"{path} is not there; give a run's folder, such as runs/001-osa, or a weights file of one",
+            "source",
+            str(path),
+        )
     values: dict[str, Any] = {}
     if path.is_dir():
         folder = TrainFolder(path)
@@ -96,7 +102,9 @@ def evaluate_model(
         files = folder.networks(which)
         if not files:
             raise ConfigError(
-                f"{path} has no {which}.safetensors yet; train until the end of an epoch, or use which=last"
+                f"{path} has no {which}.safetensors yet; train until the end of an epoch, or use which=last",
+                "which",
+                which,
             )
     else:
         files = [path]
@@ -105,25 +113,17 @@ def evaluate_model(
     for section, changes in (settings or {}).items():
         values[section] = {**values.get(section, {}), **changes}
     if shards is not None:
-        values["data"] = {
-            **values.get("data", {}),
-            "eval_shards": [shards] if isinstance(shards, str) else list(shards),
-        }
+        values = merge_trees(values, {"data": {"eval_shards": [shards] if isinstance(shards, str) else list(shards)}})
     if task is not None:
-        values["task"] = {**values.get("task", {}), "name": task}
+        values = merge_trees(values, {"task": {"name": task}})
     config = TrainConfig.parse(values)
     check_task(config.task.name, config.task.options)
     if not config.data.eval_shards:
-        raise ConfigError("shards: nothing to measure on; give --shards 'held-out/*.tar'")
-    place = torch.device(Device.choose(device).name)
-    target = as_one([load_target(file) for file in files]).to(place)
+        raise ConfigError("shards: nothing to measure on; give --shards 'held-out/*.tar'", "shards", None)
+    target = as_one([load_target(file) for file in files]).to(torch.device(Device.choose(device).name))
     data = evaluation_data(config.data, config.task.name, target)
     try:
-        found = figures(target, data, config.task)
+        found = measure(target, data, config.task)
     finally:
         data.close()
     return ModelFigures([str(file) for file in files], config.task.name, list(config.data.eval_shards), found)
-
-
-def _batches(data: WeightedShards) -> Iterator[Batch]:
-    yield from data

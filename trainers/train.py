@@ -18,10 +18,10 @@ from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.system.memory import reuse_memory
 from noisegate.pipeline.system.progress import Progress, counted, progress_for
 
-from .checks import Checked, check
+from .checks import CheckedConfig, check_config
 from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
-from .evaluate import evaluation_data, figures
+from .evaluate import evaluation_data, measure
 from .loop.checkpoint import Checkpoint, LoopState, read_checkpoint
 from .loop.interrupts import explain_interrupts, stop_on_signals
 from .loop.log import TrainLog
@@ -102,7 +102,7 @@ def train(
     else:
         source = config.model_dump() if isinstance(config, TrainConfig) else config
         parsed = TrainConfig.parse(read_config(source, settings, flags))
-    checked = check(parsed)
+    checked = check_config(parsed)
     fabric = _make_fabric(parsed, checked.method)
     fabric.launch()
     if not fabric.is_global_zero:
@@ -149,7 +149,7 @@ def _run_loop(
     if config.loop.evaluate_every:
         held_out = evaluation_data(config.data, config.task.name, networks[0])
         stack.callback(held_out.close)
-        evaluate = functools.partial(figures, as_one(networks), held_out, config.task)
+        evaluate = functools.partial(measure, as_one(networks), held_out, config.task)
     method.prepare(context)
     folder = resumed or _make_folder(config, fabric)
     if fabric.is_global_zero:
@@ -233,7 +233,7 @@ def _make_fabric(config: TrainConfig, method: Method) -> Fabric:
     )
 
 
-def _training_data(config: TrainConfig, checked: Checked, fabric: Fabric) -> WeightedShards:
+def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) -> WeightedShards:
     """The training data without its transforms, which come from the target."""
     d = config.data
     wants_text = config.task.name == "retrieval"
@@ -271,7 +271,7 @@ def _with_transforms(config: TrainConfig, data: WeightedShards, target: Target, 
     )
 
 
-def _resolve_target(checked: Checked, data: WeightedShards) -> TargetConfig:
+def _resolve_target(checked: CheckedConfig, data: WeightedShards) -> TargetConfig:
     """The target's settings with the values that depend on the data, such as its vocabulary."""
 
     def captions() -> Iterator[str]:

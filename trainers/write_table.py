@@ -1,12 +1,13 @@
-"""What a training learnt about its samples, as weight tables of the usual contract.
+"""Write what a training learnt about its samples as weight tables.
 
-One table per shard that was trained on, rows in tar order, failures included. Where the training had tables, theirs are
-copied and the method's columns put in; else the shards are read once more for keys, digests and labels. A row that the
-training never saw has no value in the method's columns.
+One table per shard, rows in tar order, failures included. If the training had tables, they are copied with the method's
+columns; otherwise the shards are read again for keys, digests and labels. Rows that were not trained on are null in the
+method's columns.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 from noisegate.pipeline.system.output_files import writing_to
 
-from .checks import joined_rule
+from .checks import join_rules
 from .config import TrainConfig, build_method
 from .data import WeightedShards
 from .loop.run_folder import TrainFolder
@@ -40,23 +41,24 @@ if TYPE_CHECKING:
 __all__ = ["check_write_table", "write_table"]
 
 JUDGEMENT = ("clean", "clean_probability")
-"""of which a method that gives one makes the other its own too: two opinions would not fit together"""
+"""a method that gives one of these replaces both, because values of two scorers do not fit together"""
 READ = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 
 
 def check_write_table(out: str | Path, method: str) -> None:
-    """Before anything is trained: raises ConfigError where the method will have nothing to write, or `out` holds a run."""
+    """Raise ConfigError if the method has nothing to write or `out` holds a run; call this before training."""
     if method in METHODS and METHODS[method].sample_columns is Method.sample_columns:
         raise _nothing_learnt(method)
     if RunFolder(Path(out)).read_run() is not None:
-        raise ConfigError(f"write-table {out} holds a run already; choose another folder, such as tables-learnt")
+        raise ConfigError(
+            f"write-table {out} holds a run already; choose another folder, such as tables-learnt",
+            "write-table",
+            str(out),
+        )
 
 
 def write_table(result: TrainResult, out: str | Path) -> Path:
-    """Write `result.sample_columns` as weight tables into the new folder `out`, and return it.
-
-    Raises ConfigError where the method learnt nothing of single samples, as `baseline` does not.
-    """
+    """Write `result.sample_columns` as weight tables into the new folder `out`, and return it."""
     if not result.sample_columns:
         raise _nothing_learnt(result.method)
     check_write_table(out, result.method)
@@ -64,10 +66,10 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
     run = RunFolder(Path(out))
     source = None if config.data.table is None else RunFolder(config.data.table)
     facts = _method_facts(result, config)
-    with _training_data(config) as data, writing_to(out), folder_lock(run.path):
+    with contextlib.closing(_training_data(config)) as data, writing_to(out), folder_lock(run.path):
         trained = np.zeros(data.total_rows, bool)
         trained[data.ok_rows()] = True
-        shards = {shard.stem: shard for shard in _shards(config, source)}
+        shards = {shard.stem: shard for shard in _find_shards(config, source)}
         about = {**_run_facts(source, config), "method": facts}
         known = {entry["table"]: entry for entry in about.get("shards", [])}
         run.write_run({**about, "shards": [], "finished": False, "complete": False})
@@ -75,7 +77,8 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
         for stem, rows in data.row_keys():
             seen = trained[rows]
             columns = {
-                name: _column(name, values[rows], seen) for name, values in _judged(result.sample_columns).items()
+                name: _column(name, values[rows], seen)
+                for name, values in _check_columns(result.sample_columns).items()
             }
             if source is not None:
                 metadata = {**read_metadata(source.table(stem)), "method": facts}
@@ -91,23 +94,28 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
 def _nothing_learnt(method: str) -> ConfigError:
     return ConfigError(
         f"write-table: method {method} learns nothing about single samples; leave it out, or use for example crcl (pairs) or "
-        "tango (labels)"
+        "tango (labels)",
+        "method.name",
+        method,
     )
 
 
-def _judged(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _check_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     unknown = sorted(set(columns) - set(ALL_COLUMNS))
     if unknown:
-        raise ConfigError(f"column {unknown[0]!r} of the method is not of a weight table; declare it in METHOD_COLUMNS")
-    found = dict(columns)
-    if any(name in found for name in JUDGEMENT):
-        count = len(next(iter(found.values())))
-        found = {name: np.full(count, np.nan, np.float32) for name in JUDGEMENT} | found
-    return found
+        raise ConfigError(
+            f"column {unknown[0]!r} of the method is not of a weight table; declare it in METHOD_COLUMNS",
+            "column",
+            unknown[0],
+        )
+    if not any(name in columns for name in JUDGEMENT):
+        return dict(columns)
+    count = len(next(iter(columns.values())))
+    return {name: np.full(count, np.nan, np.float32) for name in JUDGEMENT} | dict(columns)
 
 
 def _column(name: str, values: NDArray[Any], seen: NDArray[np.bool_]) -> pa.Array:
-    """Null for rows that were not trained on, for NaN, and for classes below 0."""
+    """As an Arrow array; null for rows that were not trained on, for nan, and for classes below 0."""
     kind = ALL_COLUMNS[name][0]
     unknown = ~seen | (
         np.isnan(values) if values.dtype.kind == "f" else values < 0 if values.dtype.kind == "i" else False
@@ -117,16 +125,16 @@ def _column(name: str, values: NDArray[Any], seen: NDArray[np.bool_]) -> pa.Arra
     return pa.array(values, mask=unknown).cast(kind)
 
 
-def _training_data(config: TrainConfig) -> _Data:
+def _training_data(config: TrainConfig) -> WeightedShards:
     """The rows that the training drew from, without reading a sample."""
     d, wants_text = config.data, config.task.name == "retrieval"
-    rule = joined_rule(d.where, build_method(config).where())
-    return _Data(
+    rule = join_rules(d.where, build_method(config).where())
+    return WeightedShards(
         d.shards or None,
         d.table,
         batch_size=1,
         where=rule,
-        image=_as_it_is,
+        image=_identity,
         image_part=d.image_part,
         label=not wants_text,
         captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
@@ -136,28 +144,18 @@ def _training_data(config: TrainConfig) -> _Data:
     )
 
 
-class _Data(WeightedShards):
-    """Closed at the end of a `with`."""
-
-    def __enter__(self) -> _Data:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _as_it_is(image: Any) -> Any:
+def _identity(image: Any) -> Any:
     return image
 
 
-def _shards(config: TrainConfig, source: RunFolder | None) -> list[Shard]:
+def _find_shards(config: TrainConfig, source: RunFolder | None) -> list[Shard]:
     if config.data.shards:
         return find_shards(config.data.shards)
     recorded = (source.read_run() if source else None) or {"shards": []}
     return [Shard(entry["url"]) for entry in recorded["shards"]]
 
 
-# --- what the tables say of themselves ---------------------------------------------------------------------------------
+# --- facts for the tables' metadata ---------------------------------------------------------------------------------------
 
 
 def _method_facts(result: TrainResult, config: TrainConfig) -> dict[str, Any]:
@@ -196,7 +194,7 @@ def _run_facts(source: RunFolder | None, config: TrainConfig) -> dict[str, Any]:
 
 
 def _scorer(config: TrainConfig) -> Identity:
-    """No frozen model scored these pairs; the training's own network did, and it moved."""
+    """Identity of a scorer that is the trained network itself, not a frozen model."""
     return Identity(
         model=f"noisegate train: {config.method['name']}",
         weights="trained",
@@ -230,12 +228,16 @@ def _write_from_shard(
     seen: NDArray[np.bool_],
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """A table of what the shard itself says, and its metadata."""
+    """Write the table of a shard that was trained on without one; return its metadata."""
     reader = ShardReader(shard)
-    samples = list(_decoded(reader, _options(config)))
+    samples = list(_decode_samples(reader, _options(config)))
     if len(samples) != len(seen):
-        raise ConfigError(f"shard {shard.url} has {len(samples):,} samples now, {len(seen):,} when it was trained on")
-    if config.data.image_part or config.data.captions != "one":  # what was trained on is not what is decoded here
+        raise ConfigError(
+            f"shard {shard.url} has {len(samples):,} samples now, {len(seen):,} when it was trained on; bring the old one back",
+            "data.shards",
+            shard.url,
+        )
+    if config.data.image_part or config.data.captions != "one":  # the training read other parts than are decoded here
         for sample, ok in zip(samples, seen, strict=True):
             if ok:
                 sample.status, sample.error = "ok", None
@@ -259,8 +261,8 @@ def _write_from_shard(
     return metadata
 
 
-def _decoded(reader: ShardReader, options: DecodeOptions) -> Iterator[Decoded]:
-    small = Preprocess(1)  # pictures are opened to learn whether they can be, and forgotten
+def _decode_samples(reader: ShardReader, options: DecodeOptions) -> Iterator[Decoded]:
+    small = Preprocess(1)  # pictures are decoded only to see whether they can be
     for raw in reader:
         sample = decode_sample(raw, small, options)
         sample.pixels = None

@@ -9,8 +9,10 @@ import yaml
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.trainers.checks import check
-from noisegate.trainers.config import TrainConfig, build_method, read_config
+from noisegate.trainers.checks import check_config
+from noisegate.trainers.config import PAPER_SETTINGS, TrainConfig, build_method, read_config, with_paper_settings
+from tests.commands import called
+from tests.errors import ANY, refused
 from tests.trainers.runs import TARGET, settings
 
 
@@ -68,10 +70,14 @@ def test_one_pattern_is_a_list_of_one() -> None:
     ],
 )
 def test_a_wrong_value_is_one_line(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError) as caught:
         TrainConfig.parse(values)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    ((section, inner),) = values.items()
+    (name, value) = next(iter(inner.items())) if isinstance(inner, dict) and inner else ("", inner)
+    if not isinstance(value, list):  # else the setting is a place in the list
+        assert (caught.value.setting, caught.value.value) == (".".join(filter(None, [section, name])), value)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +88,9 @@ def test_a_wrong_value_is_one_line(values: dict[str, Any], words: str) -> None:
     ],
 )
 def test_a_wrong_word_is_answered(words: list[str], answer: str) -> None:
-    with pytest.raises(ConfigError, match=answer):
+    with refused("set", words[0].partition("=")[0]) as caught:
         read_config({"seed": 4}, words)
+    assert answer in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +100,9 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
     file = tmp_path / "x.yaml"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(ConfigError, match=answer):
+    with refused("config", str(file)) as caught:
         read_config(file)
+    assert answer in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
         ({"data__sampler": "m_per_class:7"}, "use data.batch_size=28"),
         ({"task__name": "image_retrieval", "data__batch_size": 30}, "use data.batch_size=28"),
         ({"task__name": "classification"}, "needs the classes' names; give for example target.classes=classes.txt"),
-        ({"data__captions": "txt"}, "captions 'txt' is unknown; use 'one'"),
+        ({"data__captions": "txt"}, "data.captions='txt' is unknown; use 'one'"),
         ({"data__where": "similarity > 0.999999"}, "nothing to train on; use a wider rule"),
         ({"task__monitor": "accuracy"}, "task.monitor=accuracy is none of the figures; use one of i2t_r1, i2t_r5"),
         ({"task__options": {"fold": 5}}, "task.options.fold is no option of retrieval; it takes folds and ks"),
@@ -169,11 +177,47 @@ def test_what_cannot_work_is_said_before_anything_is_loaded(
     scored: Path, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     values = settings(scored, tmp_path / "runs", **changes)
-    with pytest.raises(ConfigError) as error:
-        check(TrainConfig.parse(values))
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError) as caught:
+        check_config(TrainConfig.parse(values))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "value"),
+    [
+        ({"method": {"name": "select", "rule": "similarity > 2"}}, "data.where", "similarity > 2"),
+        ({"method": {"name": "osa", "mode": "sum"}}, "method.mode", "sum"),
+        ({"data__table": None}, "data.table", None),
+        ({"data__shards": ["nothing/*.tar"]}, "data.shards", ANY),
+        ({"data__eval_shards": []}, "data.eval_shards", ()),
+        ({"data__batch_size": 4000}, "data.batch_size", 4000),
+        ({"data__sampler": "shuffle"}, "data.sampler", "shuffle"),
+        ({"data__sampler": "m_per_class:4"}, "data.sampler", "m_per_class:4"),
+        ({"data__sampler": "m_per_class:7"}, "data.batch_size", 32),
+        ({"data__captions": "txt"}, "data.captions", "txt"),
+        ({"task__monitor": "accuracy"}, "task.monitor", "accuracy"),
+        ({"task__options": {"fold": 5}}, "task.options.fold", 5),
+        ({"task__options": {"folds": "five"}}, "task.options.folds", "five"),
+        ({"task__name": "classification"}, "target.classes", ANY),
+        ({"target": {"name": "sgraf"}}, "data.image_part", None),
+        ({"data__image_part": "npy"}, "data.image_part", "npy"),
+        ({"target": {}}, "target.name", None),
+        ({"loop__device": "cuda"}, "loop.device", "cuda"),
+        ({"loop__precision": "16-mixed"}, "loop.precision", "16-mixed"),
+        ({"loop__devices": 3}, "data.batch_size", 32),
+        ({"loop": {"evaluate_every": 0, "patience": 2}}, "loop.patience", 2),
+        ({"optimizer": {"nesterov": True, "momentum": 0}}, "optimizer.momentum", 0),
+        ({"out": "s3://bucket/runs"}, "out", Path("s3://bucket/runs")),
+        ({"data__cache": __file__}, "data.cache", Path(__file__)),
+    ],
+)
+def test_an_error_names_the_setting_and_its_value(
+    scored: Path, tmp_path: Path, changes: dict[str, Any], setting: str, value: object
+) -> None:
+    with refused(setting, value):
+        check_config(TrainConfig.parse(settings(scored, tmp_path / "runs", **changes)))
 
 
 def test_pieces_as_one_writes_them_on_a_command_line(scored: Path, tmp_path: Path) -> None:
@@ -183,11 +227,11 @@ def test_pieces_as_one_writes_them_on_a_command_line(scored: Path, tmp_path: Pat
 
 def test_a_table_is_not_needed_by_the_baseline_alone(scored: Path, tmp_path: Path) -> None:
     values = settings(scored, tmp_path, "baseline", data__table=None)
-    assert check(TrainConfig.parse(values)).where is None
-    with pytest.raises(ConfigError, match=r"data.where='clean' is a rule over a table's columns"):
-        check(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__where="clean")))
-    with pytest.raises(ConfigError, match=r"data.shards is empty"):
-        check(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__shards=[])))
+    assert check_config(TrainConfig.parse(values)).where is None
+    with refused("data.where", "clean"):
+        check_config(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__where="clean")))
+    with refused("data.shards", ()):
+        check_config(TrainConfig.parse(settings(scored, tmp_path, "baseline", data__table=None, data__shards=[])))
 
 
 def test_an_unfinished_run_is_refused(scored: Path, tmp_path: Path) -> None:
@@ -195,22 +239,22 @@ def test_an_unfinished_run_is_refused(scored: Path, tmp_path: Path) -> None:
     assert run is not None
     (tmp_path / "_run.json").write_text(json.dumps({**run, "finished": False}))
     with pytest.raises(ConfigError, match="this run is not finished; run the same annotate command again"):
-        check(TrainConfig.parse(settings(scored, tmp_path, data__table=str(tmp_path))))
+        check_config(TrainConfig.parse(settings(scored, tmp_path, data__table=str(tmp_path))))
 
 
 def test_rules_are_joined_and_leaks_are_told(scored: Path, tmp_path: Path) -> None:
     values = settings(
         scored, tmp_path, "select", data__where="similarity > 0.1", data__eval_shards=[str(scored / "noisy" / "*.tar")]
     )
-    found = check(TrainConfig.parse(values))
+    found = check_config(TrainConfig.parse(values))
     assert found.where == "(similarity > 0.1) and (clean)"
     assert "is trained on and evaluated on: figures will flatter" in found.notes[0]
-    assert check(TrainConfig.parse(settings(scored, tmp_path))).notes == []
+    assert check_config(TrainConfig.parse(settings(scored, tmp_path))).notes == []
 
 
 def test_without_shards_the_table_names_them(scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(scored)
-    found = check(TrainConfig.parse(settings(scored, tmp_path, data__shards=[])))
+    found = check_config(TrainConfig.parse(settings(scored, tmp_path, data__shards=[])))
     assert [shard.url for shard in found.shards] == [f"noisy/scenes-{i:06d}.tar" for i in range(4)]
 
 
@@ -226,4 +270,45 @@ def test_each_task_has_its_loss_and_order(scored: Path, tmp_path: Path, task: st
     target = {**settings(scored, tmp_path)["target"], "classes": str(scored / "clean" / "classes.txt")}
     config = TrainConfig.parse(settings(scored, tmp_path, target=target, task__name=task))
     assert build_method(config).loss_name == loss
-    assert check(config).sampler == sampler
+    assert check_config(config).sampler == sampler
+
+
+# --- settings of the papers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAPER_SETTINGS)
+def test_settings_of_papers_make_a_valid_configuration(name: str) -> None:
+    task = "classification" if name == "tango" else "retrieval"
+    config = TrainConfig.parse(with_paper_settings({"method": {"name": name}, "task": {"name": task}}))
+    method = build_method(config)
+    lengths = {"crcl": (128, 5e-4, 45), "tango": (64, 5e-4, 20)}
+    assert (config.data.batch_size, config.optimizer.lr, method.epochs(config.loop.epochs)) == lengths[name]
+
+
+def test_given_settings_go_before_those_of_papers() -> None:
+    given = {"method": {"name": "crcl", "pieces": [3]}, "loop": {"epochs": 4}, "seed": 7}
+    found = with_paper_settings(given)
+    assert found["method"] == {"name": "crcl", "pieces": [3]}
+    assert found["loop"] == {"clip": 2.0, "epochs": 4}
+    assert found["seed"] == 7
+    found["optimizer"]["lr"] = 1
+    assert with_paper_settings(given)["optimizer"]["lr"] == 5e-4
+
+
+def test_a_method_without_a_paper_of_its_own() -> None:
+    with refused("paper", "baseline"):
+        with_paper_settings({})
+
+
+def test_the_command_takes_them(scored: Path, tmp_path: Path) -> None:
+    done = called(
+        "train", "--paper", "--method", "crcl", "--table", scored / "tables", "--shards", scored / "noisy" / "*.tar",
+        "--batch-size", 32, "--device", "cpu", "--out", tmp_path / "runs", "--json", "--quiet", "--set",
+        "loop.evaluate_every=0", "--set", f"target={json.dumps(TARGET)}", "--set", "loop.max_steps=1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    recorded = yaml.safe_load((tmp_path / "runs" / "001-crcl" / "config.yaml").read_text())
+    assert recorded["optimizer"]["lr"] == 5e-4
+    assert recorded["schedule"]["every"] == 15
+    assert recorded["data"]["batch_size"] == 32
+    assert recorded["method"]["pieces"] == [5, 5, 5, 30]

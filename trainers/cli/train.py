@@ -96,15 +96,14 @@ def train(
         "method.name": method, "data.shards": shards, "data.table": table, "data.eval_shards": eval_shards,
         "task.name": task, "target.classes": classes, "target.pretrained": pretrained, "out": out, "loop.epochs": epochs,
         "data.batch_size": batch_size, "optimizer.lr": learning_rate, "loop.device": device, "data.workers": workers,
-        "seed": seed, **_target(target),
+        "seed": seed, **_target_settings(target),
     }  # fmt: skip
     given = {
         name: str(value) if isinstance(value, Path) else value for name, value in flags.items() if value is not None
     }
     source: Path | dict[str, Any] | None = config
     if paper and resume is None:
-        from noisegate.trainers.config import read_config
-        from noisegate.trainers.paper_settings import with_paper_settings
+        from noisegate.trainers.config import read_config, with_paper_settings
 
         source, settings, given = with_paper_settings(read_config(config, settings or (), given)), None, {}
     if write_table is not None:
@@ -126,15 +125,18 @@ def train(
     _print_result(result, Output(as_json), write_table)
 
 
-def _target(name: str | None) -> dict[str, str]:
-    """A target by its own name, or a model of open_clip by its name there."""
+def _target_settings(name: str | None) -> dict[str, str]:
+    """Settings for a target by name, or for a model of open_clip by its name there."""
     if name is None or name in TARGETS:
         return {} if name is None else {"target.name": name}
     return {"target.name": "clip", "target.model": name}
 
 
 def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:
-    rows = [(name, _shown(name, value), _shown(name, result.last[name])) for name, value in result.best.items()]
+    rows = [
+        (name, _format_figure(name, value), _format_figure(name, result.last[name]))
+        for name, value in result.best.items()
+    ]
     from noisegate.pipeline.system.progress import counted
 
     done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
@@ -151,7 +153,7 @@ def _print_result(result: "TrainResult", output: Output, tables: Path | None) ->
     output.result({**result.to_dict(), **written, "next": command})
 
 
-def _shown(name: str, value: float) -> str:
+def _format_figure(name: str, value: float) -> str:
     return f"{value:,.0f}" if name in ("images", "captions", "samples") else f"{value:.2f}"
 
 
@@ -184,11 +186,11 @@ def evaluate_model(
     from noisegate.trainers.evaluate import evaluate_model as run
 
     if which not in ("best", "last"):
-        raise ConfigError(f"which {which!r} is unknown; use best or last")
+        raise ConfigError(f"which {which!r} is unknown; use best or last", "which", which)
     settings = {"task": {"options": {"folds": folds}}} if folds > 1 else None
     output = Output(as_json)
     with output.working(f"measuring {source}"):
         found = run(source, shards or None, which=which, task=task, device=device, settings=settings)
     output.say(f"Weights: [cyan]{escape(', '.join(found.weights))}[/]")
-    output.table(found.task, [(name, _shown(name, value)) for name, value in found.figures.items()])
+    output.table(found.task, [(name, _format_figure(name, value)) for name, value in found.figures.items()])
     output.result(found.to_dict())

@@ -1,4 +1,4 @@
-"""Tasks: what a trained target is measured by. Each module has `evaluate(target, batches)`, which gives named figures."""
+"""Tasks: how a trained target is measured. Each module has `evaluate(target, batches)`, which returns named figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from . import classification, image_retrieval, retrieval
 
 __all__ = ["TASKS", "check_task", "classification", "image_retrieval", "retrieval"]
 
-# name -> its evaluate function and the figure by which the best checkpoint is chosen (more is better)
+# name -> its evaluate function, and the figure by which the best checkpoint is chosen (larger is better)
 TASKS: Mapping[str, tuple[Callable[..., dict[str, float]], str]] = {
     "retrieval": (retrieval.evaluate, "rsum"),
     "classification": (classification.evaluate, "accuracy"),
@@ -18,27 +18,43 @@ TASKS: Mapping[str, tuple[Callable[..., dict[str, float]], str]] = {
 
 
 def check_task(task: str, options: Mapping[str, Any], monitor: str = "auto") -> None:
-    """Raises ConfigError for options that the task does not take, and for a figure to monitor that it does not give."""
+    """Raise ConfigError for options that the task does not take, and for a `monitor` that it does not measure."""
     if task != "retrieval":
         for name in options:
-            raise ConfigError(f"task.options.{name}: {task} takes no options; leave it out")
+            raise ConfigError(
+                f"task.options.{name}: {task} takes no options; leave it out", f"task.options.{name}", options[name]
+            )
         figures: Sequence[str] = (classification if task == "classification" else image_retrieval).FIGURES
     else:
         figures = _retrieval_figures(**_retrieval_options(options))
     if monitor not in ("auto", *figures):
-        raise ConfigError(f"task.monitor={monitor} is none of the figures; use one of {', '.join(figures)}, or auto")
+        raise ConfigError(
+            f"task.monitor={monitor} is none of the figures; use one of {', '.join(figures)}, or auto",
+            "task.monitor",
+            monitor,
+        )
 
 
 def _retrieval_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name == "folds":
             if not _is_count(value):
-                raise ConfigError(f"task.options.folds={value!r} is no number of parts; use 5 for MS-COCO, or 1")
+                raise ConfigError(
+                    f"task.options.folds={value!r} is no number of parts; use 5 for MS-COCO, or 1",
+                    "task.options.folds",
+                    value,
+                )
         elif name == "ks":
             if not (isinstance(value, Sequence) and value and all(map(_is_count, value))):
-                raise ConfigError(f"task.options.ks={value!r} are no ranks; use for example task.options.ks=[1, 5, 10]")
+                raise ConfigError(
+                    f"task.options.ks={value!r} are no ranks; use for example task.options.ks=[1, 5, 10]",
+                    "task.options.ks",
+                    value,
+                )
         else:
-            raise ConfigError(f"task.options.{name} is no option of retrieval; it takes folds and ks")
+            raise ConfigError(
+                f"task.options.{name} is no option of retrieval; it takes folds and ks", f"task.options.{name}", value
+            )
     return dict(options)
 
 

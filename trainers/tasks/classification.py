@@ -11,7 +11,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import mean_class_accuracy, top_k_accuracy
 from noisegate.trainers.targets import Target
 
-from .encode import evaluating, labelled_images
+from .encode import encode_labelled, evaluation_mode
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
@@ -22,22 +22,27 @@ FIGURES = ("accuracy", "accuracy_top5", "mean_class_accuracy")
 
 
 def evaluate(target: Target, batches: Iterable[Batch]) -> dict[str, float]:
-    """Figures in percent: `accuracy`, `accuracy_top5`, `mean_class_accuracy`, and `samples`; a label of -1 takes no part.
+    """Figures in percent: `accuracy`, `accuracy_top5`, `mean_class_accuracy`, and `samples`; labels of -1 are left out.
 
-    With several prompts per class the mean similarity over them decides; the prompts are encoded once.
+    With several prompts per class their mean similarity counts; prompts are encoded once.
     """
     scores, labels = [], []
-    with evaluating(target):
+    with evaluation_mode(target):
         anchors = target.encode_classes() if target.config.head == "prompts" else None
-        for images, given in labelled_images(target, batches, "classification"):
+        for images, given in encode_labelled(target, batches, "classification"):
             scores.append(target.class_logits(images, anchors).float().cpu().numpy())
             labels.append(given)
     if not scores:
-        raise ConfigError("task classification: the evaluation data has no samples; check data.eval_shards")
+        raise ConfigError(
+            "task classification: the evaluation data has no samples; check data.eval_shards", "data.eval_shards"
+        )
     rows, label = np.concatenate(scores), np.concatenate(labels)
     if label.max() >= rows.shape[1]:
         raise ConfigError(
-            f"target.classes has {rows.shape[1]} names, and the evaluation data has the label {label.max()}"
+            f"target.classes has {rows.shape[1]} names, and the evaluation data has the label {label.max()}; give a name for "
+            "every label, from 0 on",
+            "target.classes",
+            rows.shape[1],
         )
     return {
         "accuracy": top_k_accuracy(rows, label),

@@ -1,4 +1,4 @@
-"""Encode an evaluation set: without gradients, in evaluation mode, and kept on the CPU."""
+"""Encode evaluation data without gradients, in evaluation mode, and keep it on the CPU."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from noisegate.trainers.targets import Encoded, Target
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["evaluating", "image_ids", "kept", "labelled_images", "moved"]
+__all__ = ["encode_labelled", "evaluation_mode", "image_ids", "to_cpu", "to_device"]
 
 
 @contextmanager
-def evaluating(target: Target) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode that was on before comes back."""
+def evaluation_mode(target: Target) -> Iterator[None]:
+    """Evaluation mode without gradients; restores the mode afterwards."""
     before = target.training
     target.eval()
     try:
@@ -32,18 +32,18 @@ def evaluating(target: Target) -> Iterator[None]:
         target.train(before)
 
 
-def kept(encoded: Encoded) -> Encoded:
-    """On the CPU, floats as float32, so that an evaluation set does not fill the device."""
+def to_cpu(encoded: Encoded) -> Encoded:
+    """Move to the CPU, floats as float32: evaluation data may not fit on the device."""
     return {name: t.cpu().float() if t.is_floating_point() else t.cpu() for name, t in encoded.items()}
 
 
-def moved(encoded: Encoded, device: torch.device) -> Encoded:
-    """On the device again."""
+def to_device(encoded: Encoded, device: torch.device) -> Encoded:
+    """Move to the device."""
     return {name: tensor.to(device) for name, tensor in encoded.items()}
 
 
 def image_ids(batch: Batch) -> list[Hashable]:
-    """What tells the images of a batch apart: field `image_id`, else the picture's digest, else each row is its own."""
+    """An identifier for each image of a batch: field `image_id`, else the picture's digest, else the row number."""
     for name in ("image_id", "image_sha256"):
         values = batch.fields.get(name)
         if values is not None and all(value is not None for value in values):
@@ -51,13 +51,15 @@ def image_ids(batch: Batch) -> list[Hashable]:
     return [("row", row) for row in batch.rows.tolist()]
 
 
-def labelled_images(target: Target, batches: Iterable[Batch], task: str) -> Iterator[tuple[Encoded, NDArray[np.int64]]]:
+def encode_labelled(target: Target, batches: Iterable[Batch], task: str) -> Iterator[tuple[Encoded, NDArray[np.int64]]]:
     """Encoded images on the target's device with the labels (B,) of their batch."""
     for batch in batches:
         if not len(batch):
             continue
         if batch.images is None or batch.labels is None:
             what = "images" if batch.images is None else "labels"
-            raise ConfigError(f"task {task} needs {what}, and the evaluation data brings none; use shards with them")
+            raise ConfigError(
+                f"task {task} needs {what}, and the evaluation data has none; use shards with them", "data.eval_shards"
+            )
         labels: Tensor = batch.labels
         yield target.encode_images(batch.images.to(target.device)), labels.cpu().numpy()

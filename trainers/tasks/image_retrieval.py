@@ -1,4 +1,4 @@
-"""Image retrieval: does the nearest other image have the same class (P@1), and do the nearest R all (mAP@R)?"""
+"""Image retrieval: P@1 (the nearest other image has the same class) and mAP@R."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import map_at_r, precision_at_1
 from noisegate.trainers.targets import Target
 
-from .encode import evaluating, labelled_images
+from .encode import encode_labelled, evaluation_mode
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
@@ -24,15 +24,17 @@ FIGURES = ("precision_at_1", "map_at_r")
 def evaluate(target: Target, batches: Iterable[Batch]) -> dict[str, float]:
     """Figures in percent: `precision_at_1`, `map_at_r`, and `samples`.
 
-    An image never finds itself, classes of one image ask nothing but can be found, and a label of -1 takes no part.
+    An image never finds itself; the only image of a class is no query but can be found; labels of -1 are left out.
     """
     vectors, labels = [], []
-    with evaluating(target):
-        for images, given in labelled_images(target, batches, "image_retrieval"):
+    with evaluation_mode(target):
+        for images, given in encode_labelled(target, batches, "image_retrieval"):
             vectors.append(images["vectors"].float().cpu().numpy())
             labels.append(given)
     if not vectors:
-        raise ConfigError("task image_retrieval: the evaluation data has no samples; check data.eval_shards")
+        raise ConfigError(
+            "task image_retrieval: the evaluation data has no samples; check data.eval_shards", "data.eval_shards"
+        )
     rows, label = np.concatenate(vectors), np.concatenate(labels)
     return {
         "precision_at_1": precision_at_1(rows, label),

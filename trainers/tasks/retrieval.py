@@ -14,7 +14,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import BlockRecall, RecallAtK, rsum
 from noisegate.trainers.targets import Encoded, Target, concat, count, take
 
-from .encode import evaluating, image_ids, kept, moved
+from .encode import evaluation_mode, image_ids, to_cpu, to_device
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
@@ -23,7 +23,7 @@ __all__ = ["evaluate", "recalls"]
 
 BLOCK = 16_000_000  # similarities that are held at once: 64 MB
 RANKS = (1, 5, 10)
-CAPTIONS = 4096  # that are on the device at once; those of targets that compare words are large
+CAPTIONS = 4096  # captions on the device at once; targets that compare words have large ones
 
 
 def evaluate(
@@ -36,12 +36,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Figures in percent: `i2t_r1` …, `t2i_r10`, their sum `rsum`, `images` and `captions`; ties count against the model.
 
-    Rows with the same image (field `image_id`, or digest, where batches carry one) are one image with several captions, as
-    are the captions of one row (`caption_of`).  With folds > 1 the same figures over all images come as they are, and
-    the means over so many consecutive parts of the images as `fold_i2t_r1` … and `fold_rsum` (MS-COCO: folds=5 gives 5K
-    and 1K).
+    Rows with the same image (field `image_id`, or digest) are one image with several captions, as are the captions of one
+    row (`caption_of`). With folds > 1, `fold_i2t_r1` … and `fold_rsum` are means over this many consecutive parts of the
+    images (MS-COCO 5K and 1K: folds=5).
     """
-    with evaluating(target):
+    with evaluation_mode(target):
         images, texts, owner = _encode(target, batches)
         whole, parts = recalls(target, images, texts, owner, folds=folds, ks=ks, block=block)
     figures = _named(whole, "") | ({} if parts is None else _named(parts, "fold_"))
@@ -59,19 +58,19 @@ def recalls(
     ks: Sequence[int] = RANKS,
     block: int = BLOCK,
 ) -> tuple[RecallAtK, RecallAtK | None]:
-    """Over all images, and averaged over folds (None without), from one pass over the similarities, `block` at a time."""
+    """Recalls over all images, and averaged over folds (None for one fold), with `block` similarities held at a time."""
     total = count(images)
     whole = BlockRecall(total, image_of_caption, ks)
     parts = BlockRecall(total, image_of_caption, ks, folds) if folds > 1 else None
     step = max(1, block // max(1, len(image_of_caption)))
     across = max(1, min(CAPTIONS, block // step))
     for start in range(0, total, step):
-        rows = moved(take(images, slice(start, start + step)), target.device)
-        found: list[Tensor] = []
+        rows = to_device(take(images, slice(start, start + step)), target.device)
+        blocks: list[Tensor] = []
         for first in range(0, len(image_of_caption), across):
-            columns = moved(take(texts, slice(first, first + across)), target.device)
-            found.append(target.similarity(rows, columns).float().cpu())
-        similarity = torch.cat(found, dim=1).numpy()
+            columns = to_device(take(texts, slice(first, first + across)), target.device)
+            blocks.append(target.similarity(rows, columns).float().cpu())
+        similarity = torch.cat(blocks, dim=1).numpy()
         for recall in (whole, parts):
             if recall is not None:
                 recall.add(start, similarity)
@@ -79,7 +78,7 @@ def recalls(
 
 
 def _encode(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, Encoded, NDArray[np.int64]]:
-    """Each image once, in the order of its first row, every caption, and (T,) the image of each."""
+    """Encode each image once, in the order of its first row, and every caption; (T,) is the image of each caption."""
     number: dict[Hashable, int] = {}
     images: list[Encoded] = []
     texts: list[Encoded] = []
@@ -89,22 +88,27 @@ def _encode(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, Encoded,
             continue
         if batch.images is None or not batch.captions:
             what = "images" if batch.images is None else "captions"
-            raise ConfigError(f"task retrieval needs {what}, and the evaluation data brings none; use shards with them")
+            raise ConfigError(
+                f"task retrieval needs {what}, and the evaluation data has none; use shards with them",
+                "data.eval_shards",
+            )
         new = []
-        places = []
-        for place, name in enumerate(image_ids(batch)):
+        numbers = []
+        for position, name in enumerate(image_ids(batch)):
             if name not in number:
                 number[name] = len(number)
-                new.append(place)
-            places.append(number[name])
+                new.append(position)
+            numbers.append(number[name])
         if new:
-            images.append(kept(target.encode_images(batch.images[new].to(target.device))))
+            images.append(to_cpu(target.encode_images(batch.images[new].to(target.device))))
         tokens = batch.texts if isinstance(batch.texts, Tensor) else target.tokenizer(batch.captions)
-        texts.append(kept(target.encode_texts(tokens.to(target.device))))
+        texts.append(to_cpu(target.encode_texts(tokens.to(target.device))))
         rows = range(len(batch)) if batch.caption_of is None else batch.caption_of.tolist()
-        owner.extend(places[row] for row in rows)
+        owner.extend(numbers[row] for row in rows)
     if not images:
-        raise ConfigError("task retrieval: the evaluation data has no samples; check data.eval_shards")
+        raise ConfigError(
+            "task retrieval: the evaluation data has no samples; check data.eval_shards", "data.eval_shards"
+        )
     return concat(images), concat(texts), np.array(owner, dtype=np.int64)
 
 

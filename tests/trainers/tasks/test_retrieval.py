@@ -108,7 +108,7 @@ def test_all_captions_of_a_row_belong_to_its_image() -> None:
         captions=["0", "1", "2", "3", "4", "5"],
         caption_of=torch.tensor([0, 0, 1, 1, 2, 2]),
     )
-    figures = retrieval.evaluate(Known(table), [given, given.emptied()])
+    figures = retrieval.evaluate(Known(table), [given, given.without_samples()])
     assert figures["rsum"] == 600 and figures["captions"] == 6
 
 
