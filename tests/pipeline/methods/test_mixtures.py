@@ -1,6 +1,9 @@
 """Mixture splits against scikit-learn, the published Beta moments and their degenerate cases."""
 
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -221,3 +224,12 @@ def test_all_clean_rule_gives_up_the_lowest_hundredth() -> None:
 def test_all_clean_rule_gives_up_a_hundredth_or_nobody(tied: int, lower: int, threshold: float) -> None:
     probability = [0.8] * lower + [0.9] * tied + [0.95] * (100 - tied - lower)
     assert all_clean_rule(probability) == threshold
+
+
+def test_the_label_side_loads_without_torch_and_faiss() -> None:
+    names = ("inspect.metrics", "neighbours.graph", "labels.tango", "methods.mixtures", "methods.columns")
+    modules = [f"noisegate.pipeline.{name}" for name in names]
+    code = f"import sys, json, {', '.join(modules)}; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout)
+    assert set(modules) <= set(loaded)
+    assert not {"torch", "faiss"} & set(loaded)
