@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from .errors import ConfigError, TableError
 from .labels.anchors import Anchors
-from .methods.columns import OneStep, learn_columns, write_columns
+from .methods.columns import OneStep, compute_columns, write_columns
 from .neighbours import NeighbourSearch
 from .pairs.beta import Beta
 from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
@@ -70,7 +70,7 @@ def rescore(
             search=search,
             note=note,
         )
-        columns = learn_columns(run, stems, one_step or OneStep(), wanted.seed, note)
+        columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note)
         recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}, "beta": _beta(scores)}
         run.write_run({**recorded, "finished": False})
         if anchors is not None:

@@ -2,10 +2,11 @@
 
 All of them take a batch's similarities (B, B), image i against text j with the given pairs on the diagonal, or its class
 logits (B, C), and give (B,): one number per sample, so that a method can weigh, select or mix them before the mean.
+`info_nce`, `hinges` and `triplet` are those of noisegate.pipeline.methods.losses.
 
-A sample of weight 0 sends no gradient through its own loss. It still stands among the negatives of the others, which is
-right for most wrong pairs (a caption on the wrong picture is wrong for almost every other picture too) and is how OSA's
-published code does it; `negatives` leaves it out there as well.
+A sample of weight 0 sends no gradient through its own loss. It is still a negative for the others, which is right for most
+wrong pairs (a caption on the wrong picture is wrong for almost every other picture too) and is how OSA's published code
+does it; `negatives` leaves it out there as well.
 """
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.methods.losses import diagonal_mask, hinges, info_nce, triplet
 from noisegate.pipeline.pairs.osa import reference_weight
 
 __all__ = ["WEIGHT_MODES", "contrastive", "cross_entropy", "hinges", "info_nce", "triplet", "weighted"]
@@ -27,69 +29,6 @@ WEIGHT_MODES = {
     "max1": "divided by 4/27, the largest that Eq. 5 can give",
     "reference": "what OSA's published code does: margins over the batch's largest, through x² (1 - x²)",
 }
-
-
-def info_nce(
-    similarity: Tensor, temperature: Tensor | float, same: Tensor | None = None, negatives: Tensor | None = None
-) -> Tensor:
-    """(B,) mean of both directions, -½ [log softmax_j(S_ij / τ)_i + log softmax_j(S_ji / τ)_i] (CLIP; OSA Eq. 1).
-
-    same: (B, B) bool, pairs beside the diagonal that show the same picture or caption and are no negatives.
-    negatives: (B,) bool, which samples may be negatives for others at all.
-
-    >>> [round(float(loss), 4) for loss in info_nce(torch.eye(2), temperature=1.0)]  # log(1 + e^-1)
-    [0.3133, 0.3133]
-    """
-    logits = similarity / temperature
-    for_texts = logits.T
-    hidden = _hidden(similarity, same)
-    if hidden is not None or negatives is not None:
-        logits, for_texts = (m.masked_fill(_no_negative(m, hidden, negatives), -torch.inf) for m in (logits, for_texts))
-    own = torch.arange(len(logits), device=logits.device)
-    return (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(for_texts, own, reduction="none")) / 2
-
-
-def hinges(
-    similarity: Tensor, margin: Tensor | float, same: Tensor | None = None, negatives: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The two hinge matrices (B, B) of METHODS 1.7, with zeros on the diagonal and where there is no negative.
-
-    h_s[i, j] = [a_i + S_ij - S_ii]_+ : image i asks the texts, with the margin of row i
-    h_im[i, j] = [a_j + S_ij - S_jj]_+ : text j asks the images, with the margin of column j
-    """
-    own = similarity.diagonal()
-    margins = torch.as_tensor(margin, dtype=similarity.dtype, device=similarity.device).expand(len(own))
-    hidden = _hidden(similarity, same)
-    if hidden is None:
-        hidden = torch.zeros_like(similarity, dtype=torch.bool)
-    diagonal = _diagonal(similarity)
-    rows = (margins[:, None] + similarity - own[:, None]).clamp(min=0)
-    columns = (margins[None, :] + similarity - own[None, :]).clamp(min=0)
-    no_text = hidden | diagonal if negatives is None else hidden | diagonal | ~negatives[None, :]
-    no_image = hidden | diagonal if negatives is None else hidden | diagonal | ~negatives[:, None]
-    return rows.masked_fill(no_text, 0), columns.masked_fill(no_image, 0)
-
-
-def triplet(
-    similarity: Tensor,
-    margin: Tensor | float = 0.2,
-    *,
-    hardest: bool = False,
-    same: Tensor | None = None,
-    negatives: Tensor | None = None,
-) -> Tensor:
-    """(B,) hinges of both directions added: their means over the batch (divided by B), or the hardest negative of each.
-
-    margin: one for all, or (B,), one for each pair (LNC Eq. 10, GSL Eq. 17).
-
-    >>> similarity = torch.tensor([[0.5, 0.4], [0.1, 0.5]])
-    >>> [round(float(loss), 4) for loss in triplet(similarity, 0.2, hardest=True)]
-    [0.1, 0.1]
-    """
-    images, texts = hinges(similarity, margin, same, negatives)
-    if hardest:
-        return images.amax(dim=1) + texts.amax(dim=0)
-    return images.mean(dim=1) + texts.mean(dim=0)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -114,7 +53,7 @@ def contrastive(
     is put together with as well. An image without any (trusted) other of its class in the batch has loss 0 and no gradient.
     negatives: (B,) bool, which images stand in the softmax of others although they are no (trusted) ones of their class.
     """
-    itself = _diagonal(similarity)
+    itself = diagonal_mask(similarity)
     positive = (labels[:, None] == labels[None, :]) & ~itself
     if trust is not None:
         trust = trust.to(similarity.device, similarity.dtype)
@@ -163,18 +102,3 @@ def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: 
             )
         return total / (len(loss) * mean_weight)
     return total / (len(loss) * (LARGEST_WEIGHT if mode == "max1" else 1.0))
-
-
-def _diagonal(matrix: Tensor) -> Tensor:
-    return torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
-
-
-def _hidden(similarity: Tensor, same: Tensor | None) -> Tensor | None:
-    """Pairs beside the diagonal that are no negatives; symmetric, because sameness is."""
-    return None if same is None else same & ~_diagonal(similarity)
-
-
-def _no_negative(matrix: Tensor, hidden: Tensor | None, negatives: Tensor | None) -> Tensor:
-    """Entries of a row to leave out of its softmax; the pair itself always stays."""
-    out = torch.zeros_like(matrix, dtype=torch.bool) if hidden is None else hidden
-    return out if negatives is None else out | (~negatives[None, :] & ~_diagonal(matrix))

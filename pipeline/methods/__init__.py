@@ -1,1 +1,14 @@
-"""What training methods could say of the pairs before any training: columns from frozen embeddings (METHODS 1.11)."""
+"""What the training methods compute from a batch: pure functions, shared by `rescore --with` and by the trainers.
+
+lnc.py, crcl.py, gsl.py   equations of each paper that a frozen model can answer, and the columns made of them
+losses.py                 per-sample InfoNCE, hinge matrices and triplet loss (torch)
+mixtures.py               two-component mixtures that split losses into clean and noisy
+pair_batches.py           seeded batches of image-text pairs, with their cosines
+columns.py                the columns of a whole run: compute, then write into its tables
+
+`losses`, `lnc`, `crcl` and `gsl` import torch; the others do not, so that `rescore` without --with starts fast.
+"""
+
+from .mixtures import Split, all_clean_rule, bmm_split, gmm_split
+
+__all__ = ["Split", "all_clean_rule", "bmm_split", "gmm_split"]

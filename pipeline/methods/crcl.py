@@ -1,15 +1,23 @@
-"""CRCL's label of a pair before training: the matching probability p̂ under a frozen model (METHODS 4, 1.11)."""
+"""CRCL on a frozen model: the matching probability, which is a pair's label before training (METHODS 4, 1.11).
+
+    p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)      Eq. 3    `log_matching_probabilities`
+    p̂_i  = (p°_ii + p◇_ii) / 2                                   Eq. 10   `matching_probability`
+
+All other equations are in trainers/methods/crcl.py.
+"""
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings
-from noisegate.pipeline.system.array_types import Float32, Floats
+from noisegate.pipeline.system.array_types import Float32
 
-from .pairs import Pairs, mean_and_spread
+from .losses import diagonal_mask
+from .pair_batches import EmbeddedPairs, mean_and_spread
 
-__all__ = ["crcl_columns", "matching_probability"]
+__all__ = ["crcl_columns", "log_matching_probabilities", "matching_probability"]
 
 
 def crcl_columns(
@@ -25,41 +33,46 @@ def crcl_columns(
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair.
     temperature: τ; for a CLIP its own 1 / exp(logit_scale), such as 0.01: at 0.05 its narrow cosines all give small p̂.
-    p̂ depends on `batch`, since a pair that cannot be told apart has about 1 / batch. Pairs with the same picture or the
-    same text as another are no negatives for it.
+    p̂ depends on `batch`: a pair that is like all others has about 1 / batch. Pairs with the same picture or the same text
+    are no negatives for one another.
 
     >>> rows = np.eye(3)
     >>> crcl_columns(rows, rows[[0, 2, 1]])["crcl_label"].round(2).tolist()
     [1.0, 0.0, 0.0]
     """
     if not temperature > 0:
-        raise ConfigError(f"temperature={temperature} cannot divide similarities; use 0.05, or 0.01 for a CLIP")
-    pairs = Pairs(images, texts)
-    found = np.full((permutations, len(pairs.valid)), np.nan)
-    for number, one in pairs.batches(batch, permutations, seed):
-        found[number, one.rows] = matching_probability(one.similarity, temperature, one.same)
-    return mean_and_spread("crcl_label", found, pairs)
+        raise ConfigError(
+            f"temperature {temperature} cannot divide cosines; use 0.05, or 0.01 for a CLIP", "temperature", temperature
+        )
+    pairs = EmbeddedPairs(images, texts)
+    labels = np.full((permutations, len(pairs.valid)), np.nan)
+    for number, pair_batch in pairs.batches(batch, permutations, seed):
+        logs = log_matching_probabilities(
+            torch.from_numpy(pair_batch.similarity), temperature, torch.from_numpy(pair_batch.same)
+        )
+        labels[number, pair_batch.rows] = matching_probability(*logs).numpy()
+    return mean_and_spread("crcl_label", labels, pairs)
 
 
-def matching_probability(similarity: Floats, temperature: float, same: NDArray[np.bool_] | None = None) -> Floats:
-    """p̂ (B,) = (p°_ii + p◇_ii) / 2, softmaxes of S / τ along rows and along columns (CRCL Eq. 3, 10).
+def log_matching_probabilities(
+    similarity: Tensor, temperature: Tensor | float, same: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """CRCL Eq. 3: log p° (B, B), images over texts, and log p◇ (B, B), texts over images; pair i is row i of both.
 
-    similarity: (B, B), images against texts; same: (B, B) bool, pairs beside the diagonal that are no negatives.
-
-    >>> matching_probability(np.array([[0.1, 0.0], [0.0, 0.1]]), 0.1).round(4).tolist()  # 1 / (1 + e^-1)
-    [0.7311, 0.7311]
+    same: (B, B) bool, pairs beside the diagonal that show the same picture or caption; they would split the probability
+    among themselves and are left out.
     """
-    logits = np.clip(similarity, -1, 1).astype(np.float64) / temperature
+    logits = similarity / temperature
     if same is not None:
-        logits = np.where(same & ~np.eye(len(logits), dtype=bool), -np.inf, logits)
-    own = logits.diagonal()
-    shares = [np.exp(own - _log_sum(logits, axis)) for axis in (1, 0)]
-    result: Floats = (shares[0] + shares[1]) / 2
-    return result
+        logits = logits.masked_fill(same & ~diagonal_mask(logits), -torch.inf)
+    return logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)
 
 
-def _log_sum(logits: Floats, axis: int) -> Floats:
-    """log Σ exp, with the largest taken out first."""
-    largest = logits.max(axis=axis)
-    total: Floats = largest + np.log(np.exp(logits - np.expand_dims(largest, axis)).sum(axis=axis))
-    return total
+def matching_probability(images: Tensor, texts: Tensor) -> Tensor:
+    """CRCL Eq. 10: p̂ (B,) = (p°_ii + p◇_ii) / 2 of the two logarithms of `log_matching_probabilities`.
+
+    >>> logs = log_matching_probabilities(torch.tensor([[0.1, 0.0], [0.0, 0.1]]), 0.1)
+    >>> matching_probability(*logs).tolist()  # 1 / (1 + e^-1)
+    [0.7310585975646973, 0.7310585975646973]
+    """
+    return (images.diagonal().exp() + texts.diagonal().exp()) / 2

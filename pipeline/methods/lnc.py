@@ -1,15 +1,27 @@
-"""LNC's view of the pairs before training: confidence and prediction under a frozen model (METHODS 3, 1.11)."""
+"""LNC on a frozen model: the equations that need no training, and the columns made of them (METHODS 3, 1.11).
+
+    ℓ_i  mean hinges of the pair's row and column                 Eq. 1-2   `losses.triplet`
+    w_i  posterior of the small-mean Gaussian over all ℓ          Eq. 3     `mixtures.gmm_split`
+    P_i  clip(s_i, 0, α) / τ                                      Eq. 9     `predict_match`
+
+All other equations are in trainers/methods/lnc.py.
+"""
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from noisegate.pipeline.runs.rows import Embeddings
 from noisegate.pipeline.system.array_types import Float32
 
+from .losses import diagonal_mask, hinges, triplet
 from .mixtures import gmm_split
-from .pairs import PairBatch, Pairs, hinge_means, mean_and_spread
+from .pair_batches import EmbeddedPairs, mean_and_spread
 
-__all__ = ["lnc_columns", "prediction"]
+__all__ = ["lnc_columns", "predict_match", "predict_match_by_hinges"]
+
+LEAST_TAU = 1e-12
+"""τ below which no pair beats its negatives, and all predictions are 0"""
 
 
 def lnc_columns(
@@ -21,23 +33,24 @@ def lnc_columns(
     seed: int = 0,
     margin: float = 0.2,
 ) -> dict[str, Float32]:
-    """`lnc_confidence` and `lnc_prediction` (N,) with their `_sd`: mean and spread over seeded permutations into batches.
+    """`lnc_confidence` w and `lnc_prediction` P (N,) with their `_sd`: mean and spread over seeded permutations into batches.
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair. Each
-    permutation has its own Gaussian mixture over all its losses (Eq. 1-3). `margin` α is that of the paper, for networks
-    trained with it; cosines of a pretrained CLIP differ by less.
+    permutation has its own Gaussian mixture over all its losses. `margin` α is that of the paper, for networks trained with
+    it; cosines of a pretrained CLIP differ by less.
 
     >>> rows = np.eye(40)
     >>> texts = rows[[1, 2, 3, 0, *range(4, 40)]]  # the first four captions moved on
     >>> lnc_columns(rows, texts)["lnc_confidence"][[0, 3, 4, 39]].round().tolist()
     [0.0, 0.0, 1.0, 1.0]
     """
-    pairs = Pairs(images, texts)
+    pairs = EmbeddedPairs(images, texts)
     losses = np.full((permutations, len(pairs.valid)), np.nan)
     predictions = losses.copy()
-    for number, one in pairs.batches(batch, permutations, seed):
-        losses[number, one.rows] = hinge_means(one, margin)
-        predictions[number, one.rows] = prediction(one, margin)
+    for number, pair_batch in pairs.batches(batch, permutations, seed):
+        similarity, same = torch.from_numpy(pair_batch.similarity), torch.from_numpy(pair_batch.same)
+        losses[number, pair_batch.rows] = triplet(similarity, margin, same=same).numpy()
+        predictions[number, pair_batch.rows] = predict_match(similarity, margin, same).numpy()
     confidence = np.stack([gmm_split(each).clean_probability for each in losses])
     return {
         **mean_and_spread("lnc_confidence", confidence, pairs),
@@ -45,16 +58,35 @@ def lnc_columns(
     }
 
 
-def prediction(batch: PairBatch, margin: float) -> NDArray[np.float64]:
-    """P (B,) = clip(s, 0, α) / τ, at most 1, where s is a pair's cosine minus half the mean ones of its row and column (Eq. 9).
+def predict_match(similarity: Tensor, margin: float = 0.2, same: Tensor | None = None) -> Tensor:
+    """LNC Eq. 9: P_i (B,) = clip(s_i, 0, α) / τ, at most 1, of similarities (B, B).
 
-    τ: mean of the largest tenth of the clipped s, floor(B / 10) + 1 of them; all are 0 where it is nothing.
+    s_i = S_ii - ½ (1/b Σ_{j≠i} S_ij + 1/b Σ_{j≠i} S_ji): how far a pair stands above its negatives, b the size of the batch.
+    τ: the mean of the largest tenth of the clipped s, floor(b / 10) + 1 of them, a constant for gradients: at least one pair
+    in ten is taken to be right. same (B, B) bool: pairs that are no negatives, which b does not count either.
+
+    >>> predict_match(torch.tensor([[0.9, 0.5], [0.7, 0.65]])).round(decimals=4).tolist()  # s = (.6, .35), α = .2
+    [1.0, 1.0]
     """
-    none = batch.same | np.eye(len(batch.same), dtype=bool)
-    against = np.where(none, 0.0, batch.similarity)
-    count = len(none) - batch.same.sum(axis=1)
-    s = batch.similarity.diagonal() - (against.sum(axis=1) + against.sum(axis=0)) / (2 * count)
-    clipped = np.clip(s, 0, margin)
-    best = np.sort(clipped)[-(len(clipped) // 10 + 1) :].mean()
-    result: NDArray[np.float64] = np.minimum(clipped / best, 1.0) if best > 1e-12 else np.zeros_like(clipped)
-    return result
+    no_negative = diagonal_mask(similarity) if same is None else diagonal_mask(similarity) | same
+    count = len(similarity) - no_negative.sum(dim=1) + 1  # the paper's b counts the pair itself
+    against = similarity.masked_fill(no_negative, 0.0)
+    s = similarity.diagonal() - (against.sum(dim=1) / count + against.sum(dim=0) / count) / 2
+    return _divide_by_best(s.clamp(0.0, margin))
+
+
+def predict_match_by_hinges(similarity: Tensor, margin: float = 0.2, same: Tensor | None = None) -> Tensor:
+    """P_i (B,) as in NCR's published code: α - ½ (mean hinge of the row + mean hinge of the column) in place of s_i.
+
+    Equal to Eq. 9 up to O(α/b) where no hinge is cut off, a little larger elsewhere.
+    """
+    rows, columns = hinges(similarity, margin, same)
+    s = margin - (rows.mean(dim=1) + columns.mean(dim=0)) / 2
+    return _divide_by_best(s.clamp(0.0, margin))
+
+
+def _divide_by_best(clipped: Tensor) -> Tensor:
+    tau = clipped.detach().topk(min(len(clipped), len(clipped) // 10 + 1)).values.mean()
+    if float(tau) <= LEAST_TAU:
+        return torch.zeros_like(clipped)
+    return (clipped / tau).clamp(max=1.0)

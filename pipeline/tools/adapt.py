@@ -22,8 +22,9 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator, save_local_dir
-from noisegate.pipeline.methods.info_nce import info_nce, numbered, pair_losses, same_pairs
+from noisegate.pipeline.methods.losses import info_nce, pair_losses
 from noisegate.pipeline.methods.mixtures import Split, gmm_split
+from noisegate.pipeline.methods.pair_batches import same_pairs
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, estimate_beta
 from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.pairs.scorer import Encoded
@@ -92,9 +93,10 @@ def tune(
         images, texts = estimator.embed_batch(
             [s.pixels for s in chosen if s.pixels is not None], [s.text for s in chosen if s.text is not None]
         )
-        same = same_pairs(rows, pictures, captions).to(images.device)
+        same = torch.from_numpy(same_pairs(rows, pictures, captions)).to(images.device)
         scale = model.logit_scale.exp()
-        loss = info_nce(F.normalize(images, dim=-1), F.normalize(texts, dim=-1), scale, same).mean()
+        logits = scale * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
+        loss = info_nce(logits, 1.0, same).mean()
         if not torch.isfinite(loss):
             works = min(Tuning.learning_rate, tuning.learning_rate / 10)
             raise ConfigError(
@@ -263,10 +265,16 @@ class _Pairs:
 
     @classmethod
     def of(cls, samples: list[Decoded]) -> "_Pairs":
-        return cls(samples, numbered([s.image_sha256 for s in samples]), numbered([s.text for s in samples]))
+        return cls(samples, _number([s.image_sha256 for s in samples]), _number([s.text for s in samples]))
 
     def at(self, rows: Index) -> "_Pairs":
         return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
+
+
+def _number(values: Sequence[object]) -> Index:
+    """(N,) ids 0, 1, … of values in the order of their first appearance."""
+    seen: dict[object, int] = {}
+    return np.array([seen.setdefault(value, len(seen)) for value in values], dtype=np.int64)
 
 
 def _check(out: Path, pairs: int, keep: float, seed: int) -> None:
@@ -307,7 +315,7 @@ def _read(
     valid = np.flatnonzero([sample.status == "ok" for sample in samples])
     data = _Pairs.of([samples[i] for i in valid])
     encoded = Encoded(encoded.images[valid], encoded.texts[valid], encoded.similarity[valid])
-    split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, np.random.default_rng([seed, 0])))
+    split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, seed))
     for reason in split.fallbacks:
         note(f"the losses could not be split: {reason}")
     return data, encoded, split
@@ -333,16 +341,16 @@ def _losses(
     data: _Pairs,
     images: Float32,
     texts: Float32,
-    rng: np.random.Generator,
+    seed: int,
 ) -> Float64:
     scale = float(estimator.module.logit_scale.detach().exp())
-    return pair_losses(images, texts, scale, rng, data.pictures, data.captions)
+    return pair_losses(images, texts, scale, [seed, 0], data.pictures, data.captions)
 
 
 def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Index, seed: int) -> float:
     """Mean loss of some rows, in the same batches whatever the estimator."""
     images, texts = encoded.images[rows], encoded.texts[rows]
-    return float(_losses(estimator, data.at(rows), images, texts, np.random.default_rng([seed, 0])).mean())
+    return float(_losses(estimator, data.at(rows), images, texts, seed).mean())
 
 
 def _auto(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:

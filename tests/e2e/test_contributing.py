@@ -63,9 +63,7 @@ def test_a_score(shards: Path, tmp_path: Path) -> None:
         f"from noisegate.pipeline.methods.rank import np, rank_columns\n\n\n{test}", "utf-8"
     )
     put_after(package / "runs" / "method_columns.py", r"METHOD_COLUMNS: .* = {\n", columns)
-    imported, entry = register.split("\n", 1)
-    put_after(package / "methods" / "columns.py", r"METHODS: .* = {\n", entry)
-    put_after(package / "methods" / "columns.py", r"from \.lnc .*\n", f"{imported}\n")
+    put_after(package / "methods" / "columns.py", r"METHODS = .*\n", register)
     score(shards, tmp_path / "tables")
 
     program = f"""

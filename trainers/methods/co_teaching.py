@@ -1,14 +1,14 @@
 """Two networks that divide the data for one another (METHODS 1.6): what LNC, NCR and GSL share.
 
-Networks A and B (numbers 0 and 1) start from other weights and see the data in another order. Each epoch the per-sample
-losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that the mistakes of one
-are not confirmed by itself. Evaluation averages the similarities of both.
+Networks A and B (numbers 0 and 1) start from different weights and see the data in different orders. Each epoch the
+per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that a network
+does not confirm its own mistakes. Evaluation averages the similarities of both.
 
 Two procedures are known:
 
 lean   each network sees each sample once in an epoch, clean and noisy ones mixed as the data has them. Losses and
-       predictions are those of the training steps themselves, levelled batch by batch (`division.levelled`), so that
-       there is no pass over all data: twice a plain epoch, no more.
+       predictions are those of the training steps themselves, standardised batch by batch (`standardise`), so that there
+       is no pass over all data: twice a plain epoch, no more.
 paper  before each epoch both networks pass over all data without learning; a step takes one clean and one noisy batch of
        each network, the shorter half starting over, and asks both networks about the noisy one. Three to four plain epochs.
 """
@@ -20,27 +20,27 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.mixtures import Split
+from noisegate.pipeline.methods import Split, all_clean_rule
+from noisegate.pipeline.system.array_types import Float32, Index, Mask
 from noisegate.trainers.losses import info_nce, triplet
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
-from .division import clean_rows, levelled
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["CoTeaching", "CoTeachingConfig", "Halves", "Look"]
+__all__ = ["CoTeaching", "CoTeachingConfig", "NetworkStep", "PartnerView", "clean_rows", "mean_of_known", "standardise"]
 
 NAMES = ("a", "b")
+"""of the networks, in streams, logs and notes"""
 
 
 class CoTeachingConfig(MethodConfig):
-    """What all methods of two networks can be told."""
+    """Settings of all methods of two networks."""
 
     loss: Literal["auto", "hardest_triplet", "triplet", "info_nce"] = "auto"
     """auto: hardest_triplet with soft margins, as the papers have it, which small networks from scratch do not survive;
@@ -56,8 +56,8 @@ class CoTeachingConfig(MethodConfig):
 
 
 @dataclass(frozen=True)
-class Halves:
-    """What the partner thinks of a batch: (B,) each. prediction is NaN where it has not seen the sample yet."""
+class PartnerView:
+    """What the partner network says of a batch: (B,) each. prediction is NaN where it has not seen the sample yet."""
 
     clean: Tensor
     confidence: Tensor
@@ -65,8 +65,8 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Look:
-    """One network's step on one batch: a loss to learn by, and (B,) each, what to note down of the samples."""
+class NetworkStep:
+    """One network's step on one batch: a loss to learn by, and (B,) each, what is remembered of the samples."""
 
     loss: Tensor
     division: Tensor
@@ -76,18 +76,20 @@ class Look:
 
 
 class CoTeaching(Method):
-    """Notes losses and predictions by row, divides by them at the start of an epoch, and swaps the halves."""
+    """Remember losses and predictions by row, divide by them at the start of an epoch, and swap the halves."""
 
     networks: ClassVar[int] = 2
     asks_partner: ClassVar[bool] = True
-    """whether `train` wants the partner's prediction"""
+    """whether `train` uses the partner's prediction"""
     config: CoTeachingConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         if task != "retrieval":
             raise ConfigError(
                 f"method.name={config.name} learns from pairs of images and texts; use task.name=retrieval (now {task}), or "
-                "method.name=dividemix for classes"
+                "method.name=dividemix for classes",
+                "task.name",
+                task,
             )
         super().__init__(config, task)
         self.loss_name = "hardest_triplet" if config.loss == "auto" else config.loss
@@ -98,23 +100,23 @@ class CoTeaching(Method):
     # --- what each method has of its own ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def split(self, losses: NDArray[np.float32]) -> Split:
-        """(N,) losses of one network into clean and noisy."""
+    def split(self, losses: Float32) -> Split:
+        """Split the losses (N,) of one network into clean and noisy."""
 
     @abstractmethod
-    def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
-        """A step of the warm-up."""
+    def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
+        """Compute a step of the warm-up."""
 
     @abstractmethod
-    def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
-        """A step of network `network` with what its partner thinks of the batch."""
+    def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
+        """Compute a step of `network`, given what its partner says of the batch."""
 
     @abstractmethod
-    def look(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        """(B,) division loss and prediction, nothing learnt."""
+    def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
+        """(B,) division loss and prediction."""
 
     def divides_in_warm_up(self) -> bool:
-        """Whether the warm-up needs the halves too."""
+        """Whether the warm-up divides too."""
         return False
 
     def after_division(self, run: Run) -> None:
@@ -126,7 +128,9 @@ class CoTeaching(Method):
         if wanted <= self.config.warmup:
             raise ConfigError(
                 f"method.warmup={self.config.warmup} leaves nothing of loop.epochs={wanted} to learn from; use "
-                f"method.warmup={max(1, wanted // 4)} or loop.epochs={self.config.warmup + max(2, wanted)}"
+                f"method.warmup={max(1, wanted // 4)} or loop.epochs={self.config.warmup + max(2, wanted)}",
+                "method.warmup",
+                self.config.warmup,
             )
         return wanted
 
@@ -136,25 +140,25 @@ class CoTeaching(Method):
         self.confidence, self.clean = np.full(shape, np.nan, np.float32), np.ones(shape, bool)
         self.kept = np.ones(run.total_rows, bool)
 
-    def warming(self, run: Run) -> bool:
+    def is_warm_up(self, run: Run) -> bool:
         return run.epoch < self.config.warmup
 
     def begin_epoch(self, run: Run) -> None:
         self.kept = np.ones(run.total_rows, bool)
-        if run.epoch == 0 or (self.warming(run) and not self.divides_in_warm_up()):
+        if run.epoch == 0 or (self.is_warm_up(run) and not self.divides_in_warm_up()):
             return
         if self.config.procedure == "paper":
-            self._pass(run)
+            self._pass_over_data(run)
         self.divide(run)
-        if self.warming(run):
+        if self.is_warm_up(run):
             self.after_division(run)
 
     def divide(self, run: Run) -> None:
-        """Each network's halves, by its own losses; they are swapped when they are used."""
+        """Find each network's halves by its own losses; they are swapped when they are used."""
         for network, name in enumerate(NAMES):
             split = self.split(self.division[network])
             self.confidence[network] = split.clean_probability
-            self.clean[network] = self.chosen(self.confidence[network])
+            self.clean[network] = self.choose_clean(self.confidence[network])
             if split.degenerate:
                 reasons = "; ".join(split.fallbacks)
                 run.note(
@@ -163,24 +167,24 @@ class CoTeaching(Method):
             elif not (self.clean[network] & ~np.isnan(self.confidence[network])).any():
                 run.note(f"epoch {run.epoch + 1}: network {name} finds nothing clean")
 
-    def chosen(self, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def choose_clean(self, confidence: Float32) -> Mask:
         """(N,) which rows are clean."""
         return clean_rows(confidence, self.config.threshold, one_percent=self.config.one_percent)
 
-    def _pass(self, run: Run) -> None:
-        def function(seen: Seen, network: int) -> dict[str, Tensor]:
+    def _pass_over_data(self, run: Run) -> None:
+        def measure(seen: Seen, network: int) -> dict[str, Tensor]:
             if len(seen.rows) < 2:  # no negatives, no loss
                 return {name: torch.full(seen.rows.shape, torch.nan) for name in ("division", "prediction")}
-            division, prediction = self.look(seen, network, run)
+            division, prediction = self.measure_batch(seen, network, run)
             return {"division": division, "prediction": prediction}
 
-        for network, found in enumerate(run.measure_each(function)):
-            self.division[network], self.prediction[network] = found["division"], found["prediction"]
+        for network, measured in enumerate(run.measure_each(measure)):
+            self.division[network], self.prediction[network] = measured["division"], measured["prediction"]
 
     def streams(self, run: Run) -> dict[str, Stream]:
         streams = {}
         for network, name in enumerate(NAMES):
-            if self.config.procedure == "lean" or self.warming(run):
+            if self.config.procedure == "lean" or self.is_warm_up(run):
                 streams[name] = Stream(None if self.kept.all() else self.kept, order=network)
             else:
                 clean = self.clean[1 - network]
@@ -193,24 +197,24 @@ class CoTeaching(Method):
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
         losses: list[Tensor] = []
         logs: dict[str, float | Tensor] = {}
-        for network, name, batch in _of_networks(batches):
+        for network, name, batch in _networks_of(batches):
             seen = run.forward(batch, network)
             if len(seen.rows) < 2:
                 continue
             rows = seen.rows.cpu().numpy()
-            if self.warming(run):
-                look = self.warm_up(seen, network, run)
+            if self.is_warm_up(run):
+                step = self.warm_up(seen, network, run)
             else:
-                look = self.train(seen, network, self._halves(batch, rows, network, run), run)
-            losses.append(look.loss)
-            logs |= {f"{name}/{key}": value.detach() for key, value in look.logs.items()}
-            self.prediction[network, rows] = look.prediction.detach().float().cpu().numpy()
+                step = self.train(seen, network, self._ask_partner(batch, rows, network, run), run)
+            losses.append(step.loss)
+            logs |= {f"{name}/{key}": value.detach() for key, value in step.logs.items()}
+            self.prediction[network, rows] = step.prediction.detach().float().cpu().numpy()
             if self.config.procedure == "lean":
-                self.division[network, rows] = levelled(look.division.detach().float()).cpu().numpy()
+                self.division[network, rows] = standardise(step.division.detach().float()).cpu().numpy()
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
-    def _halves(self, batch: "Batch", rows: NDArray[np.int64], network: int, run: Run) -> Halves:
-        """By the partner's division: the swap of co-teaching."""
+    def _ask_partner(self, batch: "Batch", rows: Index, network: int, run: Run) -> PartnerView:
+        """The swap of co-teaching: what the other network found."""
         partner = 1 - network
 
         def on_device(values: Array) -> Tensor:
@@ -220,21 +224,21 @@ class CoTeaching(Method):
         clean = on_device(self.clean[partner])
         if self.config.procedure == "paper" and self.asks_partner and not bool(clean.all()):
             with torch.no_grad():
-                prediction = self.look(run.forward(batch, partner), partner, run)[1]
-        return Halves(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction)
+                prediction = self.measure_batch(run.forward(batch, partner), partner, run)[1]
+        return PartnerView(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction)
 
-    def plain(self, seen: Seen, hardest: bool = False) -> Tensor:
+    def plain_loss(self, seen: Seen, hardest: bool = False) -> Tensor:
         """(B,) the loss of the warm-up, in which all pairs count as given."""
         assert seen.similarity is not None
         if self.loss_name == "info_nce":
             return info_nce(seen.similarity, self.config.temperature or seen.temperature, self.same(seen))
         return triplet(seen.similarity, self.config.margin, hardest=hardest, same=self.same(seen))
 
-    def soft(self, seen: Seen, label: Tensor, margin: Tensor) -> Tensor:
-        """(B,) L_soft of pairs with soft labels (B,), or the margins that follow from them."""
+    def soft_loss(self, seen: Seen, label: Tensor, margin: Tensor) -> Tensor:
+        """(B,) L_soft (LNC Eq. 10, GSL Eq. 17) of pairs with soft labels (B,) and the margins (B,) that follow from them."""
         assert seen.similarity is not None
         if self.loss_name == "info_nce":
-            return label * self.plain(seen)
+            return label * self.plain_loss(seen)
         return triplet(seen.similarity, margin, hardest=self.loss_name == "hardest_triplet", same=self.same(seen))
 
     def same(self, seen: Seen) -> Tensor | None:
@@ -250,22 +254,52 @@ class CoTeaching(Method):
         for name in self.state_dict():
             setattr(self, name, np.array(state[name]))
 
-    def final_halves(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Confidence and clean, (2, N) each by the network that judged, from all that was noted until now."""
+    def final_division(self) -> tuple[Float32, Mask]:
+        """Confidence and clean, (2, N) each by the network that judged, from all losses remembered until now."""
         if self.config.procedure == "paper" or np.isnan(self.division).all():
             return self.confidence, self.clean
-        found = [self.split(losses).clean_probability.astype(np.float32) for losses in self.division]
-        return np.stack(found), np.stack([self.chosen(confidence) for confidence in found])
+        confidence = np.stack([self.split(losses).clean_probability.astype(np.float32) for losses in self.division])
+        return confidence, np.stack([self.choose_clean(of_network) for of_network in confidence])
 
 
-def mean_of_known(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N,) mean over the networks (2, N), of one where the other knows nothing, NaN where both know nothing."""
+def standardise(losses: Tensor) -> Tensor:
+    """(B,) losses of one batch with mean 0 and deviation 1; zeros where they do not differ.
+
+    Losses that are noted while a network learns come from ever better networks: within a batch they compare, across the
+    batches of an epoch they do not. Every batch is a random draw of all samples, so that it has the same mixture.
+
+    >>> standardise(torch.tensor([1.0, 3.0])).tolist()
+    [-1.0, 1.0]
+    """
+    centred = losses - losses.mean()
+    deviation = centred.square().mean().sqrt()
+    return centred / deviation if float(deviation) > 1e-12 else centred * 0
+
+
+def clean_rows(
+    confidence: Float32, threshold: float = 0.5, *, inclusive: bool = True, one_percent: bool = False
+) -> Mask:
+    """(N,) whether w_i >= threshold (LNC), or > threshold (NCR, GSL); rows without a confidence keep their given label.
+
+    one_percent: where all are clean, the least sure hundredth is not (NCR's published code).
+    """
+    known = np.where(np.isnan(confidence), np.inf, confidence)
+    if one_percent:
+        raised = all_clean_rule(confidence, threshold)
+        if raised > threshold:
+            clean: Mask = known > raised
+            return clean
+    return known >= threshold if inclusive else known > threshold
+
+
+def mean_of_known(values: Float32) -> Float32:
+    """(N,) mean over the networks (2, N) of the values that are not NaN; NaN where both are."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=0)
     return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan).astype(np.float32)
 
 
-def _of_networks(batches: Mapping[str, "Batch"]) -> Iterator[tuple[int, str, "Batch"]]:
-    """Number, name and batch, of every stream."""
+def _networks_of(batches: Mapping[str, "Batch"]) -> Iterator[tuple[int, str, "Batch"]]:
+    """(number of the network, name of the stream, batch) of every stream."""
     for name, batch in batches.items():
         yield NAMES.index(name.partition("_")[0]), name, batch

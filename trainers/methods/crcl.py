@@ -1,11 +1,12 @@
 """CRCL, Cross-modal Robust Complementary Learning (Qin et al., NeurIPS 2023): METHODS 4.
 
-    p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)                      Eq. 3   `matching_probabilities`
-    L_r(q) = Σ_{j≠i} tan p_ij / (Σ_k tan p_ik)^q, both ways                       Eq. 6   `complementary`
+    p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)     Eq. 3       pipeline.methods.crcl: `log_matching_probabilities`
+    L_r(q) = Σ_{j≠i} tan p_ij / (Σ_k tan p_ik)^q, both ways       Eq. 6       `complementary_loss`
     L_d    = -ŷ_i (log p°_ii + log p◇_ii)
-    L_acl  = L_d + λ L_r(1 - ŷ_i); a batch's loss is the mean                     Eq. 8-9 `active_complementary`
-    y_i ← β y_i + (1 - β) p̂_i, p̂_i = (p°_ii + p◇_ii) / 2                         Eq. 10-11 `corrected`
-    ŷ_i = 0 where y_i < ε, else y_i                                               Eq. 12  `truncated`
+    L_acl  = L_d + λ L_r(1 - ŷ_i); a batch's loss is the mean     Eq. 8-9     `active_complementary_loss`
+    p̂_i   = (p°_ii + p◇_ii) / 2                                  Eq. 10      pipeline.methods.crcl: `matching_probability`
+    y_i ← β y_i + (1 - β) p̂_i                                    Eq. 10-11   `correct_labels`
+    ŷ_i = 0 where y_i < ε, else y_i                               Eq. 12      `truncate_labels`
 
 y_i is the soft label of pair i, 1 at first. The network is trained in pieces: each begins with new weights and keeps the
 labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, images against texts.
@@ -21,6 +22,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.methods.crcl import log_matching_probabilities, matching_probability
 from noisegate.pipeline.system.array_types import Float32, Index
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
@@ -31,10 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Crcl",
     "CrclConfig",
-    "active_complementary",
-    "complementary",
-    "corrected",
-    "matching_probabilities",
+    "active_complementary_loss",
+    "complementary_loss",
+    "correct_labels",
     "split_epochs",
 ]
 
@@ -126,7 +127,7 @@ class Crcl(Method):
             return
         if t > self.config.freeze:
             first = j == 1 and t == self.config.freeze + 1
-            self.labels = corrected(self.labels, self.probabilities, 0.0 if first else self.config.momentum)
+            self.labels = correct_labels(self.labels, self.probabilities, 0.0 if first else self.config.momentum)
         self.probabilities[:] = np.nan
 
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
@@ -136,11 +137,11 @@ class Crcl(Method):
             return StepLoss(None)  # p = 1 whatever the network does
         temperature = self.config.temperature or (seen.temperature.detach() if self.pretrained else FROM_SCRATCH)
         same = seen.same if self.config.mask_same else None
-        images, texts = matching_probabilities(seen.similarity, temperature, same)
-        matched = ((images.diagonal().exp() + texts.diagonal().exp()) / 2).detach()  # p̂
+        images, texts = log_matching_probabilities(seen.similarity, temperature, same)
+        matched = matching_probability(images, texts).detach()  # p̂
         y = self._labels_of(seen.rows.cpu().numpy(), matched.float().cpu().numpy(), run.epoch)
         labels = torch.from_numpy(y).to(matched)
-        each = active_complementary(images, texts, labels, self.config.complementary)
+        each = active_complementary_loss(images, texts, labels, self.config.complementary)
         return StepLoss(
             each.mean(), {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())}
         )
@@ -149,12 +150,12 @@ class Crcl(Method):
         """ŷ of a batch, and what is remembered of it."""
         if self.config.preset == "paper":
             self.probabilities[rows] = matched
-            return truncated(self.labels[rows], self.config.truncate)
+            return truncate_labels(self.labels[rows], self.config.truncate)
         j, t = self.place(epoch)
         y = self.labels[rows]
         if t > self.config.freeze:
-            y = corrected(y, matched, self.config.momentum)
-        y = truncated(y, self.config.truncate)
+            y = correct_labels(y, matched, self.config.momentum)
+        y = truncate_labels(y, self.config.truncate)
         self.labels[rows] = matched if j == 1 and t == self.config.freeze else y
         return y
 
@@ -187,29 +188,14 @@ def split_epochs(epochs: int, freeze: int = 2) -> tuple[int, ...]:
     return (*[short] * count, epochs - count * short)
 
 
-def matching_probabilities(
-    similarity: Tensor, temperature: Tensor | float, same: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """log p° (B, B), images over texts, and log p◇ (B, B), texts over images (Eq. 3); pair i is row i of both.
-
-    same: (B, B) bool, pairs beside the diagonal that show the same picture or caption; they would split the probability
-    among themselves and are left out.
-    """
-    logits = similarity / temperature
-    if same is not None:
-        hidden = same & ~torch.eye(len(logits), dtype=torch.bool, device=logits.device)
-        logits = logits.masked_fill(hidden, -torch.inf)
-    return logits.log_softmax(dim=1), logits.T.log_softmax(dim=1)
-
-
-def complementary(probabilities: Tensor, q: Tensor) -> Tensor:
+def complementary_loss(probabilities: Tensor, q: Tensor) -> Tensor:
     """(B,) L_r of one direction (Eq. 6): rows (B, N) that sum to 1, the given match of row i in column i; q (B,) in [0, 1].
 
     q = 0 is the plain complementary loss; with q = 1 the losses over all N possible matches of a row add up to N - 1
     whatever the network says, which makes it noise tolerant (Lemma 1). The denominator is at least 1.
 
     >>> p = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
-    >>> complementary(p, torch.tensor([1.0, 0.0]))  # one half; tan .2
+    >>> complementary_loss(p, torch.tensor([1.0, 0.0]))  # one half; tan .2
     tensor([0.5000, 0.2027])
     """
     tangents = probabilities.clamp(max=1.0).tan()  # rounding beyond 1 is harmless, beyond π/2 it would not be
@@ -217,23 +203,23 @@ def complementary(probabilities: Tensor, q: Tensor) -> Tensor:
     return tangents.masked_fill(own, 0).sum(dim=1) / tangents.sum(dim=1) ** q
 
 
-def active_complementary(images: Tensor, texts: Tensor, labels: Tensor, weight: float = 5.0) -> Tensor:
-    """(B,) L_acl = L_d + λ L_r(1 - ŷ) (Eq. 8) of the two logarithms of `matching_probabilities` and ŷ (B,) in [0, 1]."""
+def active_complementary_loss(images: Tensor, texts: Tensor, labels: Tensor, weight: float = 5.0) -> Tensor:
+    """(B,) L_acl = L_d + λ L_r(1 - ŷ) (Eq. 8) of the two logarithms of `log_matching_probabilities` and ŷ (B,) in [0, 1]."""
     direct = -labels * (images.diagonal() + texts.diagonal())
     q = 1 - labels
-    return direct + weight * (complementary(images.exp(), q) + complementary(texts.exp(), q))
+    return direct + weight * (complementary_loss(images.exp(), q) + complementary_loss(texts.exp(), q))
 
 
-def corrected(labels: Float32, probabilities: Float32, momentum: float) -> Float32:
+def correct_labels(labels: Float32, probabilities: Float32, momentum: float) -> Float32:
     """β y + (1 - β) p̂ (Eq. 10); a pair without a prediction (NaN) keeps its label.
 
-    >>> corrected(np.float32([1, 1]), np.float32([0, np.nan]), 0.75).tolist()
+    >>> correct_labels(np.float32([1, 1]), np.float32([0, np.nan]), 0.75).tolist()
     [0.75, 1.0]
     """
     moved = momentum * labels + (1 - momentum) * probabilities
     return np.where(np.isnan(probabilities), labels, moved).astype(np.float32)
 
 
-def truncated(labels: Float32, threshold: float) -> Float32:
+def truncate_labels(labels: Float32, threshold: float) -> Float32:
     """ŷ: 0 below ε (Eq. 12)."""
     return np.where(labels < threshold, 0, labels).astype(np.float32)

@@ -2,8 +2,8 @@
 
 Two networks. After a warm-up each epoch begins with a Gaussian mixture on each network's losses, w_i its clean posterior;
 a network learns by the halves of the other (co-divide):
-    labelled, w > ½:  ŷ = sharpen(w y + (1 - w) p)             p: its own prediction         `refined`
-    unlabelled:       ŷ = sharpen(mean of both networks' p)                                  `sharpened`
+    labelled, w > ½:  ŷ = sharpen(w y + (1 - w) p)             p: its own prediction         `refine_labels`
+    unlabelled:       ŷ = sharpen(mean of both networks' p)                                  `sharpen`
     all of them mixed with one another (Mixup), then
     L = L_x + λ_u(epoch) L_u + L_reg                                                         `mixmatch_loss`
 L_x: cross-entropy of the labelled part; L_u: mean squared difference of probabilities of the unlabelled part; L_reg: how far
@@ -22,21 +22,19 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.mixtures import gmm_split
+from noisegate.pipeline.methods import gmm_split
 from noisegate.trainers.losses import cross_entropy
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
-from .co_teaching import mean_of_known
-from .division import clean_rows
+from .co_teaching import NAMES, clean_rows, mean_of_known
 from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
     from noisegate.trainers.targets import Encoded, Target
 
-__all__ = ["DivideMix", "DivideMixConfig", "mixmatch_loss", "refined", "sharpened"]
+__all__ = ["DivideMix", "DivideMixConfig", "mixmatch_loss", "refine_labels", "sharpen"]
 
-NAMES = ("a", "b")
 STATE = ("confidence", "refined_label", "refined_confidence")
 
 
@@ -159,7 +157,7 @@ class DivideMix(Method):
             w = torch.from_numpy(self.confidence[1 - k][batch.rows.cpu().numpy()]).to(images[-1].device).nan_to_num(1.0)
             with torch.no_grad():
                 p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
-            targets.append(refined(one_hot(batch.labels, p.shape[1]), p, w, self.config.sharpen))
+            targets.append(refine_labels(one_hot(batch.labels, p.shape[1]), p, w, self.config.sharpen))
         if unlabelled is not None:
             batch = run.on_device(unlabelled)
             assert batch.images is not None
@@ -167,7 +165,7 @@ class DivideMix(Method):
             with torch.no_grad():
                 p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
                 p = p + other.class_logits(run.encode_images(images[-1], 1 - k), _prompts(other)).softmax(dim=1)
-            targets.append(sharpened(p / 2, self.config.sharpen))
+            targets.append(sharpen(p / 2, self.config.sharpen))
         mixed, soft = mixup(torch.cat(images), torch.cat(targets), run.random(f"mixup {k}"), self.config.mixup)
         logits = network.class_logits(run.encode_images(mixed, k), prompts)
         count = 0 if labelled is None else len(labelled)
@@ -201,19 +199,19 @@ class DivideMix(Method):
         }
 
 
-def sharpened(p: Tensor, temperature: float = 0.5) -> Tensor:
+def sharpen(p: Tensor, temperature: float = 0.5) -> Tensor:
     """p^(1/T) over its sum, rows (B, C).
 
-    >>> sharpened(torch.tensor([[0.6, 0.2, 0.2]]))  # .36, .04 and .04 over .44
+    >>> sharpen(torch.tensor([[0.6, 0.2, 0.2]]))  # .36, .04 and .04 over .44
     tensor([[0.8182, 0.0909, 0.0909]])
     """
     power = p ** (1 / temperature)
     return power / power.sum(dim=1, keepdim=True)
 
 
-def refined(labels: Tensor, p: Tensor, w: Tensor, temperature: float = 0.5) -> Tensor:
+def refine_labels(labels: Tensor, p: Tensor, w: Tensor, temperature: float = 0.5) -> Tensor:
     """sharpen(w y + (1 - w) p): given labels (B, C) as far as they are believed, w (B,), the prediction p (B, C) beyond."""
-    return sharpened(w[:, None] * labels + (1 - w)[:, None] * p, temperature)
+    return sharpen(w[:, None] * labels + (1 - w)[:, None] * p, temperature)
 
 
 def mixmatch_loss(labelled: Tensor, y: Tensor, unlabelled: Tensor, guess: Tensor, *, weight: float) -> Tensor:

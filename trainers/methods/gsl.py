@@ -1,15 +1,16 @@
 """GSL, Geometric-Semantic Learning (Liu et al., CVPR 2026): METHODS 5. A RECONSTRUCTION from the supplement and reading notes.
 
-    z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7       `noisegate.pipeline.methods.galc`
-    y*  = (min(r, 1/r) by image anchors + the same by text anchors) / 2      Eq. 8-11    `galc.anchor_labels`
-    L_intra,i = mean_j (S(I_i, I_j) - S(T_i, T_j))²                          Eq. 13      `intra_loss`
-    L_inter,i = - mean_j (S(I_i, T_j) - S(I_j, T_i))²                        Eq. 15      `inter_loss`
-    L_SCT = L_w + ζ L_intra + η L_inter                                      Eq. 16      `Gsl.train`
-    L_w  = [α̂_i - S_ii + S(I_i, T_h)]_+ + [α̂_i - S_ii + S(I_h, T_i)]_+       Eq. 17      `triplet(…, hardest=True)`
-    p_i  = clean posterior of a two-component Beta mixture over L_SCT; clean where p_i > δ     `bmm_split`
+    z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7      pipeline.methods.gsl: `polar_spectrum`
+    y*  = (min(r, 1/r) by image anchors + the same by text anchors) / 2      Eq. 8-11   pipeline.methods.gsl: `anchor_labels`
+    L_intra,i = mean_j (S(I_i, I_j) - S(T_i, T_j))²                          Eq. 13     pipeline.methods.gsl: `intra_loss`
+    L_inter,i = - mean_j (S(I_i, T_j) - S(I_j, T_i))²                        Eq. 15     pipeline.methods.gsl: `inter_loss`
+    L_SCT = L_w + ζ L_intra + η L_inter                                      Eq. 16     `Gsl.train`
+    L_w  = [α̂_i - S_ii + S(I_i, T_h)]_+ + [α̂_i - S_ii + S(I_h, T_i)]_+       Eq. 17     `CoTeaching.soft_loss`
+    p_i  = clean posterior of a Beta mixture over L_SCT; clean where p_i > δ            pipeline.methods.mixtures: `bmm_split`
 
-I, T: images and texts. S: similarity. α̂_i = Ψ2(y_i): margin of a pair with label y_i, 1 for clean pairs and y* for noisy ones.
-A warm-up with L_w alone comes first; then, each epoch, the halves of either network teach the other (Algorithm 1).
+I, T: images and texts. S: similarity. α̂_i = Ψ2(y_i): margin of a pair with label y_i (LNC Eq. 11), 1 for clean pairs and y*
+for noisy ones. A warm-up with L_w alone comes first; then, each epoch, the halves of either network teach the other
+(Algorithm 1, `co_teaching.py`).
 
 What the public sources leave open is a switch: the sign of L_inter (the notes stress the minus, their nearest relative SPS
 has a plus), means or sums, what z is centred by, anchors in the frequency or the spatial domain.
@@ -17,24 +18,23 @@ has a plus), means or sums, what z is centred by, anchors in the frequency or th
 
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.methods.galc import RECONSTRUCTION, anchor_labels
-from noisegate.pipeline.methods.mixtures import Split, bmm_split
+from noisegate.pipeline.methods import Split, bmm_split
+from noisegate.pipeline.methods.gsl import RECONSTRUCTION, anchor_labels, inter_loss, intra_loss
+from noisegate.pipeline.system.array_types import Float32, Mask
 from noisegate.trainers.losses import triplet
 
 from .base import Array, MethodConfig, Run, Seen
-from .co_teaching import CoTeaching, CoTeachingConfig, Halves, Look, mean_of_known
-from .division import clean_rows
-from .margins import soft_margin
+from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, clean_rows, mean_of_known
+from .lnc import soft_margin
 
-__all__ = ["Gsl", "GslConfig", "inter_loss", "intra_loss"]
+__all__ = ["Gsl", "GslConfig"]
 
 UNKNOWN_LABEL = 0.5
+"""of a noisy pair that never had two anchors (METHODS 5.4)"""
 
 
 class GslConfig(CoTeachingConfig):
@@ -71,33 +71,33 @@ class Gsl(CoTeaching):
         super().prepare(run)
         run.note(RECONSTRUCTION)
 
-    def split(self, losses: NDArray[np.float32]) -> Split:
+    def split(self, losses: Float32) -> Split:
         return bmm_split(losses)
 
-    def chosen(self, confidence: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def choose_clean(self, confidence: Float32) -> Mask:
         return clean_rows(confidence, self.config.threshold, inclusive=False, one_percent=self.config.one_percent)
 
-    def look(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
+    def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
         """L_SCT with all labels 1, and the labels as they stand."""
         constraint = self._constraint(seen, network, run)
         return self._hardest(seen) + constraint, self._labels(seen, network)
 
-    def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
+    def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
         """L_w alone, all labels 1."""
         hardest = self.config.warmup_negatives == "hardest" and self.loss_name != "triplet"
-        each = self.plain(seen, hardest)
+        each = self.plain_loss(seen, hardest)
         with torch.no_grad():
-            division, _ = self.look(seen, network, run)
-        return Look(each.mean(), division, torch.full_like(division, torch.nan))
+            division, _ = self.measure_batch(seen, network, run)
+        return NetworkStep(each.mean(), division, torch.full_like(division, torch.nan))
 
-    def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
-        label = self._corrected(seen, network, halves.clean)
+    def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
+        label = self._correct(seen, network, partner.clean)
         constraint = self._constraint(seen, network, run)
-        loss = self.soft(seen, label, soft_margin(label, self.config.margin)) + constraint
+        loss = self.soft_loss(seen, label, soft_margin(label, self.config.margin)) + constraint
         with torch.no_grad():
             division = self._hardest(seen) + constraint
-        logs = {"clean_share": halves.clean.float().mean(), "label": label.mean()}
-        return Look(loss.mean(), division, label, logs)
+        logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
+        return NetworkStep(loss.mean(), division, label, logs)
 
     def _hardest(self, seen: Seen) -> Tensor:
         """L_w with all labels 1."""
@@ -114,11 +114,11 @@ class Gsl(CoTeaching):
         )
         return total * len(total) if self.config.reduction == "sum" else total
 
-    def _corrected(self, seen: Seen, network: int, clean: Tensor) -> Tensor:
+    def _correct(self, seen: Seen, network: int, clean: Tensor) -> Tensor:
         """(B,) 1 for clean pairs, y* for noisy ones; where a batch has no two anchors for one, its label stays."""
         assert seen.texts is not None
         images, texts = (side["vectors"].detach().float().cpu().numpy() for side in (seen.images, seen.texts))
-        found = anchor_labels(
+        stars = anchor_labels(
             images,
             texts,
             clean.cpu().numpy(),
@@ -127,7 +127,7 @@ class Gsl(CoTeaching):
             centring=self.config.centring,
             negative=self.config.negative,
         )
-        corrected = torch.from_numpy(found).to(clean.device)
+        corrected = torch.from_numpy(stars).to(clean.device)
         before = self._labels(seen, network).nan_to_num(UNKNOWN_LABEL)
         return torch.where(clean, 1.0, torch.where(corrected.isnan(), before, corrected))
 
@@ -136,15 +136,5 @@ class Gsl(CoTeaching):
 
     def sample_columns(self) -> dict[str, Array]:
         """p and y, means over both networks."""
-        confidence, _ = self.final_halves()
+        confidence, _ = self.final_division()
         return {"gsl_probability": mean_of_known(confidence), "gsl_label": mean_of_known(self.prediction)}
-
-
-def intra_loss(images: Tensor, texts: Tensor) -> Tensor:
-    """L_intra (B,) = mean_j (S(I_i, I_j) - S(T_i, T_j))² of similarities (B, B) within each modality (Eq. 13)."""
-    return (images - texts).square().mean(dim=1)
-
-
-def inter_loss(similarity: Tensor, sign: int = -1) -> Tensor:
-    """L_inter (B,) = ± mean_j (S(I_i, T_j) - S(I_j, T_i))² of similarities (B, B) (Eq. 15)."""
-    return sign * (similarity - similarity.T).square().mean(dim=1)

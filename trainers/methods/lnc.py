@@ -1,43 +1,127 @@
 """LNC, Learning with Noisy Correspondence (two networks, A and B): METHODS 3. NCR is its predecessor (`ncr.py`).
 
-    ℓ_i  = Σ_t̂ [α - S_ii + S(v_i, t̂)]_+ + Σ_v̂ [α - S_ii + S(v̂, t_i)]_+      Eq. 1-2, as means over the batch: `triplet`
-    w_i  = p(clean | ℓ_i), posterior of the small-mean Gaussian              Eq. 3    `gmm_split`; A takes B's, B takes A's
-    L_mr = mean_i (P_i - γ_i)²                                               Eq. 4    `momentum_loss`
-    γ_i ← β γ_i + (1 - β) P_i, at first 1                                    Eq. 5    `moved`
-    L_w  = L_tri + λ L_mr                                                    Eq. 6    `Lnc.warm_up`
-    random half of {w^A < ½ and w^B < ½} is left out of a warm-up epoch      Eq. 7    `division.abandoned`
-    ŷ_i  = w_i + (1 - w_i) P^k_i if clean, (P^A_i + P^B_i) / 2 if noisy      Eq. 8    `rectified`
-    P_i  = clip(s_i, 0, α) / τ                                               Eq. 9    `correspondence.similarity_prediction`
-    L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10   `CoTeaching.soft`
-    α̂_i = Ψ(ŷ_i)                                                             Eq. 11   `margins.soft_margin`
+    ℓ_i  = Σ_t̂ [α - S_ii + S(v_i, t̂)]_+ + Σ_v̂ [α - S_ii + S(v̂, t_i)]_+      Eq. 1-2   pipeline.methods.losses: `triplet`
+    w_i  = p(clean | ℓ_i), posterior of the small-mean Gaussian              Eq. 3     pipeline.methods.mixtures: `gmm_split`
+    L_mr = mean_i (P_i - γ_i)²                                               Eq. 4     `momentum_loss`
+    γ_i ← β γ_i + (1 - β) P_i, at first 1                                    Eq. 5     `update_gamma`
+    L_w  = L_tri + λ L_mr                                                    Eq. 6     `Lnc.warm_up`
+    leave a random half of {w^A < ½ and w^B < ½} out of a warm-up epoch      Eq. 7     `abandon_noisy`
+    ŷ_i  = w_i + (1 - w_i) P^k_i if clean, (P^A_i + P^B_i) / 2 if noisy      Eq. 8     `rectify`
+    P_i  = clip(s_i, 0, α) / τ                                               Eq. 9     pipeline.methods.lnc: `predict_match`
+    L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10    `CoTeaching.soft_loss`
+    α̂_i = Ψ(ŷ_i)                                                             Eq. 11    `soft_margin`
 
 v_i, t_i: image and text of pair i. S: their similarity. α: margin. t_h, v_h: the hardest negatives in the batch. P_i: how
-sure a network is that a pair belongs together. β and λ are nowhere public; .9 and 1 are this project's choice.
+sure a network is that a pair belongs together. A learns by B's w and B by A's (`co_teaching.py`). Eq. 1-2 are means over the
+batch. β and λ are nowhere public; .9 and 1 are this project's choice.
 """
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.methods.mixtures import Split, gmm_split
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.methods import Split, gmm_split
+from noisegate.pipeline.methods.lnc import predict_match, predict_match_by_hinges
+from noisegate.pipeline.system.array_types import Float32, Mask
 from noisegate.trainers.losses import triplet
 
 from .base import Array, MethodConfig, Run, Seen
-from .co_teaching import CoTeaching, CoTeachingConfig, Halves, Look, mean_of_known
-from .correspondence import hinge_prediction, similarity_prediction
-from .division import abandoned
-from .margins import Recast, soft_margin
+from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, mean_of_known
 
-__all__ = ["Lnc", "LncConfig", "RectifierConfig", "momentum_loss", "moved", "rectified"]
+__all__ = [
+    "Lnc",
+    "LncConfig",
+    "RectifierConfig",
+    "abandon_noisy",
+    "momentum_loss",
+    "rectify",
+    "soft_margin",
+    "update_gamma",
+]
+
+Recast = Literal["linear", "exponential", "sine", "sigmoid"]
+
+
+# --- the equations ---------------------------------------------------------------------------------------------------------
+
+
+def momentum_loss(prediction: Tensor, gamma: Tensor) -> Tensor:
+    """LNC Eq. 4: L_mr = mean_i (P_i - γ_i)²; γ, the predictions until now, is a constant."""
+    return (prediction - gamma.detach()).square().mean()
+
+
+def update_gamma(gamma: Tensor, prediction: Tensor, momentum: float) -> Tensor:
+    """LNC Eq. 5: β γ_i + (1 - β) P_i, without gradient.
+
+    >>> update_gamma(torch.ones(1), torch.zeros(1), 0.75).tolist()
+    [0.75]
+    """
+    return momentum * gamma + (1 - momentum) * prediction.detach()
+
+
+def abandon_noisy(confidence: Float32, threshold: float, share: float, rng: np.random.Generator) -> Mask:
+    """LNC Eq. 7: (N,) a random `share`, floor(share n), of the n samples that both networks' w (2, N) call noisy.
+
+    Two of all known samples are never abandoned: enough for a batch.
+    """
+    with np.errstate(invalid="ignore"):
+        noisy = np.flatnonzero((confidence < threshold).all(axis=0))
+    known = int((~np.isnan(confidence)).any(axis=0).sum())
+    count = max(0, min(int(share * len(noisy)), known - 2))
+    dropped = np.zeros(confidence.shape[1], bool)
+    dropped[rng.choice(noisy, count, replace=False)] = True
+    return dropped
+
+
+def rectify(partner: PartnerView, prediction: Tensor) -> Tensor:
+    """LNC Eq. 8: ŷ (B,), of clean pairs w_i + (1 - w_i) P^k_i, of noisy ones the mean of both networks' predictions.
+
+    prediction: (B,) P^k of the network that learns; used alone where its partner has none yet.
+    """
+    clean = partner.confidence + (1 - partner.confidence) * prediction
+    others = torch.where(partner.prediction.isnan(), prediction, partner.prediction)
+    return torch.where(partner.clean, clean, (prediction + others) / 2)
+
+
+def soft_margin(
+    label: Tensor, margin: float = 0.2, recast: str = "exponential", *, base: float = 10.0, boundary: float = 0.5
+) -> Tensor:
+    """LNC Eq. 11: α̂_i = Ψ(ŷ_i) of labels (B,) in [0, 1], one margin for each pair, in [0, α] (METHODS 1.8).
+
+    linear       Ψ1 = ŷ α
+    exponential  Ψ2 = (m^ŷ - 1) / (m - 1) α with the base m; m = 1 is its limit Ψ1
+    sine         Ψ3 = (sin(π ŷ - π/2) / 2 + 1/2) α
+    sigmoid      Ψ4 = sigmoid((10 + 100 (div - ½)) (ŷ - div)) α with the boundary div between clean and noisy labels; its
+                 slope turns negative for div < .4, so it is held at 1 or more; reaches neither 0 nor α
+
+    >>> [round(float(margin), 4) for margin in soft_margin(torch.tensor([0.0, 0.5, 1.0]))]
+    [0.0, 0.0481, 0.2]
+    """
+    y = label.clamp(0.0, 1.0)
+    if recast == "linear":
+        share = y
+    elif recast == "exponential":
+        share = y if abs(base - 1) < 1e-6 else torch.expm1(y * math.log(base)) / (base - 1)
+    elif recast == "sine":
+        share = torch.sin(math.pi * y - math.pi / 2) / 2 + 0.5
+    elif recast == "sigmoid":
+        share = torch.sigmoid(max(1.0, 10 + 100 * (boundary - 0.5)) * (y - boundary))
+    else:
+        raise ConfigError(f"recast {recast!r} is unknown; use linear, exponential, sine or sigmoid", "recast", recast)
+    return share * margin
+
+
+# --- the method ------------------------------------------------------------------------------------------------------------
 
 
 class RectifierConfig(CoTeachingConfig):
-    """What LNC and NCR can be told."""
+    """Settings of LNC and NCR."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """β of Eq. 5"""
@@ -81,59 +165,54 @@ class Lnc(CoTeaching):
         super().prepare(run)
         self.gamma = np.ones((2, run.total_rows), np.float32)
 
-    # --- warm-up ------------------------------------------------------------------------------------------------------------
+    def split(self, losses: Float32) -> Split:
+        """Eq. 3."""
+        return gmm_split(losses)
 
-    def warm_up(self, seen: Seen, network: int, run: Run) -> Look:
-        each, prediction = self._looked(seen)
-        loss = (self.plain(seen) if self.loss_name == "info_nce" else each).mean()
+    def measure_batch(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
+        """ℓ_i (Eq. 1-2) and P_i (Eq. 9)."""
+        assert seen.similarity is not None
+        same = self.same(seen)
+        loss = triplet(seen.similarity, self.config.margin, same=same)
+        predict = predict_match if self.config.prediction == "similarity" else predict_match_by_hinges
+        return loss, predict(seen.similarity, self.config.margin, same)
+
+    def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
+        """Eq. 4-6."""
+        each, prediction = self.measure_batch(seen, network, run)
+        loss = (self.plain_loss(seen) if self.loss_name == "info_nce" else each).mean()
         if self.config.momentum_weight > 0:
             rows = seen.rows.cpu().numpy()
             gamma = torch.from_numpy(self.gamma[network, rows]).to(each)
             loss = loss + self.config.momentum_weight * momentum_loss(prediction, gamma)
-            self.gamma[network, rows] = moved(gamma, prediction, self.config.momentum).cpu().numpy()
-        return Look(loss, each, prediction)
+            self.gamma[network, rows] = update_gamma(gamma, prediction, self.config.momentum).cpu().numpy()
+        return NetworkStep(loss, each, prediction)
 
     def divides_in_warm_up(self) -> bool:
         return self.config.abandon > 0
 
     def after_division(self, run: Run) -> None:
-        """Random noise abandon."""
-        self.kept = ~abandoned(self.confidence, self.config.threshold, self.config.abandon, run.random("abandon"))
+        """Eq. 7."""
+        threshold, share = self.config.threshold, self.config.abandon
+        self.kept = ~abandon_noisy(self.confidence, threshold, share, run.random("abandon"))
 
-    # --- training ------------------------------------------------------------------------------------------------------------
-
-    def split(self, losses: NDArray[np.float32]) -> Split:
-        return gmm_split(losses)
-
-    def look(self, seen: Seen, network: int, run: Run) -> tuple[Tensor, Tensor]:
-        return self._looked(seen)
-
-    def train(self, seen: Seen, network: int, halves: Halves, run: Run) -> Look:
+    def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
+        """Eq. 8-11."""
         with torch.no_grad():
-            each, prediction = self._looked(seen)
-            label = rectified(halves, prediction)
+            each, prediction = self.measure_batch(seen, network, run)
+            label = rectify(partner, prediction)
             margin = soft_margin(
                 label,
                 self.config.margin,
                 self.config.recast,
                 base=self.config.recast_base,
-                boundary=_between(label, halves.clean),
+                boundary=_boundary(label, partner.clean),
             )
-        loss = self.soft(seen, label, margin)
+        loss = self.soft_loss(seen, label, margin)
         if run.epoch < self.config.noisy_from * self.total_epochs:
-            loss = loss * halves.clean
-        logs = {"clean_share": halves.clean.float().mean(), "label": label.mean()}
-        return Look(loss.mean(), each, prediction, logs)
-
-    def _looked(self, seen: Seen) -> tuple[Tensor, Tensor]:
-        """ℓ_i and P_i of a batch."""
-        assert seen.similarity is not None
-        same = self.same(seen)
-        each = triplet(seen.similarity, self.config.margin, same=same)
-        predict = similarity_prediction if self.config.prediction == "similarity" else hinge_prediction
-        return each, predict(seen.similarity, self.config.margin, same)
-
-    # --- what it remembers -------------------------------------------------------------------------------------------------
+            loss = loss * partner.clean
+        logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
+        return NetworkStep(loss.mean(), each, prediction, logs)
 
     def state_dict(self) -> dict[str, Array]:
         return super().state_dict() | {"gamma": self.gamma}
@@ -144,19 +223,13 @@ class Lnc(CoTeaching):
 
     def sample_columns(self) -> dict[str, Array]:
         """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""
-        confidence, clean = self.final_halves()
-        predictions = [torch.from_numpy(one) for one in self.prediction]
-        labels = [
-            rectified(
-                Halves(
-                    torch.from_numpy(clean[1 - k]),
-                    torch.from_numpy(confidence[1 - k]).nan_to_num(1.0),
-                    predictions[1 - k],
-                ),
-                predictions[k],
-            ).numpy()
-            for k in (0, 1)
-        ]
+        confidence, clean = self.final_division()
+        predictions = [torch.from_numpy(of_network) for of_network in self.prediction]
+        labels = []
+        for network, partner in ((0, 1), (1, 0)):
+            w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
+            view = PartnerView(torch.from_numpy(clean[partner]), w, predictions[partner])
+            labels.append(rectify(view, predictions[network]).numpy())
         return {
             f"{self.column}_confidence": mean_of_known(confidence),
             f"{self.column}_prediction": mean_of_known(self.prediction),
@@ -164,32 +237,8 @@ class Lnc(CoTeaching):
         }
 
 
-def momentum_loss(prediction: Tensor, gamma: Tensor) -> Tensor:
-    """L_mr = mean_i (P_i - γ_i)² (Eq. 4): γ stands for what was predicted until now, and is a constant."""
-    return (prediction - gamma.detach()).square().mean()
-
-
-def moved(gamma: Tensor, prediction: Tensor, momentum: float) -> Tensor:
-    """γ_i ← β γ_i + (1 - β) P_i (Eq. 5), without gradient.
-
-    >>> moved(torch.ones(1), torch.zeros(1), 0.75).tolist()
-    [0.75]
-    """
-    return momentum * gamma + (1 - momentum) * prediction.detach()
-
-
-def rectified(halves: Halves, prediction: Tensor) -> Tensor:
-    """ŷ (B,) of Eq. 8: of clean pairs w_i + (1 - w_i) P^k_i, of noisy ones the mean of both networks' predictions.
-
-    prediction: (B,) P^k of the network that learns, which stands alone where its partner has none yet.
-    """
-    clean = halves.confidence + (1 - halves.confidence) * prediction
-    partner = torch.where(halves.prediction.isnan(), prediction, halves.prediction)
-    return torch.where(halves.clean, clean, (prediction + partner) / 2)
-
-
-def _between(label: Tensor, clean: Tensor) -> float:
-    """div of Ψ4: half-way between the mean labels of the two halves, or the mean where there is one half only."""
+def _boundary(label: Tensor, clean: Tensor) -> float:
+    """div of Ψ4: half-way between the mean labels of clean and noisy pairs, or the mean where all are of one kind."""
     if bool(clean.all()) or not bool(clean.any()):
         return float(label.mean())
     return float(label[clean].mean() + label[~clean].mean()) / 2

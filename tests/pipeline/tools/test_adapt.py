@@ -16,16 +16,14 @@ from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.noise.shards import noise_captions
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators import load_estimator, normalise
+from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
 from noisegate.pipeline.inspect.metrics import clean_auroc
-from noisegate.pipeline.methods.info_nce import batches, info_nce, pair_losses, same_pairs
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
-from noisegate.pipeline.system.array_types import Float64, Mask
 from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out
 from tests.errors import refused
 
@@ -69,58 +67,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_model(tmp_path_factory.mktemp("tiny"), VIT)
-
-
-# --- losses ----------------------------------------------------------------------------------------------------------
-
-
-def plain_losses(images: Float64, texts: Float64, scale: float, same: Mask) -> list[float]:
-    """Both directions, one sum at a time."""
-    found = []
-    for i in range(len(images)):
-        own = math.exp(scale * images[i] @ texts[i])
-        others = [j for j in range(len(images)) if j != i and not same[i, j]]
-        row = own + sum(math.exp(scale * images[i] @ texts[j]) for j in others)
-        column = own + sum(math.exp(scale * images[j] @ texts[i]) for j in others)
-        found.append(-(math.log(own / row) + math.log(own / column)) / 2)
-    return found
-
-
-def unit(rng: np.random.Generator, count: int) -> Float64:
-    return normalise(rng.normal(size=(count, 5))).astype(np.float64)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_info_nce_is_the_plain_sum_and_repeats_are_no_negatives(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    images, texts = unit(rng, 7), unit(rng, 7)
-    pictures, captions = rng.integers(0, 5, 7), rng.integers(0, 5, 7)
-    same = same_pairs(np.arange(7), pictures, captions)
-    for i in range(7):
-        for j in range(7):
-            assert bool(same[i, j]) == (pictures[i] == pictures[j] or captions[i] == captions[j])
-    found = info_nce(torch.from_numpy(images), torch.from_numpy(texts), 3.0, same)
-    np.testing.assert_allclose(found, plain_losses(images, texts, 3.0, same.numpy()), rtol=1e-9)
-
-
-def test_losses_are_averaged_over_the_ways_to_fill_the_batches() -> None:
-    rng = np.random.default_rng(1)
-    images, texts = unit(rng, 11).astype(np.float32), unit(rng, 11).astype(np.float32)
-    found = pair_losses(images, texts, 4.0, np.random.default_rng(8), batch_size=4, permutations=3)
-    again, total = np.random.default_rng(8), np.zeros(11)
-    for _ in range(3):
-        order = again.permutation(11)
-        for rows in (order[:4], order[4:]):  # 4 and 7: a rest of 3 is no batch of its own
-            v, t = images[rows].astype(np.float64), texts[rows].astype(np.float64)
-            total[rows] += plain_losses(v, t, 4.0, np.eye(len(rows), dtype=bool))
-    np.testing.assert_allclose(found, total / 3, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(3, [3]), (4, [4]), (7, [7]), (8, [4, 4]), (13, [4, 4, 5])])
-def test_batches_hold_every_row_once_and_are_never_short(count: int, sizes: list[int]) -> None:
-    found = list(batches(np.arange(count)[::-1], 4))
-    assert [len(rows) for rows in found] == sizes
-    assert np.concatenate(found).tolist() == list(range(count))[::-1]
 
 
 def test_held_out_pairs_share_no_picture_with_those_trained_on() -> None:

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from noisegate import train
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.crcl import matching_probability
+from noisegate.pipeline.methods.crcl import log_matching_probabilities, matching_probability
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.loop.checkpoint import read_checkpoint
 from noisegate.trainers.methods import Seen
 from noisegate.trainers.methods.crcl import (
     Crcl,
-    active_complementary,
-    complementary,
-    corrected,
-    matching_probabilities,
+    active_complementary_loss,
+    complementary_loss,
+    correct_labels,
     split_epochs,
 )
 from tests.trainers.runs import curve, same_weights, settings
@@ -72,8 +71,7 @@ def step(method: Crcl, run: FakeRun, rows: tuple[int, ...] = (0, 1, 2)) -> float
 
 
 def p_hat(similarity: Tensor = S, tau: float = TAU) -> np.ndarray:
-    """By the numpy form, which has tests of its own."""
-    return matching_probability(similarity.numpy(), tau).astype(np.float32)
+    return matching_probability(*log_matching_probabilities(similarity, tau)).numpy().astype(np.float32)
 
 
 def by_hand(similarity: Tensor, labels: list[float], tau: float, weight: float) -> float:
@@ -96,8 +94,8 @@ def by_hand(similarity: Tensor, labels: list[float], tau: float, weight: float) 
 
 @pytest.mark.parametrize("labels", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [0.9, 0.0, 0.35]])
 def test_active_complementary_loss_is_eq_8(labels: list[float]) -> None:
-    images, texts = matching_probabilities(S, TAU)
-    found = active_complementary(images, texts, torch.tensor(labels, dtype=torch.float64), 5.0)
+    images, texts = log_matching_probabilities(S, TAU)
+    found = active_complementary_loss(images, texts, torch.tensor(labels, dtype=torch.float64), 5.0)
     assert float(found.mean()) == pytest.approx(by_hand(S, labels, TAU, 5.0), rel=1e-12)
 
 
@@ -110,7 +108,7 @@ def distributions(n: int) -> list[Tensor]:
 def over_candidates(p: Tensor, q: float) -> float:
     """Sum of L_r° over all N texts that could be the match of one image: row k takes text k for it."""
     n = len(p)
-    return float(complementary(p.expand(n, n), torch.full((n,), q, dtype=torch.float64)).sum())
+    return float(complementary_loss(p.expand(n, n), torch.full((n,), q, dtype=torch.float64)).sum())
 
 
 @pytest.mark.parametrize("n", [2, 7, 128])
@@ -141,8 +139,8 @@ def test_g7_excess_risk_of_128_candidates(noise: float, q: float, bound: float) 
 def test_loss_is_finite_and_smooth_where_probabilities_are_extreme() -> None:
     for similarity in (torch.eye(4) * 1e4, -torch.eye(4) * 1e4, torch.zeros(4, 4)):
         similarity = similarity.clone().requires_grad_()
-        images, texts = matching_probabilities(similarity, 0.05)
-        loss = active_complementary(images, texts, torch.tensor([1.0, 0.0, 0.3, 0.5]), 5.0).mean()
+        images, texts = log_matching_probabilities(similarity, 0.05)
+        loss = active_complementary_loss(images, texts, torch.tensor([1.0, 0.0, 0.3, 0.5]), 5.0).mean()
         loss.backward()
         assert torch.isfinite(loss)
         assert similarity.grad is not None
@@ -156,7 +154,7 @@ def test_gradient(masked: bool) -> None:
     labels = torch.tensor([1.0, 0.0, 0.4], dtype=torch.float64)
 
     def loss(similarity: Tensor) -> Tensor:
-        return active_complementary(*matching_probabilities(similarity, TAU, same), labels, 5.0)
+        return active_complementary_loss(*log_matching_probabilities(similarity, TAU, same), labels, 5.0)
 
     assert torch.autograd.gradcheck(loss, (S.clone().requires_grad_(),))
 
@@ -164,7 +162,7 @@ def test_gradient(masked: bool) -> None:
 def test_pairs_with_the_same_picture_are_left_out_of_the_softmax() -> None:
     same = torch.zeros(3, 3, dtype=torch.bool)
     same[0, 1] = same[1, 0] = True
-    images, texts = matching_probabilities(S, TAU, same)
+    images, texts = log_matching_probabilities(S, TAU, same)
     e = (S / TAU).exp()
     assert float(images[0, 0].exp()) == pytest.approx(float(e[0, 0] / (e[0, 0] + e[0, 2])))
     assert float(texts[1, 1].exp()) == pytest.approx(float(e[1, 1] / (e[1, 1] + e[2, 1])))
@@ -180,7 +178,7 @@ def test_g8_momentum() -> None:
     for p in (0.0, 0.3, 1.0):
         y = np.ones(1, np.float32)
         for t in range(1, 13):
-            y = corrected(y, np.float32([p]), 0.8)
+            y = correct_labels(y, np.float32([p]), 0.8)
             assert float(y[0]) == pytest.approx(p + (1 - p) * 0.8**t, abs=1e-6)
             if p == 0:
                 assert (y[0] < 0.1) == (t >= 11)
@@ -255,7 +253,7 @@ def test_code_forgets_what_it_truncates_and_the_paper_does_not() -> None:
         assert method.labels[0] == pytest.approx(remembered)
         assert method.sample_columns()["clean"].tolist() == [False, True, True]
     y = np.zeros(2, np.float32)
-    assert (corrected(y, np.float32([0.499, 0.501]), 0.8) >= 0.1).tolist() == [False, True]
+    assert (correct_labels(y, np.float32([0.499, 0.501]), 0.8) >= 0.1).tolist() == [False, True]
 
 
 def test_a_pair_that_was_not_shown_keeps_its_label() -> None:

@@ -18,7 +18,7 @@ from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.methods import Seen
-from noisegate.trainers.methods.dividemix import DivideMix, mixmatch_loss, refined, sharpened
+from noisegate.trainers.methods.dividemix import DivideMix, mixmatch_loss, refine_labels, sharpen
 from noisegate.trainers.methods.mixup import one_hot
 from tests.trainers.runs import TARGET, curve, same_weights, settings
 from tests.trainers.small_targets import small
@@ -105,12 +105,12 @@ def pictures(rows: list[int], labels: NDArray[Any], seed: int) -> Batch:
 
 
 def test_sharpening_and_refinement_by_hand() -> None:
-    found = sharpened(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), 0.5)[0]
+    found = sharpen(torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), 0.5)[0]
     total = 0.25 + 0.09 + 0.04
     assert found.tolist() == pytest.approx([0.25 / total, 0.09 / total, 0.04 / total])
-    assert sharpened(found[None], 1.0)[0].tolist() == pytest.approx(found.tolist())
+    assert sharpen(found[None], 1.0)[0].tolist() == pytest.approx(found.tolist())
     y, p = one_hot(torch.tensor([0, 2]), 3), torch.tensor([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]])
-    soft = refined(y, p, torch.tensor([1.0, 0.25]))
+    soft = refine_labels(y, p, torch.tensor([1.0, 0.25]))
     assert soft[0].tolist() == pytest.approx([1, 0, 0])
     mixed = [0.75 * 0.6, 0.75 * 0.3, 0.25 + 0.75 * 0.1]
     squares = [value**2 for value in mixed]

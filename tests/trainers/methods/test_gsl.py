@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from noisegate import train
-from noisegate.pipeline.methods.galc import RECONSTRUCTION, anchor_labels
-from noisegate.pipeline.methods.gsl import sct_loss
-from noisegate.pipeline.methods.mixtures import beta_moments, bmm_split
-from noisegate.pipeline.methods.pairs import PairBatch
+from noisegate.pipeline.methods import bmm_split
+from noisegate.pipeline.methods.gsl import RECONSTRUCTION, anchor_labels
 from noisegate.trainers.losses import info_nce, triplet
-from noisegate.trainers.methods.division import levelled
-from noisegate.trainers.methods.gsl import Gsl, inter_loss, intra_loss
-from noisegate.trainers.methods.margins import soft_margin
+from noisegate.trainers.methods.co_teaching import standardise
+from noisegate.trainers.methods.gsl import Gsl
+from noisegate.trainers.methods.lnc import soft_margin
 from tests.trainers.methods.two_networks import TwoNetworks, everything, noisy_run, prepared, units
 from tests.trainers.runs import curve, same_weights, settings
 from tests.trainers.small_targets import batch as rows_from
@@ -38,25 +36,6 @@ def constraint(run: TwoNetworks, network: int = 0, zeta: float = 1.0, eta: float
     return torch.stack(found)
 
 
-def test_losses_by_hand() -> None:
-    images, texts = torch.tensor([[1.0, 0.5], [0.5, 1.0]]), torch.tensor([[1.0, 0.1], [0.1, 1.0]])
-    assert intra_loss(images, texts).tolist() == pytest.approx([0.08, 0.08])
-    s = torch.tensor([[0.9, 0.4], [0.2, 0.8]])
-    assert inter_loss(s).tolist() == pytest.approx([-0.02, -0.02])
-    assert inter_loss(s, 1).tolist() == pytest.approx([0.02, 0.02])
-
-
-def test_losses_are_smooth() -> None:
-    generator = torch.Generator().manual_seed(0)
-    one, other = torch.rand(2, 4, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(intra_loss, (one.detach().requires_grad_(), other.detach().requires_grad_()))
-    assert torch.autograd.gradcheck(inter_loss, one.detach().requires_grad_())
-
-
-def test_g10_beta_moments() -> None:
-    assert beta_moments(0.25, 0.03) == pytest.approx((1.3125, 3.9375))
-
-
 @pytest.mark.parametrize("negatives", ["hardest", "mean"])
 def test_the_warm_up_learns_by_the_triplet_alone_and_notes_the_whole_loss(negatives: str) -> None:
     run = noisy_run(9, 3)
@@ -64,7 +43,7 @@ def test_the_warm_up_learns_by_the_triplet_alone_and_notes_the_whole_loss(negati
     step = gsl.loss({"b": everything(run)}, run)
     _, _, s = sides(run, 1)
     assert step.loss.item() == pytest.approx(float(triplet(s, 0.2, hardest=negatives == "hardest").mean()))
-    expected = levelled(triplet(s, 0.2, hardest=True) + constraint(run, 1))
+    expected = standardise(triplet(s, 0.2, hardest=True) + constraint(run, 1))
     np.testing.assert_allclose(gsl.division[1], expected.numpy(), rtol=1e-4, atol=1e-5)
     assert np.isnan(gsl.division[0]).all()
 
@@ -82,16 +61,14 @@ def test_info_nce_in_place_of_the_triplet() -> None:
     assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_division_loss_is_that_of_the_one_step_form() -> None:
+def test_the_division_is_the_beta_mixture_of_the_whole_loss() -> None:
     run = noisy_run(9, 3)
     gsl = prepared(run, name="gsl", procedure="paper", warmup=1)
     run.epoch = 1
     gsl.begin_epoch(run)
     assert run.passes == 1
     for network in (0, 1):
-        images, texts, s = (x.numpy() for x in sides(run, network))
-        batch = PairBatch(np.arange(9), images, texts, s.astype(np.float64), np.zeros((9, 9), bool))
-        losses = sct_loss(batch, 0.2, 1.0, 0.1, -1)
+        losses = (triplet(sides(run, network)[2], 0.2, hardest=True) + constraint(run, network)).numpy()
         np.testing.assert_allclose(gsl.division[network], losses, rtol=1e-4)
         np.testing.assert_allclose(gsl.confidence[network], bmm_split(losses).clean_probability, atol=1e-3)
 
@@ -149,7 +126,7 @@ def test_all_clean_all_noisy_and_alone() -> None:
 
 def test_a_posterior_at_the_threshold_is_noisy() -> None:
     gsl = prepared(noisy_run(4, 0), name="gsl")
-    assert gsl.chosen(np.array([0.5, 0.51, 0.2, np.nan], np.float32)).tolist() == [False, True, False, True]
+    assert gsl.choose_clean(np.array([0.5, 0.51, 0.2, np.nan], np.float32)).tolist() == [False, True, False, True]
 
 
 def test_losses_that_make_no_mixture_are_told() -> None:

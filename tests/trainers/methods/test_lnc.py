@@ -11,22 +11,18 @@ from torch import Tensor
 
 from noisegate import train
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.lnc import prediction as one_step_prediction
-from noisegate.pipeline.methods.mixtures import gmm_split
-from noisegate.pipeline.methods.pairs import PairBatch
+from noisegate.pipeline.methods import gmm_split
+from noisegate.pipeline.methods.lnc import predict_match
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.losses import info_nce, triplet
-from noisegate.trainers.methods.co_teaching import Halves
-from noisegate.trainers.methods.correspondence import hinge_prediction, similarity_prediction
-from noisegate.trainers.methods.division import abandoned, clean_rows, levelled
-from noisegate.trainers.methods.lnc import momentum_loss, moved, rectified
-from noisegate.trainers.methods.margins import soft_margin
+from noisegate.trainers.methods.co_teaching import PartnerView, clean_rows, standardise
+from noisegate.trainers.methods.lnc import abandon_noisy, momentum_loss, rectify, soft_margin, update_gamma
+from tests.errors import refused
 from tests.trainers.methods.two_networks import TwoNetworks, everything, noisy_run, prepared, units
 from tests.trainers.runs import curve, same_weights, settings
 from tests.trainers.small_targets import batch as rows_from
 
 NAN = float("nan")
-S = torch.tensor([[0.9, 0.1, 0.3, 0.2], [0.2, 0.5, 0.6, 0.1], [0.0, 0.4, 0.7, 0.3], [0.5, 0.1, 0.2, 0.4]])
 
 
 def vector(*values: float) -> Tensor:
@@ -69,68 +65,8 @@ def test_the_sigmoid_never_turns_round(boundary: float) -> None:
 
 
 def test_unknown_recasts_are_named() -> None:
-    with pytest.raises(ConfigError, match="recast='cubic' is unknown; use linear"):
+    with refused("recast", "cubic"):
         soft_margin(vector(0.5), recast="cubic")
-
-
-# --- Eq. 9 ----------------------------------------------------------------------------------------------------------------
-
-
-def test_prediction_by_hand() -> None:
-    """s = .9 - (.6 + .7)/8, .5 - (.9 + .6)/8, .7 - (.7 + 1.1)/8, .4 - (.8 + .6)/8 = .7375, .3125, .475, .225."""
-    assert similarity_prediction(S, 1.0).tolist() == pytest.approx([1, 0.3125 / 0.7375, 0.475 / 0.7375, 0.225 / 0.7375])
-    assert similarity_prediction(S, 0.4).tolist() == pytest.approx([1, 0.3125 / 0.4, 1, 0.225 / 0.4])
-
-
-def test_prediction_against_the_numpy_form() -> None:
-    generator = torch.Generator().manual_seed(0)
-    s = torch.rand(32, 32, generator=generator, dtype=torch.float64) * 0.5 + 0.4 * torch.eye(32, dtype=torch.float64)
-    same = torch.zeros(32, 32, dtype=torch.bool)
-    same[3, 4] = same[4, 3] = same[7, 8] = same[8, 7] = True
-    found = similarity_prediction(s, 0.2, same)
-    batch = PairBatch(np.arange(32), *[np.zeros((32, 1), np.float32)] * 2, s.numpy(), same.numpy())
-    np.testing.assert_allclose(found.numpy(), one_step_prediction(batch, 0.2), rtol=1e-12)
-
-
-def test_the_best_tenth_sets_the_scale() -> None:
-    """Of 20 pairs the three best: floor(20 / 10) + 1."""
-    s = torch.diag(torch.arange(20, dtype=torch.float64) / 100)
-    tau = (0.19 + 0.18 + 0.17) / 3
-    expected = torch.clamp(torch.arange(20) / 100 / tau, max=1.0)
-    torch.testing.assert_close(similarity_prediction(s, 0.2), expected.double())
-
-
-def test_nothing_that_beats_its_negatives_is_predicted_as_nothing() -> None:
-    assert similarity_prediction(-torch.eye(5)).tolist() == [0.0] * 5
-    assert hinge_prediction(-torch.eye(5)).tolist() == [0.0] * 5
-    assert similarity_prediction(torch.ones(2, 2) * 0.3).isfinite().all()
-
-
-def test_equal_pictures_are_no_negatives() -> None:
-    """Rows 0 and 1 show one picture: what remains of their rows and columns is 0, over b - 1 = 3 others."""
-    s = torch.tensor([[0.9, 0.8, 0.0, 0.3], [0.8, 0.9, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0], [0.3, 0.0, 0.0, 0.5]])
-    same = torch.eye(4, dtype=torch.bool)
-    same[0, 1] = same[1, 0] = True
-    stands = [0.9 - (0.3 / 3 + 0.3 / 3) / 2, 0.9, 0.5, 0.5 - (0.3 / 4 + 0.3 / 4) / 2]
-    assert similarity_prediction(s, 1.0, same).tolist() == pytest.approx([x / 0.9 for x in stands])
-
-
-def test_predictions_pass_gradients_inside_the_clip() -> None:
-    s = (S + 0.01 * torch.arange(16).reshape(4, 4)).double()
-    stands = s.diagonal() - (s.sum(0) + s.sum(1) - 2 * s.diagonal()) / 8
-    tau = stands.max()
-    s.requires_grad_()
-    similarity_prediction(s, 1.0)[1:].sum().backward()
-    expected = torch.zeros(4, 4, dtype=torch.float64)
-    for i in (1, 2, 3):  # the first pair alone is τ, a constant
-        expected[i, i] += 1 / tau
-        for j in {0, 1, 2, 3} - {i}:
-            expected[i, j] -= 1 / tau / 8
-            expected[j, i] -= 1 / tau / 8
-    torch.testing.assert_close(s.grad, expected)
-    s.grad = None
-    similarity_prediction(s, 0.2).sum().backward()
-    assert not s.grad.any(), "all are beyond the clip"
 
 
 # --- Eq. 4-6 --------------------------------------------------------------------------------------------------------------
@@ -139,7 +75,7 @@ def test_predictions_pass_gradients_inside_the_clip() -> None:
 def test_g9_momentum_recursion() -> None:
     gamma = torch.ones(2, dtype=torch.float64)
     for step in range(1, 12):
-        gamma = moved(gamma, vector(0.0, 0.25), 0.8)
+        gamma = update_gamma(gamma, vector(0.0, 0.25), 0.8)
         assert gamma.tolist() == pytest.approx([0.8**step, 0.25 + 0.75 * 0.8**step])
     assert gamma[0] < 0.1, "0.8^11 = 0.0859 is the first below .1"
 
@@ -162,11 +98,11 @@ def test_warm_up_loss_is_eq_6_and_moves_gamma() -> None:
     expected = 0.0
     for network in (0, 1):
         s = run.images[network] @ run.texts[network].T
-        p = similarity_prediction(s, 0.2)
+        p = predict_match(s, 0.2)
         expected += float(triplet(s, 0.2).mean() + 2.0 * (p - 1).square().mean())
         np.testing.assert_allclose(lnc.gamma[network], 0.75 + 0.25 * p.numpy(), rtol=1e-6)
         np.testing.assert_allclose(lnc.prediction[network], p.numpy(), rtol=1e-6)
-        np.testing.assert_allclose(lnc.division[network], levelled(triplet(s, 0.2)).numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(lnc.division[network], standardise(triplet(s, 0.2)).numpy(), rtol=1e-4, atol=1e-6)
     assert float(step.loss) == pytest.approx(expected, rel=1e-6)
     plain = prepared(run, name="lnc", momentum_weight=0.0)
     plain.loss({"a": everything(run)}, run)
@@ -178,16 +114,16 @@ def test_warm_up_loss_is_eq_6_and_moves_gamma() -> None:
 
 def test_abandon_takes_half_of_what_both_call_noisy() -> None:
     confidence = np.array([[0.1] * 7 + [0.9, 0.2, NAN], [0.2] * 7 + [0.1, 0.5, NAN]], np.float32)
-    dropped = abandoned(confidence, 0.5, 0.5, np.random.default_rng(0))
+    dropped = abandon_noisy(confidence, 0.5, 0.5, np.random.default_rng(0))
     assert dropped.sum() == 3, "floor(7 / 2)"
     assert not dropped[7:].any()
-    again = [abandoned(confidence, 0.5, 0.5, np.random.default_rng(i)) for i in range(40)]
+    again = [abandon_noisy(confidence, 0.5, 0.5, np.random.default_rng(i)) for i in range(40)]
     assert np.logical_or.reduce(again)[:7].all(), "any of them, by chance"
-    assert abandoned(confidence, 0.5, 0.0, np.random.default_rng(0)).sum() == 0
+    assert abandon_noisy(confidence, 0.5, 0.0, np.random.default_rng(0)).sum() == 0
 
 
 def test_abandon_leaves_enough_for_a_batch() -> None:
-    dropped = abandoned(np.zeros((2, 6), np.float32), 0.5, 1.0, np.random.default_rng(0))
+    dropped = abandon_noisy(np.zeros((2, 6), np.float32), 0.5, 1.0, np.random.default_rng(0))
     assert dropped.sum() == 4
 
 
@@ -216,8 +152,8 @@ def test_warm_up_epochs_leave_the_abandoned_out() -> None:
 
 def test_levelled_losses_compare_across_batches() -> None:
     early, late = torch.tensor([2.0, 4.0, 6.0]), torch.tensor([0.2, 0.4, 0.6])
-    torch.testing.assert_close(levelled(early), levelled(late))
-    assert levelled(torch.ones(3)).tolist() == [0.0] * 3
+    torch.testing.assert_close(standardise(early), standardise(late))
+    assert standardise(torch.ones(3)).tolist() == [0.0] * 3
 
 
 def test_clean_rows_at_the_threshold() -> None:
@@ -246,7 +182,7 @@ def test_each_network_learns_by_the_others_halves(swapped: tuple[Any, TwoNetwork
     lnc, run = swapped
     assert lnc.clean[0].tolist() == [False] * 6 + [True] * 6, "by A's losses"
     s = run.images[0] @ run.texts[0].T
-    p = similarity_prediction(s, 0.2)
+    p = predict_match(s, 0.2)
     w = torch.from_numpy(gmm_split(lnc.division[1].copy()).clean_probability).float()
     clean = torch.arange(12) < 6  # A learns by B's
     assert (w[:6] > 0.5).all() and (w[6:] < 0.5).all()
@@ -280,7 +216,7 @@ def test_the_papers_procedure_asks_both_networks_about_noisy_pairs() -> None:
     run.epoch = 1
     lnc.clean[:] = False
     step = lnc.loss({"a_noisy": everything(run)}, run)
-    predictions = [similarity_prediction(run.images[k] @ run.texts[k].T, 0.2) for k in (0, 1)]
+    predictions = [predict_match(run.images[k] @ run.texts[k].T, 0.2) for k in (0, 1)]
     s = run.images[0] @ run.texts[0].T
     expected = triplet(s, soft_margin(sum(predictions) / 2), hardest=True).mean()
     assert float(step.loss) == pytest.approx(float(expected), rel=1e-5)
@@ -306,8 +242,10 @@ def test_the_lean_procedure_never_passes_over_the_data() -> None:
 
 
 def test_rectified_by_hand() -> None:
-    halves = Halves(torch.tensor([True, True, False, False]), vector(0.8, 1.0, 0.3, 0.0), vector(0.1, 0.1, 0.4, NAN))
-    assert rectified(halves, vector(0.5, 0.2, 0.6, 0.7)).tolist() == pytest.approx([0.9, 1.0, 0.5, 0.7])
+    halves = PartnerView(
+        torch.tensor([True, True, False, False]), vector(0.8, 1.0, 0.3, 0.0), vector(0.1, 0.1, 0.4, NAN)
+    )
+    assert rectify(halves, vector(0.5, 0.2, 0.6, 0.7)).tolist() == pytest.approx([0.9, 1.0, 0.5, 0.7])
 
 
 @pytest.mark.parametrize("loss", ["triplet", "info_nce"])
@@ -317,7 +255,7 @@ def test_other_losses_take_the_same_labels(swapped: tuple[Any, TwoNetworks], los
     lnc = prepared(run, name="lnc", warmup=1, loss=loss, momentum_weight=0.0)
     lnc.load_state_dict(before.state_dict())
     s = run.images[0] @ run.texts[0].T
-    p = similarity_prediction(s, 0.2)
+    p = predict_match(s, 0.2)
     w = torch.from_numpy(before.confidence[1])
     label = torch.where(w >= 0.5, w + (1 - w) * p, (p + 0.75) / 2)
     expected = triplet(s, soft_margin(label)) if loss == "triplet" else label * info_nce(s, 0.05)
@@ -325,14 +263,15 @@ def test_other_losses_take_the_same_labels(swapped: tuple[Any, TwoNetworks], los
     run.epoch = 0
     given = triplet(s, 0.2) if loss == "triplet" else info_nce(s, 0.05)
     assert lnc.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(given.mean()), rel=1e-5)
-    np.testing.assert_allclose(lnc.division[0], levelled(triplet(s, 0.2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(lnc.division[0], standardise(triplet(s, 0.2)), rtol=1e-4, atol=1e-5)
 
 
 def test_each_pair_has_its_own_margin_in_its_row_and_its_column() -> None:
     """Hardest negatives: rows .3, .6, .4, .5; columns .5, .4, .6, .3 beside the diagonal .9, .5, .7, .4."""
+    s = torch.tensor([[0.9, 0.1, 0.3, 0.2], [0.2, 0.5, 0.6, 0.1], [0.0, 0.4, 0.7, 0.3], [0.5, 0.1, 0.2, 0.4]])
     margin = torch.tensor([0.8, 0.1, 0.0, 0.2])
     expected = [0.2 + 0.4, 0.2 + 0.0, 0.0 + 0.0, 0.3 + 0.1]
-    assert triplet(S, margin, hardest=True).tolist() == pytest.approx(expected, abs=1e-6)
+    assert triplet(s, margin, hardest=True).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("half", [True, False])

@@ -7,40 +7,13 @@ import pytest
 import torch
 
 from noisegate import train
-from noisegate.pipeline.methods.mixtures import gmm_split
+from noisegate.pipeline.methods import gmm_split
+from noisegate.pipeline.methods.lnc import predict_match_by_hinges
 from noisegate.trainers.losses import triplet
 from noisegate.trainers.methods import METHODS
-from noisegate.trainers.methods.correspondence import hinge_prediction, similarity_prediction
-from noisegate.trainers.methods.margins import soft_margin
+from noisegate.trainers.methods.lnc import soft_margin
 from tests.trainers.methods.two_networks import everything, noisy_run, prepared
 from tests.trainers.runs import settings
-
-
-def loops(s: torch.Tensor, margin: float) -> list[float]:
-    """Predictions of a batch, pair by pair."""
-    size = len(s)
-    stands = []
-    for i in range(size):
-        row = sum(max(0.0, margin + s[i, j] - s[i, i]) for j in range(size) if j != i) / size
-        column = sum(max(0.0, margin + s[j, i] - s[i, i]) for j in range(size) if j != i) / size
-        stands.append(min(max(float(margin - (row + column) / 2), 0.0), margin))
-    best = sorted(stands)[-(size // 10 + 1) :]
-    return [min(1.0, x * len(best) / sum(best)) for x in stands]
-
-
-def test_the_published_prediction_by_loops() -> None:
-    generator = torch.Generator().manual_seed(1)
-    s = torch.rand(23, 23, generator=generator, dtype=torch.float64) * 0.6
-    assert hinge_prediction(s, 0.2).tolist() == pytest.approx(loops(s, 0.2))
-
-
-def test_it_is_eq_9_up_to_alpha_over_b_where_no_hinge_is_cut_off() -> None:
-    """α - ½ (mean hinges) = s + α / b - S_ii / b for hinges that are all positive; here S_ii is small."""
-    generator = torch.Generator().manual_seed(1)
-    s = 0.02 * torch.rand(64, 64, generator=generator, dtype=torch.float64)
-    s += 0.05 * torch.diag(torch.rand(64, generator=generator, dtype=torch.float64))
-    assert (hinge_prediction(s, 0.2) - similarity_prediction(s, 0.2)).abs().max() < 0.2
-    assert np.corrcoef(hinge_prediction(s, 0.2), similarity_prediction(s, 0.2))[0, 1] > 0.99
 
 
 def test_the_warm_up_is_the_plain_triplet_over_everything() -> None:
@@ -65,8 +38,8 @@ def test_noisy_pairs_wait_for_the_second_half(epoch: int, noisy: float) -> None:
     ncr.begin_epoch(run)
     step = ncr.loss({"a": everything(run)}, run)
     s = run.images[0] @ run.texts[0].T
-    p = hinge_prediction(s, 0.2)
-    own = torch.stack([hinge_prediction(run.images[k] @ run.texts[k].T, 0.2) for k in (0, 1)])
+    p = predict_match_by_hinges(s, 0.2)
+    own = torch.stack([predict_match_by_hinges(run.images[k] @ run.texts[k].T, 0.2) for k in (0, 1)])
     w = torch.from_numpy(ncr.confidence[1])
     clean = w >= 0.5
     assert clean.tolist() == [False] * 6 + [True] * 14
