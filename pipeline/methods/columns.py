@@ -1,8 +1,7 @@
 """Columns of methods for a whole run, from its kept embeddings: `noisegate rescore --with`."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -86,8 +85,7 @@ def compute_columns(
         record: dict[str, Any] = {"batch": wanted.batch, "permutations": wanted.permutations, "seed": seed}
         if name == "crcl":
             record["temperature"] = wanted.temperature or default_temperature(run.read_run() or {})
-        with _one_thread():
-            made: dict[str, Float32] = getattr(module, f"{name}_columns")(images, texts, **record)
+        made: dict[str, Float32] = getattr(module, f"{name}_columns")(images, texts, **record)
         columns |= made
         if name == "gsl":
             record["note"] = module.RECONSTRUCTION
@@ -110,19 +108,6 @@ def write_columns(run: RunFolder, stems: Sequence[str], made: MethodColumns | No
             continue
         columns = {name: values[rows] for name, values in made.columns.items()}
         run.write_table(stem, replace_columns(run.read(stem), columns, {**metadata, RECORD: records}))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch on one thread: for batches of 128 pairs waking others costs up to ten times the work itself."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _read_rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "text"]) -> Rows:

@@ -14,12 +14,13 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings
 from noisegate.pipeline.system.array_types import Float32
 
-from .losses import diagonal_mask
+from .losses import diagonal_mask, one_thread
 from .pair_batches import EmbeddedPairs, mean_and_spread
 
 __all__ = ["crcl_columns", "log_matching_probabilities", "matching_probability"]
 
 
+@one_thread()
 def crcl_columns(
     images: Embeddings,
     texts: Embeddings,

@@ -22,7 +22,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, top_by_value, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 
-from .losses import triplet
+from .losses import one_thread, triplet
 from .mixtures import bmm_split
 from .pair_batches import EmbeddedPairs, PairBatch, mean_and_spread
 
@@ -48,6 +48,7 @@ IDENTICAL = 1 - 1e-6
 """cosine of rows that are the same picture or text, up to rounding"""
 
 
+@one_thread()
 def gsl_columns(
     images: Embeddings,
     texts: Embeddings,

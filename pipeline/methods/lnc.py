@@ -14,7 +14,7 @@ from torch import Tensor
 from noisegate.pipeline.runs.rows import Embeddings
 from noisegate.pipeline.system.array_types import Float32
 
-from .losses import diagonal_mask, hinges, triplet
+from .losses import diagonal_mask, hinges, one_thread, triplet
 from .mixtures import gmm_split
 from .pair_batches import EmbeddedPairs, mean_and_spread
 
@@ -24,6 +24,7 @@ LEAST_TAU = 1e-12
 """τ below which no pair beats its negatives, and all predictions are 0"""
 
 
+@one_thread()
 def lnc_columns(
     images: Embeddings,
     texts: Embeddings,

@@ -5,7 +5,8 @@ number per pair. `same` (B, B) bool marks pairs that show the same picture or ca
 its diagonal does not matter. `negatives` (B,) bool says which samples may be negatives for others at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
 from .pair_batches import permuted_batches, same_pairs
 
-__all__ = ["diagonal_mask", "hinges", "info_nce", "pair_losses", "triplet"]
+__all__ = ["diagonal_mask", "hinges", "info_nce", "one_thread", "pair_losses", "triplet"]
 
 
 def info_nce(
@@ -73,6 +74,17 @@ def triplet(
     if hardest:
         return images.amax(dim=1) + texts.amax(dim=0)
     return images.mean(dim=1) + texts.mean(dim=0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch on one thread: for batches of 128 pairs waking others costs up to ten times the work itself."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def pair_losses(
