@@ -18,8 +18,9 @@ from benchmarks.annotate import write_shards
 from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.tools.plan.devices import Machine
 from noisegate.pipeline.tools.plan.measure import measure
-from noisegate.pipeline.tools.plan.predict import Machine, make_plan
+from noisegate.pipeline.tools.plan.predict import forecast_run
 
 SHARDS, PAIRS = 100_000, 10_000
 ONE = Machine("cpu", workers=1, processors=1, threads=1, price=0.05)
@@ -32,9 +33,11 @@ def billion(pairs: int, folder: Path) -> dict[str, Any]:
     estimator = load_estimator("ViT-B-32", "random:0", device="cpu")
     shards = find_shards(write_shards(folder, 2, pairs // 2, 640, 480))
     found = measure(shards, estimator, DecodeOptions(), 1e9, time.process_time)
-    size = sum(one.bytes for one in found.looked) / sum(one.samples for one in found.looked)
-    whole = replace(found, sizes=[round(PAIRS * size)], looked=[replace(one, whole=False) for one in found.looked])
-    return make_plan(whole, "ViT-B-32", SHARDS, ONE, neighbours=200).to_dict()
+    size = sum(one.bytes for one in found.shards_read) / sum(one.samples for one in found.shards_read)
+    whole = replace(
+        found, sizes=[round(PAIRS * size)], shards_read=[replace(one, whole=False) for one in found.shards_read]
+    )
+    return forecast_run(whole, "ViT-B-32", SHARDS, ONE, neighbours=200).to_dict()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`noisegate plan`: what a whole set of shards will take, from a few seconds on some of them."""
+"""`noisegate plan`: predict time, disk and money for a set of shards."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards,
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.tools.plan.predict import Estimate, Plan
+    from noisegate.pipeline.tools.plan.predict import Estimate, RunForecast
 
 __all__ = ["register"]
 
@@ -65,7 +65,7 @@ def plan(
     prices = _prices(price or [])
     find_shards(shards)  # a slip in the pattern shows before the model is loaded
     with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):
-        made = make(
+        forecast = make(
             shards,
             estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
             options=options,
@@ -76,8 +76,8 @@ def plan(
             k=k,
             keep_embeddings=not drop_embeddings,
         )
-    _print(made, output)
-    output.result(made.to_dict())
+    _print(forecast, output)
+    output.result(forecast.to_dict())
 
 
 def _prices(given: list[str]) -> dict[str, float]:
@@ -88,81 +88,87 @@ def _prices(given: list[str]) -> dict[str, float]:
     """
     from noisegate.pipeline.errors import ConfigError
 
-    found = {}
-    for one in given:
-        name, _, value = one.rpartition("=")
+    prices = {}
+    for text in given:
+        name, _, value = text.rpartition("=")
         try:
             number = float(value)
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            raise ConfigError(f"price {one!r} is no price per hour; use 1.20, or A100=1.80")
-        found[name or "here"] = number
-    return found
+            raise ConfigError(f"price {text!r} is no price per hour; use 1.20, or A100=1.80", "price", text)
+        prices[name or "here"] = number
+    return prices
 
 
-def _print(made: "Plan", output: Output) -> None:
-    looked, machine = made.looked, made.machine
-    rate = made.samples.value / made.seconds.value if made.seconds.value else math.inf
+def _print(forecast: "RunForecast", output: Output) -> None:
+    looked, machine = forecast.looked_at, forecast.machine
+    rate = forecast.samples.value / forecast.seconds.value if forecast.seconds.value else math.inf
     output.table(
-        f"Plan for {made.model}",
+        f"Plan for {forecast.model}",
         [
-            ("shards", f"{made.shards:,}, {amount(made.bytes.value)}"),
-            ("samples", _between(made.samples, "{:,.0f}".format)),
+            ("shards", f"{forecast.shards:,}, {amount(forecast.bytes.value)}"),
+            ("samples", _between(forecast.samples, "{:,.0f}".format)),
             ("looked at", f"{looked['samples']:,} samples of {looked['shards']:,} shards in {looked['seconds']:.1f} s"),
-            *([("  cannot be used", percent(made.failed_share))] if made.failed_share else []),
-            ("time here", f"{_between(made.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
-            ("money here", f"{_between(made.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
-            ("disk", _disk(made)),
-            ("limit", _limit(made)),
-            ("decode workers", f"{machine.workers} here; the device needs {made.needed:,}"),
+            *([("  cannot be used", percent(forecast.failed_share))] if forecast.failed_share else []),
+            ("time here", f"{_between(forecast.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
+            ("money here", f"{_between(forecast.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
+            ("disk", _disk(forecast)),
+            ("limit", _limit(forecast)),
+            ("decode workers", f"{machine.workers} here; the device needs {forecast.needed:,}"),
         ],
     )
     output.table(
         "Stage by stage, one sample",
-        [(one.name, _between(one.seconds, milliseconds), one.by) for one in made.stages],
+        [(stage.name, _between(stage.seconds, milliseconds), stage.by) for stage in forecast.stages],
         ("stage", "ms", "by"),
     )
-    if made.devices:
+    if forecast.devices:
         output.table(
             "On known devices (estimates, see below)",
             [
                 (
-                    one.name + ("  OSA's own figure" if one.measured_by_paper else ""),
-                    duration(3600 * one.hours),
-                    f"{one.samples_per_second:,.0f}",
-                    f"{one.workers_needed:,}",
-                    f"{one.processes_needed:,}",
-                    f"{one.price:.2f}",
-                    f"{one.money:,.2f}",
+                    device.name + ("  OSA's own figure" if device.measured_by_paper else ""),
+                    duration(3600 * device.hours),
+                    f"{device.samples_per_second:,.0f}",
+                    f"{device.workers_needed:,}",
+                    f"{device.processes_needed:,}",
+                    f"{device.price:.2f}",
+                    f"{device.money:,.2f}",
                 )
-                for one in made.devices
+                for device in forecast.devices
             ],
             ("device", "time", "samples/s", "decode workers", "processes", "per hour", "money"),
         )
-    for text in made.advice:
+    for text in forecast.advice:
         output.tell(f"[green]faster[/]: {escape(text)}")
-    for text in made.notes:
+    for text in forecast.notes:
         output.tell(f"[yellow]note[/]: {escape(text)}")
-    for text in made.assumptions:
+    for text in forecast.assumptions:
         output.tell(f"assumed: {escape(text)}")
 
 
-def _disk(made: "Plan") -> str:
-    parts = {"tables": made.disk.tables, "embeddings": made.disk.embeddings, "neighbours": made.disk.neighbours}
-    return f"{amount(made.disk.total)}: " + ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
+def _disk(forecast: "RunForecast") -> str:
+    parts = {
+        "tables": forecast.disk.tables,
+        "embeddings": forecast.disk.embeddings,
+        "neighbours": forecast.disk.neighbours,
+    }
+    return f"{amount(forecast.disk.total)}: " + ", ".join(
+        f"{name} {amount(size)}" for name, size in parts.items() if size
+    )
 
 
-def _limit(made: "Plan") -> str:
-    if made.limit != "processors":
-        return made.limit
-    seconds = {one.name: one.seconds.value for one in made.stages}
-    dearest = "decode" if seconds["decode"] > seconds["encode"] * made.machine.threads else "encode"
+def _limit(forecast: "RunForecast") -> str:
+    if forecast.limit != "processors":
+        return forecast.limit
+    seconds = {stage.name: stage.seconds.value for stage in forecast.stages}
+    dearest = "decode" if seconds["decode"] > seconds["encode"] * forecast.machine.threads else "encode"
     return f"the processors are all busy, most of all with {dearest}"
 
 
 def _between(value: "Estimate", show: Callable[[float], str]) -> str:
-    """The value with its interval, or with a word that one look cannot tell it."""
+    """Format the value with its interval, or say that a single measurement gives none."""
     if not math.isfinite(value.half):
         return f"{show(value.value)} (one look: no interval)"
     if value.half <= 0:

@@ -1,10 +1,14 @@
-"""Known devices for `noisegate plan`: what one GPU was measured to do, and what that suggests for others."""
+"""This machine and known GPUs, for `noisegate plan`: one GPU was measured by the paper, the others are scaled from it."""
 
+import sys
 from dataclasses import dataclass
 
-__all__ = ["DEVICES", "PAPER", "KnownDevice", "paper_rate"]
+from noisegate.pipeline.system.processes import count_processors
+
+__all__ = ["DEVICES", "PAPER", "KnownDevice", "Machine", "paper_rate", "this_machine"]
 
 PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
+CPU_PRICE = 0.05  # per processor and hour: an assumption
 LEAST_GFLOPS = 1.0  # of a pair; smaller models do not fill a GPU, and say nothing about one
 PAPER_GFLOPS = 14.78  # of a pair through ViT-B-32: 8.82 for 224 x 224 pixels, 5.96 for 77 tokens
 
@@ -45,3 +49,40 @@ def paper_rate(device: KnownDevice, gflops: float | None = None) -> float:
     return (
         PAPER_PAIRS / PAPER_SECONDS * (device.teraflops / PAPER.teraflops) * (PAPER_GFLOPS / (gflops or PAPER_GFLOPS))
     )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the job would run on: `threads` are the processors that the encoder itself keeps busy."""
+
+    device: str
+    workers: int
+    processors: int
+    threads: int
+    price: float
+    price_given: bool = False
+
+
+def this_machine(device: str | None, workers: int, price: float | None) -> Machine:
+    """Describe what this process may use."""
+    available = count_processors()
+    torch = sys.modules.get("torch")
+    name = device or "auto"
+    if name == "auto":
+        name = "cuda" if torch is not None and torch.cuda.is_available() else "cpu"
+    on_cpu = name == "cpu"
+    threads = min(available, torch.get_num_threads()) if on_cpu and torch is not None else 1
+    if price is not None:
+        return Machine(name, workers, available, threads, price, True)
+    named = _known_device(torch.cuda.get_device_name(name)) if name.startswith("cuda") and torch is not None else None
+    return Machine(name, workers, available, threads, named.price if named else CPU_PRICE * available)
+
+
+def _known_device(name: str) -> KnownDevice | None:
+    """The known device that a driver's name stands for.
+
+    >>> _known_device("NVIDIA A100-SXM4-80GB").name, _known_device("some other")
+    ('A100', None)
+    """
+    words = name.replace("-", " ").upper().split()
+    return next((device for device in DEVICES if all(word in words for word in device.name.upper().split())), None)

@@ -1,4 +1,4 @@
-"""A few seconds of the real work on some of the shards, stage by stage, for `noisegate plan`. Writes nothing."""
+"""Time every stage of annotate on some of the shards for a few seconds (`noisegate plan`). Writes nothing."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,20 +23,20 @@ from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.stream import Chunk
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 
-__all__ = ["Looked", "Measured", "Piece", "measure"]
+__all__ = ["BatchTimes", "Measurements", "ReadShard", "measure"]
 
-SHARDS = 8  # looked into at most
-SIZES_ASKED = 64  # remote shards whose size is asked for at most; local ones are all looked up
-LEAST = 2  # batches, however long they take: one alone has no spread
-WARM_UP = 4  # samples encoded before it counts
-REPEATS = 3  # of what is measured on all rows at once
+SHARDS = 8  # most shards to read from
+SIZES_ASKED = 64  # most remote shards to ask for their size; local files are all looked up
+LEAST = 2  # batches to time, however long they take: one alone has no spread
+WARM_UP = 4  # samples to encode before timing starts
+REPEATS = 3  # of the stages that are timed on all rows at once
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A batch of one shard: seconds per stage. `read` leaves out the shard's opening, `read_samples` its first sample;
-    `tokens` are those of `encode` in which texts become tokens, which a GPU does not do.
+class BatchTimes:
+    """Seconds per stage of one batch of a shard. `read` leaves out the shard's opening, `read_samples` its first sample;
+    `tokens` is the part of `encode` that tokenises, which no GPU does.
     """
 
     samples: int
@@ -48,7 +48,7 @@ class Piece:
 
 
 @dataclass
-class Looked:
+class ReadShard:
     """One shard as far as it was read."""
 
     shard: Shard
@@ -59,12 +59,12 @@ class Looked:
 
 
 @dataclass
-class Measured:
-    """What was seen. `write` and `score` are seconds of each repeat for all `rows` at once, `*_start` those for no row."""
+class Measurements:
+    """What was measured. `write` and `score` are seconds of each repeat for all `rows` at once, `*_start` those for no row."""
 
     sizes: list[int]  # of the shards whose size is known
-    looked: list[Looked]
-    pieces: list[Piece]
+    shards_read: list[ReadShard]
+    batches: list[BatchTimes]
     failed: int
     reason: str | None  # of the first failed sample
     notes: list[str]
@@ -82,62 +82,62 @@ class Measured:
 
 def measure(
     shards: Sequence[Shard], estimator: Estimator, options: DecodeOptions, seconds: float, clock: Clock
-) -> Measured:
+) -> Measurements:
     """Read, decode and encode batches of a few shards in turn for about `seconds`, then write and score in memory.
 
     Everything is done once before it counts, to warm up. Raises ConfigError or ShardError where nothing can be
     read.
     """
     began = clock()
-    chosen = spread(shards, SHARDS)
+    chosen = pick_evenly(shards, SHARDS)
     sizes = _sizes(shards, notes := [])
-    readers = {shard.url: _Turns(shard, estimator.batch_size, clock) for shard in chosen}
+    readers = {shard.url: _TimedReader(shard, estimator.batch_size, clock) for shard in chosen}
     encoded = {shard.url: EncodedShard(estimator) for shard in chosen}
-    pieces: list[Piece] = []
+    batches: list[BatchTimes] = []
     failed, reason, gflops = 0, None, None
     waiting = list(chosen)
-    while waiting and (len(pieces) < LEAST or clock() - began < seconds):
+    while waiting and (len(batches) < LEAST or clock() - began < seconds):
         shard = waiting.pop(0)
-        turns = readers[shard.url]
+        reader = readers[shard.url]
         try:
-            raw, took = turns.next()
+            raw, took = reader.next()
         except ShardError as error:
             notes.append(str(error))
             continue
         if not raw:
             continue
-        if not pieces:
+        if not batches:
             decode_sample(raw[0], estimator.preprocess, options)
         before = clock()
-        samples = [decode_sample(one, estimator.preprocess, options) for one in raw]
+        samples = [decode_sample(sample, estimator.preprocess, options) for sample in raw]
         decoded = clock()
         bad = [sample for sample in samples if sample.status != "ok"]
         failed, reason = failed + len(bad), reason or next((sample.error for sample in bad), None)
-        chunk = Chunk(shard, samples, turns.looked.bytes)
-        if not pieces:
+        chunk = Chunk(shard, samples, reader.progress.bytes)
+        if not batches:
             _encode(EncodedShard(estimator), Chunk(shard, [replace(sample) for sample in samples[:WARM_UP]], 0))
             gflops = gflops_per_sample(estimator, samples)
         tokens = _tokenise(estimator, samples, clock)
         start = clock()
         _encode(encoded[shard.url], chunk)
-        first = turns.looked.samples == len(raw)
-        pieces.append(Piece(len(raw), len(raw) - first, took, decoded - before, clock() - start, tokens))
+        first = reader.progress.samples == len(raw)
+        batches.append(BatchTimes(len(raw), len(raw) - first, took, decoded - before, clock() - start, tokens))
         waiting.append(shard)
-    for turns in readers.values():
-        turns.close()
-    looked = [turns.looked for turns in readers.values() if turns.looked.samples or turns.looked.whole]
-    if not pieces and notes:
+    for reader in readers.values():
+        reader.close()
+    shards_read = [reader.progress for reader in readers.values() if reader.progress.samples or reader.progress.whole]
+    if not batches and notes:
         raise ShardError(notes[0], "shards", chosen[0].url)
-    if not pieces:
+    if not batches:
         raise ConfigError(
-            f"there is no sample in {chosen[0].url}{_others(chosen)}; name shards that hold some",
+            f"there is no sample in {chosen[0].url}{_and_more(chosen)}; name shards that hold some",
             "shards",
             chosen[0].url,
         )
     parts = [part for part in encoded.values() if part.samples]
-    if failed == sum(piece.samples for piece in pieces):
+    if failed == sum(batch.samples for batch in batches):
         raise ConfigError(f"none of the {failed:,} samples looked at can be used: {reason}", "shards", chosen[0].url)
-    sizes = sizes or [one.bytes for one in looked if one.whole]
+    sizes = sizes or [shard.bytes for shard in shards_read if shard.whole]
     if not sizes:
         raise ConfigError(
             "the store does not tell how large the shards are; give more --seconds to read one to its end",
@@ -145,29 +145,29 @@ def measure(
             seconds,
         )
     width = max(part.images.shape[1] for part in parts)
-    measured = Measured(sizes, looked, pieces, failed, reason, notes, 0.0, width, gflops)
+    measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops)
     _write_in_memory(measured, parts, estimator, options, clock)
     measured.seconds = clock() - began
     return measured
 
 
-def spread(shards: Sequence[Shard], count: int) -> list[Shard]:
-    """At most `count` of them, evenly from the whole list.
+def pick_evenly(shards: Sequence[Shard], count: int) -> list[Shard]:
+    """Pick at most `count` shards, evenly spaced in the list.
 
-    >>> [shard.url for shard in spread([Shard(f"{i}.tar") for i in range(10)], 3)]
+    >>> [shard.url for shard in pick_evenly([Shard(f"{i}.tar") for i in range(10)], 3)]
     ['1.tar', '5.tar', '8.tar']
     """
     count = min(count, len(shards))
     return [shards[int((2 * i + 1) * len(shards) / (2 * count))] for i in range(count)]
 
 
-def _others(shards: Sequence[Shard]) -> str:
+def _and_more(shards: Sequence[Shard]) -> str:
     return f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
 
 
 def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:
     """Bytes of all local shards, or of some remote ones; those that cannot be reached are noted."""
-    asked = list(shards) if all(shard.is_local for shard in shards) else spread(shards, SIZES_ASKED)
+    asked = list(shards) if all(shard.is_local for shard in shards) else pick_evenly(shards, SIZES_ASKED)
 
     def size(shard: Shard) -> int | ShardError | None:
         try:
@@ -176,20 +176,20 @@ def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:
             return error
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(size, asked))
-    errors = [one for one in found if isinstance(one, ShardError)]
+        answers = list(pool.map(size, asked))
+    errors = [answer for answer in answers if isinstance(answer, ShardError)]
     if errors:
         notes.append(str(errors[0]) + (f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""))
     if len(errors) == len(asked):
         raise errors[0]
-    return [one for one in found if isinstance(one, int)]
+    return [answer for answer in answers if isinstance(answer, int)]
 
 
-class _Turns:
-    """Batches of one shard, one at a time, with the seconds that reading them took."""
+class _TimedReader:
+    """Reads one shard batch by batch and times it."""
 
     def __init__(self, shard: Shard, size: int, clock: Clock) -> None:
-        self.looked = Looked(shard)
+        self.progress = ReadShard(shard)
         self._reader, self._size, self._clock = ShardReader(shard), size, clock
         self._samples: Iterator[RawSample] = iter(self._reader)
 
@@ -197,15 +197,15 @@ class _Turns:
         """A batch, and the seconds for it without those until the shard's first sample; nothing where the shard ends."""
         start = self._clock()
         raw: list[RawSample] = []
-        if not self.looked.samples:
+        if not self.progress.samples:
             raw = list(islice(self._samples, 1))
-            self.looked.opening = self._clock() - start
+            self.progress.opening = self._clock() - start
             start = self._clock()
         raw += islice(self._samples, self._size - len(raw))
         took = self._clock() - start
-        self.looked.samples += len(raw)
-        self.looked.bytes = min(self._reader.passed, self._reader.position)  # the second for packed tars
-        self.looked.whole = len(raw) < self._size
+        self.progress.samples += len(raw)
+        self.progress.bytes = min(self._reader.passed, self._reader.position)  # the second for packed tars
+        self.progress.whole = len(raw) < self._size
         return raw, took
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ def _encode(part: EncodedShard, chunk: Chunk) -> None:
 
 
 def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) -> float:
-    """Seconds in which this process makes tokens of the texts; 0 for a model of a user's own, which does not tell."""
+    """Seconds that tokenising the texts takes; 0 for a model that has no `tokenize`."""
     tokenize = getattr(estimator, "tokenize", None)
     texts = [sample.text for sample in samples if sample.status == "ok" and sample.text is not None]
     start = clock()
@@ -228,7 +228,7 @@ def _tokenise(estimator: Estimator, samples: Sequence[Decoded], clock: Clock) ->
 
 
 def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: int = 4) -> float | None:
-    """What torch counts for a few samples, each encoded by itself as many texts are cut to the longest of a batch."""
+    """10^9 operations that torch counts for one sample; each is encoded alone, as a batch of texts is cut to its longest."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -246,14 +246,13 @@ def gflops_per_sample(estimator: Estimator, samples: Sequence[Decoded], count: i
                     estimator.encode_texts([sample.text])
     finally:
         torch.backends.mha.set_fastpath_enabled(whole_layers)
-    found = counter.get_total_flops() / 1e9 / max(1, len(some))
-    return found or None
+    return counter.get_total_flops() / 1e9 / max(1, len(some)) or None
 
 
 def _write_in_memory(
-    measured: Measured, parts: Sequence[EncodedShard], estimator: Estimator, options: DecodeOptions, clock: Clock
+    measured: Measurements, parts: Sequence[EncodedShard], estimator: Estimator, options: DecodeOptions, clock: Clock
 ) -> None:
-    """Tables and embeddings as the job would write them, into buffers; sizes and seconds for all rows and for none."""
+    """Write tables and embeddings into buffers as the job would; record sizes and seconds for all rows and for none."""
     metadata = {"table_version": VERSION, "scorer": estimator.identity.to_dict(), "tasks": list(options.tasks)}
     images = [part.images for part in parts if part.images.shape[1]]
     texts = [part.texts for part in parts if part.texts.shape[1]]
@@ -267,28 +266,28 @@ def _write_in_memory(
         save(
             {name: np.concatenate(m)[:rows].astype(np.float16) for name, m in (("image", images), ("text", texts)) if m}
         )
-        return _packed(table_from({name: values[:rows] for name, values in columns.items()}, metadata))
+        return _pack(table_from({name: values[:rows] for name, values in columns.items()}, metadata))
 
     def score(written: pa.Buffer) -> pa.Buffer:
         table = pq.read_table(pa.BufferReader(written))
-        return _packed(replace_columns(table, pair_columns(table, Beta(0.2, "fixed"), None), metadata))
+        return _pack(replace_columns(table, pair_columns(table, Beta(0.2, "fixed"), None), metadata))
 
-    def timed(rows: int) -> tuple[float, float, int]:
+    def time_both(rows: int) -> tuple[float, float, int]:
         start = clock()
         written = write(rows)
         middle = clock()
         scored = score(written)
         return middle - start, clock() - middle, scored.size
 
-    timed(0)
+    time_both(0)
     for _ in range(REPEATS):
-        took_write, took_score, measured.table_bytes = timed(measured.rows)
+        took_write, took_score, measured.table_bytes = time_both(measured.rows)
         measured.write.append(took_write)
         measured.score.append(took_score)
-    measured.write_start, measured.score_start, measured.table_start = timed(0)
+    measured.write_start, measured.score_start, measured.table_start = time_both(0)
 
 
-def _packed(table: pa.Table) -> pa.Buffer:
+def _pack(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=True)
     return sink.getvalue()

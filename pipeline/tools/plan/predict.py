@@ -1,4 +1,4 @@
-"""The arithmetic of a plan: from what was measured on some shards to what all of them take."""
+"""Predict what annotating all shards takes from what was measured on some of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,25 @@ from scipy import stats
 
 from noisegate.pipeline.errors import ConfigError
 
-from .devices import DEVICES, LEAST_GFLOPS, PAPER, PAPER_GFLOPS, paper_rate
-from .measure import Measured
+from .devices import DEVICES, LEAST_GFLOPS, PAPER, PAPER_GFLOPS, Machine, paper_rate
+from .measure import Measurements
 
-__all__ = ["DevicePlan", "Disk", "Estimate", "Machine", "Plan", "Stage", "advice", "assumptions", "make_plan", "ratio"]
+__all__ = [
+    "DeviceForecast",
+    "Disk",
+    "Estimate",
+    "RunForecast",
+    "Stage",
+    "advice",
+    "assumptions",
+    "forecast_run",
+    "ratio",
+]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and half of its 95 % interval; nan where one look cannot tell the spread."""
+    """A value and half of its 95 % interval; nan where a single measurement gives no spread."""
 
     value: float
     half: float = 0.0
@@ -26,7 +36,7 @@ class Estimate:
     def times(self, other: "Estimate") -> "Estimate":
         """The product; relative errors add as squares."""
         value = self.value * other.value
-        parts = [one.half / one.value if one.value else 0.0 for one in (self, other)]
+        parts = [part.half / part.value if part.value else 0.0 for part in (self, other)]
         return Estimate(value, abs(value) * math.hypot(*parts))
 
     def plus(self, other: "Estimate") -> "Estimate":
@@ -43,7 +53,7 @@ class Estimate:
 
 
 def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
-    """Σ amounts / Σ counts with the interval of a ratio over pieces of unequal size (Student's t).
+    """Σ amounts / Σ counts with the interval of a ratio over batches of unequal size (Student's t).
 
     >>> ratio([2.0, 4.0], [1, 2])
     Estimate(value=2.0, half=0.0)
@@ -61,8 +71,8 @@ def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
     return Estimate(value, float(stats.t.ppf(0.975, n - 1)) * error)
 
 
-def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[str]:
-    """What would make it faster, by the stage that is the limit and the one that takes most of the processors."""
+def advice(limit: str, busiest: str, needed: int, machine: Machine) -> list[str]:
+    """Flags that would make the run faster, by the stage that limits it and the one that uses most of the processors."""
     if limit == "read":
         return ["the store is the limit: bring the shards nearer, or read from several hosts (--nodes N --node-rank R)"]
     if limit == "decode" and machine.workers < min(needed, machine.processors):
@@ -80,68 +90,59 @@ def advice(limit: str, busiest: str, needed: int, machine: "Machine") -> list[st
     ]
 
 
-def assumptions(measured: Measured, shards: int, machine: "Machine", neighbours: int, own: float) -> list[str]:
-    """`own` are the seconds per sample that a process reads, makes tokens and writes."""
-    looked, whole = len(measured.looked), all(one.whole for one in measured.looked)
-    found = []
-    if not (looked == shards and whole):
-        found.append(
-            f"the other shards are like the {looked:,} looked into"
+def assumptions(
+    measured: Measurements, shards: int, machine: Machine, neighbours: int, process_seconds: float
+) -> list[str]:
+    """What the forecast assumes; `process_seconds`: of one process per sample, to read, tokenise and write."""
+    read, whole = len(measured.shards_read), all(shard.whole for shard in measured.shards_read)
+    lines = []
+    if not (read == shards and whole):
+        lines.append(
+            f"the other shards are like the {read:,} looked into"
             + ("" if len(measured.sizes) >= shards else f"; sizes were asked of {len(measured.sizes):,}")
         )
-    found.append("this machine stays as busy as it was just now; intervals are 95 % over batches, not over other days")
-    found.append(
+    lines.append("this machine stays as busy as it was just now; intervals are 95 % over batches, not over other days")
+    lines.append(
         "reading, decoding and encoding overlap; decode workers do not slow one another while processors are free"
     )
-    found.append(
+    lines.append(
         "tables and embeddings were packed in memory: the disk's own time is not in it, nor is loading the model"
     )
     given = "given" if machine.price_given else "assumed; give yours with --price 1.20"
-    found.append(f"this machine costs {machine.price:.2f} an hour ({given})")
+    lines.append(f"this machine costs {machine.price:.2f} an hour ({given})")
     if measured.gflops and measured.gflops < LEAST_GFLOPS:
-        found.append(
+        lines.append(
             f"this model takes {measured.gflops:.2g} GFLOP per sample, too little to fill a GPU: known devices are left out"
         )
-        return found
-    found.append(
+        return lines
+    lines.append(
         f"known devices: OSA's own figure, a billion pairs in 75 hours on an {PAPER.name}, times the makers' dense 16-bit "
         "matrix throughput over its 71 TFLOPS: an estimate, nothing was run there"
     )
     if measured.gflops:
-        found.append(
+        lines.append(
             f"this model takes {measured.gflops:.1f} GFLOP per sample (counted by torch; attention's own products may be "
             f"missing), the paper's {PAPER_GFLOPS}"
         )
     else:
-        found.append("torch cannot count this model's operations: known devices are for ViT-B-32, the paper's")
-    found.append(
+        lines.append("torch cannot count this model's operations: known devices are for ViT-B-32, the paper's")
+    rate = 1 / max(process_seconds, 1e-9)
+    lines.append(
         "their prices per hour are assumptions too (--price A100=1.80), and they need the decode workers and the encoder "
-        f"processes in the table: one process reads, tokenises and writes about {1 / max(own, 1e-9):,.0f} samples/s; "
+        f"processes in the table: one process reads, tokenises and writes about {rate:,.0f} samples/s; "
         "--devices cuda:0,cuda:0 are two on one GPU"
     )
     if neighbours:
-        found.append(
+        lines.append(
             f"labels: {neighbours} neighbours per row are stored; the neighbour search itself is not in the time, it grows "
             "faster than the data (docs/scale.md)"
         )
-    return found
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the job would run on: `threads` are the processors that the encoder itself keeps busy."""
-
-    device: str
-    workers: int
-    processors: int
-    threads: int
-    price: float
-    price_given: bool = False
+    return lines
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds per sample of one stage, and who does it."""
+    """Seconds per sample of one stage, and the thread, process or device that does it."""
 
     name: str
     seconds: Estimate
@@ -162,9 +163,9 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class DevicePlan:
-    """The whole set on one known device: an estimate from published figures, not measured. It takes `workers_needed` that
-    decode, and `processes_needed` that read, make tokens and write, to keep the device busy.
+class DeviceForecast:
+    """The whole set on one known device: an estimate from published figures, not measured. To keep the device busy it
+    needs `workers_needed` that decode and `processes_needed` that read, tokenise and write.
     """
 
     name: str
@@ -178,7 +179,7 @@ class DevicePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunForecast:
     """The prediction for all shards. `limit` is the stage that sets the pace, `needed` the workers that keep up with the
     device.
     """
@@ -187,7 +188,7 @@ class Plan:
     shards: int
     bytes: Estimate
     samples: Estimate
-    looked: Mapping[str, float]
+    looked_at: Mapping[str, float]
     failed_share: float
     stages: tuple[Stage, ...]
     machine: Machine
@@ -196,7 +197,7 @@ class Plan:
     needed: int
     money: Estimate
     disk: Disk
-    devices: tuple[DevicePlan, ...]
+    devices: tuple[DeviceForecast, ...]
     gflops: float | None
     advice: tuple[str, ...]
     assumptions: tuple[str, ...]
@@ -209,10 +210,11 @@ class Plan:
             "shards": self.shards,
             "bytes": self.bytes.to_dict(),
             "samples": self.samples.to_dict(),
-            "looked_at": dict(self.looked),
+            "looked_at": dict(self.looked_at),
             "failed_share": self.failed_share,
             "stages": [
-                {"name": one.name, "seconds_per_sample": one.seconds.to_dict(), "by": one.by} for one in self.stages
+                {"name": stage.name, "seconds_per_sample": stage.seconds.to_dict(), "by": stage.by}
+                for stage in self.stages
             ],
             "machine": asdict(self.machine),
             "seconds": self.seconds.to_dict(),
@@ -221,7 +223,7 @@ class Plan:
             "workers_needed": self.needed,
             "money": self.money.to_dict(),
             "disk": asdict(self.disk) | {"total": self.disk.total},
-            "devices": [asdict(one) for one in self.devices],
+            "devices": [asdict(device) for device in self.devices],
             "gflops_per_sample": self.gflops,
             "advice": list(self.advice),
             "assumptions": list(self.assumptions),
@@ -229,16 +231,16 @@ class Plan:
         }
 
 
-def make_plan(
-    measured: Measured,
+def forecast_run(
+    measured: Measurements,
     model: str,
     shards: int,
     machine: Machine,
     neighbours: int = 0,
     keep_embeddings: bool = True,
     prices: Mapping[str, float] | None = None,
-) -> Plan:
-    """The arithmetic: from what was measured to what all `shards` take. `neighbours`: of the graph, 0 for none."""
+) -> RunForecast:
+    """Predict time, disk and money for all `shards`. `neighbours`: per row of the graph, 0 for none."""
     size, samples = _totals(measured, shards)
     if samples.value < 1:
         raise ConfigError(
@@ -257,21 +259,21 @@ def make_plan(
         embeddings=samples.value * 2 * 2 * measured.width if keep_embeddings else 0.0,
         neighbours=samples.value * neighbours * (8 if samples.value < 2**31 else 12),
     )
-    tokens = ratio([piece.tokens for piece in measured.pieces], [piece.samples for piece in measured.pieces]).value
-    own = stages["read"].seconds.value + tokens + stages["write"].seconds.value
-    looked = {
-        "shards": len(measured.looked),
-        "samples": sum(one.samples for one in measured.looked),
-        "bytes": sum(one.bytes for one in measured.looked),
+    tokens = ratio([batch.tokens for batch in measured.batches], [batch.samples for batch in measured.batches]).value
+    process_seconds = stages["read"].seconds.value + tokens + stages["write"].seconds.value
+    looked_at = {
+        "shards": len(measured.shards_read),
+        "samples": sum(shard.samples for shard in measured.shards_read),
+        "bytes": sum(shard.bytes for shard in measured.shards_read),
         "seconds": measured.seconds,
     }
-    return Plan(
+    return RunForecast(
         model=model,
         shards=shards,
         bytes=size,
         samples=samples,
-        looked=looked,
-        failed_share=measured.failed / looked["samples"],
+        looked_at=looked_at,
+        failed_share=measured.failed / looked_at["samples"],
         stages=tuple(stages.values()),
         machine=machine,
         seconds=total,
@@ -279,43 +281,43 @@ def make_plan(
         needed=needed,
         money=total.scaled(machine.price / 3600),
         disk=disk,
-        devices=_on_known_devices(samples.value, stages, own, measured.gflops, prices or {}),
+        devices=_forecast_devices(samples.value, stages, process_seconds, measured.gflops, prices or {}),
         gflops=measured.gflops,
         advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
-        assumptions=tuple(assumptions(measured, shards, machine, neighbours, own)),
+        assumptions=tuple(assumptions(measured, shards, machine, neighbours, process_seconds)),
         notes=tuple(measured.notes),
     )
 
 
-def _totals(measured: Measured, shards: int) -> tuple[Estimate, Estimate]:
-    """Bytes and samples of all shards, by what is known of some."""
+def _totals(measured: Measurements, shards: int) -> tuple[Estimate, Estimate]:
+    """Bytes and samples of all shards, extrapolated from those measured."""
     mean = ratio(measured.sizes, [1] * len(measured.sizes))
     size = Estimate(float(sum(measured.sizes))) if len(measured.sizes) == shards else mean.scaled(shards)
-    looked = measured.looked
-    if len(looked) == shards and all(one.whole for one in looked):
-        return size, Estimate(float(sum(one.samples for one in looked)))
-    density = ratio([one.samples for one in looked], [one.bytes for one in looked])
+    read = measured.shards_read
+    if len(read) == shards and all(shard.whole for shard in read):
+        return size, Estimate(float(sum(shard.samples for shard in read)))
+    density = ratio([shard.samples for shard in read], [shard.bytes for shard in read])
     return size, density.times(size)
 
 
-def _stages(measured: Measured, per_shard: float) -> dict[str, Stage]:
-    pieces, rows = measured.pieces, measured.rows
-    counts = [piece.samples for piece in pieces]
-    opening = float(np.mean([one.opening for one in measured.looked])) / per_shard
+def _stages(measured: Measurements, per_shard: float) -> dict[str, Stage]:
+    batches, rows = measured.batches, measured.rows
+    counts = [batch.samples for batch in batches]
+    opening = float(np.mean([shard.opening for shard in measured.shards_read])) / per_shard
 
     def at_once(repeats: Sequence[float], start: float) -> Estimate:
-        each = ratio([max(0.0, one - start) for one in repeats], [rows] * len(repeats))
+        each = ratio([max(0.0, seconds - start) for seconds in repeats], [rows] * len(repeats))
         return each.plus(Estimate(start / per_shard))
 
-    read = ratio([piece.read for piece in pieces], [piece.read_samples for piece in pieces])
-    found = (
+    read = ratio([batch.read for batch in batches], [batch.read_samples for batch in batches])
+    timed = (
         Stage("read", read.plus(Estimate(opening)), "the reading thread"),
-        Stage("decode", ratio([piece.decode for piece in pieces], counts), "each decode worker"),
-        Stage("encode", ratio([piece.encode for piece in pieces], counts), "the device"),
+        Stage("decode", ratio([batch.decode for batch in batches], counts), "each decode worker"),
+        Stage("encode", ratio([batch.encode for batch in batches], counts), "the device"),
         Stage("write", at_once(measured.write, measured.write_start), "the encoder's process"),
         Stage("score", at_once(measured.score, measured.score_start), "when all is encoded"),
     )
-    return {stage.name: stage for stage in found}
+    return {stage.name: stage for stage in timed}
 
 
 def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]:
@@ -323,7 +325,7 @@ def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]
     read, decode, encode, write = (stages[name].seconds for name in ("read", "decode", "encode", "write"))
     if machine.workers == 0:
         whole = read.plus(decode).plus(encode).plus(write)
-        return whole, max(("read", read), ("decode", decode), ("encode", encode), key=lambda one: one[1].value)[0]
+        return whole, max(("read", read), ("decode", decode), ("encode", encode), key=lambda stage: stage[1].value)[0]
     busy = read.plus(decode).plus(write).plus(encode.scaled(machine.threads)).scaled(1 / machine.processors)
     candidates = {
         "read": read,
@@ -335,18 +337,22 @@ def _pace(stages: Mapping[str, Stage], machine: Machine) -> tuple[Estimate, str]
     return candidates[limit], limit
 
 
-def _on_known_devices(
-    samples: float, stages: Mapping[str, Stage], own: float, gflops: float | None, prices: Mapping[str, float]
-) -> tuple[DevicePlan, ...]:
-    """`own` are an encoder process's seconds per sample beside the device."""
+def _forecast_devices(
+    samples: float,
+    stages: Mapping[str, Stage],
+    process_seconds: float,
+    gflops: float | None,
+    prices: Mapping[str, float],
+) -> tuple[DeviceForecast, ...]:
+    """Forecast every known device; `process_seconds` per sample is an encoder process's work beside the device."""
     if gflops is not None and gflops < LEAST_GFLOPS:
         return ()
-    found = []
+    forecasts = []
     for device in DEVICES:
         rate, price = paper_rate(device, gflops), prices.get(device.name, device.price)
         hours = (samples / rate + samples * stages["score"].seconds.value) / 3600
         workers = max(1, math.ceil(rate * stages["decode"].seconds.value))
-        processes = max(1, math.ceil(rate * own))
+        processes = max(1, math.ceil(rate * process_seconds))
         by_paper = device is PAPER and gflops is None
-        found.append(DevicePlan(device.name, hours, price, hours * price, rate, workers, processes, by_paper))
-    return tuple(found)
+        forecasts.append(DeviceForecast(device.name, hours, price, hours * price, rate, workers, processes, by_paper))
+    return tuple(forecasts)

@@ -17,22 +17,29 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError, ShardError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions
-from noisegate.pipeline.tools.plan import plan, this_machine
-from noisegate.pipeline.tools.plan.devices import DEVICES, PAPER_GFLOPS, paper_rate
-from noisegate.pipeline.tools.plan.measure import Looked, Measured, Piece, gflops_per_sample, measure, spread
-from noisegate.pipeline.tools.plan.predict import Estimate, Machine, make_plan, ratio
+from noisegate.pipeline.tools.plan import plan
+from noisegate.pipeline.tools.plan.devices import DEVICES, PAPER_GFLOPS, Machine, paper_rate, this_machine
+from noisegate.pipeline.tools.plan.measure import (
+    BatchTimes,
+    Measurements,
+    ReadShard,
+    gflops_per_sample,
+    measure,
+    pick_evenly,
+)
+from noisegate.pipeline.tools.plan.predict import Estimate, forecast_run, ratio
 from tests.commands import FAKE, called
 from tests.errors import refused
 from tests.fakes import pairs, tar_bytes, write_tar
 
 MACHINE = Machine("cuda", workers=2, processors=8, threads=1, price=3600.0, price_given=True)
-PIECE = Piece(samples=100, read_samples=99, read=0.099, decode=0.4, encode=0.2)
+BATCH = BatchTimes(samples=100, read_samples=99, read=0.099, decode=0.4, encode=0.2)
 
 
-def seen(**other: Any) -> Measured:
+def measurements(**other: Any) -> Measurements:
     """Per sample: 1 ms to read and 1 to open, 4 to decode, 2 to encode, 1.1 to write, 0.5 to score; 10 kB in the shard."""
-    looked = [Looked(Shard(f"{i}.tar"), samples=100, bytes=1_000_000, opening=0.2) for i in range(2)]
-    found = Measured([2_000_000] * 4, looked, [PIECE, PIECE], 0, None, [], 1.5, width=8, rows=200)
+    looked = [ReadShard(Shard(f"{i}.tar"), samples=100, bytes=1_000_000, opening=0.2) for i in range(2)]
+    found = Measurements([2_000_000] * 4, looked, [BATCH, BATCH], 0, None, [], 1.5, width=8, rows=200)
     found.write, found.write_start = [0.22] * 3, 0.02
     found.score, found.score_start = [0.1] * 3, 0.0
     found.table_bytes, found.table_start = 30_000, 10_000
@@ -43,30 +50,32 @@ def seen(**other: Any) -> Measured:
 
 
 def test_all_shards_by_hand() -> None:
-    made = make_plan(seen(), "m", 100, MACHINE, neighbours=10)
-    assert made.bytes.value == 200e6
-    assert made.samples.value == pytest.approx(20_000)
-    stages = {stage.name: 1000 * stage.seconds.value for stage in made.stages}
+    forecast = forecast_run(measurements(), "m", 100, MACHINE, neighbours=10)
+    assert forecast.bytes.value == 200e6
+    assert forecast.samples.value == pytest.approx(20_000)
+    stages = {stage.name: 1000 * stage.seconds.value for stage in forecast.stages}
     assert stages == pytest.approx({"read": 2.0, "decode": 4.0, "encode": 2.0, "write": 1.1, "score": 0.5})
-    assert made.limit == "encode"  # 2 + 1.1 against 2 for reading, 4 / 2 for decoding and 9.1 / 8 for all processors
-    assert made.seconds.value == pytest.approx(20_000 * (3.1 + 0.5) / 1000)
-    assert made.money.value == pytest.approx(72)
-    assert made.needed == 2
-    assert vars(made.disk) == pytest.approx(
+    assert (
+        forecast.limit == "encode"
+    )  # 2 + 1.1 against 2 for reading, 4 / 2 for decoding and 9.1 / 8 for all processors
+    assert forecast.seconds.value == pytest.approx(20_000 * (3.1 + 0.5) / 1000)
+    assert forecast.money.value == pytest.approx(72)
+    assert forecast.needed == 2
+    assert vars(forecast.disk) == pytest.approx(
         {"tables": 20_000 * 100 + 100 * 10_000, "embeddings": 20_000 * 32, "neighbours": 20_000 * 80}
     )
-    paper = next(one for one in made.devices if one.measured_by_paper)
+    paper = next(one for one in forecast.devices if one.measured_by_paper)
     assert paper.hours == pytest.approx((20_000 * 153 / 566_435 + 20_000 * 0.0005) / 3600)
     assert paper.workers_needed == math.ceil(566_435 / 153 * 0.004)
     assert paper.processes_needed == math.ceil(566_435 / 153 * (0.002 + 0.0011))  # each reads and writes by itself
 
 
 def test_a_device_faster_than_one_process_reads_and_tokenises_needs_several() -> None:
-    pieces = [replace(PIECE, read=0.0, encode=1.0, tokens=tokens) for tokens in (0.05, 0.15)]  # 1 ms a sample
-    made = make_plan(seen(pieces=pieces, write=[0.0] * 3, write_start=0.0), "m", 100, MACHINE)
+    batches = [replace(BATCH, read=0.0, encode=1.0, tokens=tokens) for tokens in (0.05, 0.15)]  # 1 ms a sample
+    forecast = forecast_run(measurements(batches=batches, write=[0.0] * 3, write_start=0.0), "m", 100, MACHINE)
     own = 0.001 + 0.001  # and one to open the shard
-    assert [one.processes_needed for one in made.devices] == [math.ceil(paper_rate(one) * own) for one in DEVICES]
-    assert any("about 500 samples/s; --devices cuda:0,cuda:0" in text for text in made.assumptions)
+    assert [one.processes_needed for one in forecast.devices] == [math.ceil(paper_rate(one) * own) for one in DEVICES]
+    assert any("about 500 samples/s; --devices cuda:0,cuda:0" in text for text in forecast.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -78,58 +87,58 @@ def test_a_device_faster_than_one_process_reads_and_tokenises_needs_several() ->
         ({"device": "cpu", "processors": 4, "threads": 4}, {}, "processors", 15.1 / 4, "--device cuda"),
         ({"device": "cpu", "workers": 8, "processors": 2}, {}, "processors", 9.1 / 2, "--draft"),
         ({"workers": 0}, {}, "decode", 9.1, "--workers 2"),
-        ({}, {"pieces": [replace(PIECE, read=0.99)] * 2}, "read", 11.0, "the store is the limit"),
+        ({}, {"batches": [replace(BATCH, read=0.99)] * 2}, "read", 11.0, "the store is the limit"),
         ({}, {}, "encode", 3.1, "more devices"),
     ],
 )
 def test_the_slowest_stage_sets_the_pace_and_the_advice(
     machine: dict[str, Any], change: dict[str, Any], limit: str, milliseconds: float, advice: str
 ) -> None:
-    made = make_plan(seen(**change), "m", 100, replace(MACHINE, **machine))
-    assert made.limit == limit
-    assert 1000 * made.seconds.value / 20_000 == pytest.approx(milliseconds + 0.5)
-    assert advice in " ".join(made.advice)
+    forecast = forecast_run(measurements(**change), "m", 100, replace(MACHINE, **machine))
+    assert forecast.limit == limit
+    assert 1000 * forecast.seconds.value / 20_000 == pytest.approx(milliseconds + 0.5)
+    assert advice in " ".join(forecast.advice)
 
 
 def test_more_work_per_picture_needs_more_workers() -> None:
-    slow = seen(pieces=[replace(PIECE, decode=4.0)] * 2)
-    assert make_plan(slow, "m", 100, MACHINE).needed == math.ceil(40 / 3.1)
+    slow = measurements(batches=[replace(BATCH, decode=4.0)] * 2)
+    assert forecast_run(slow, "m", 100, MACHINE).needed == math.ceil(40 / 3.1)
 
 
 def test_what_was_read_to_its_end_is_counted_and_not_guessed() -> None:
-    looked = [Looked(Shard(f"{i}.tar"), 100 + i, 1_000_000, whole=True) for i in range(2)]
-    made = make_plan(seen(looked=looked, sizes=[1_000_000] * 2), "m", 2, MACHINE)
-    assert made.samples == Estimate(201.0, 0.0)
-    assert not any("other shards" in text for text in made.assumptions)
+    looked = [ReadShard(Shard(f"{i}.tar"), 100 + i, 1_000_000, whole=True) for i in range(2)]
+    forecast = forecast_run(measurements(shards_read=looked, sizes=[1_000_000] * 2), "m", 2, MACHINE)
+    assert forecast.samples == Estimate(201.0, 0.0)
+    assert not any("other shards" in text for text in forecast.assumptions)
 
 
 def test_unlike_shards_make_the_interval_wide() -> None:
-    alike = make_plan(seen(), "m", 100, MACHINE).samples
-    looked = [Looked(Shard("a"), 150, 1_000_000), Looked(Shard("b"), 50, 1_000_000)]
-    unlike = make_plan(seen(looked=looked), "m", 100, MACHINE)
+    alike = forecast_run(measurements(), "m", 100, MACHINE).samples
+    looked = [ReadShard(Shard("a"), 150, 1_000_000), ReadShard(Shard("b"), 50, 1_000_000)]
+    unlike = forecast_run(measurements(shards_read=looked), "m", 100, MACHINE)
     assert alike.half == pytest.approx(0)
     assert unlike.samples.half > unlike.samples.value  # two shards, three times apart: anything is possible
     assert unlike.seconds.to_dict()["low"] == 0
-    alone = make_plan(seen(looked=looked[:1]), "m", 100, MACHINE)
+    alone = forecast_run(measurements(shards_read=looked[:1]), "m", 100, MACHINE)
     assert alone.samples.to_dict() == {"value": pytest.approx(30_000), "low": None, "high": None}
 
 
 def test_embeddings_and_graph_only_where_they_are_kept() -> None:
-    made = make_plan(seen(), "m", 100, MACHINE, keep_embeddings=False)
-    assert (made.disk.embeddings, made.disk.neighbours) == (0, 0)
-    assert made.disk.total == made.disk.tables == 3_000_000
+    forecast = forecast_run(measurements(), "m", 100, MACHINE, keep_embeddings=False)
+    assert (forecast.disk.embeddings, forecast.disk.neighbours) == (0, 0)
+    assert forecast.disk.total == forecast.disk.tables == 3_000_000
 
 
 def test_a_model_that_fills_no_gpu_says_nothing_about_known_devices() -> None:
-    made = make_plan(seen(gflops=0.016), "m", 100, MACHINE)
-    assert made.devices == ()
-    assert any("0.016 GFLOP per sample, too little" in text for text in made.assumptions)
-    assert not any("makers' dense" in text for text in made.assumptions)
+    forecast = forecast_run(measurements(gflops=0.016), "m", 100, MACHINE)
+    assert forecast.devices == ()
+    assert any("0.016 GFLOP per sample, too little" in text for text in forecast.assumptions)
+    assert not any("makers' dense" in text for text in forecast.assumptions)
 
 
 def test_prices_and_operations_of_the_known_devices() -> None:
-    plain = make_plan(seen(), "m", 100, MACHINE)
-    dear = make_plan(seen(gflops=2 * PAPER_GFLOPS), "m", 100, MACHINE, prices={"A100": 9.0})
+    plain = forecast_run(measurements(), "m", 100, MACHINE)
+    dear = forecast_run(measurements(gflops=2 * PAPER_GFLOPS), "m", 100, MACHINE, prices={"A100": 9.0})
     for before, after in zip(plain.devices, dear.devices, strict=True):
         assert after.samples_per_second == pytest.approx(before.samples_per_second / 2)
     a100 = next(one for one in dear.devices if one.name == "A100")
@@ -137,7 +146,8 @@ def test_prices_and_operations_of_the_known_devices() -> None:
     assert [one.name for one in DEVICES] == [one.name for one in plain.devices]
     assert 1e9 / paper_rate(next(one for one in DEVICES if one.name == "RTX 3090")) / 3600 == pytest.approx(75, abs=0.1)
     assert any(
-        "assumed; give yours" in text for text in make_plan(seen(), "m", 9, this_machine("cpu", 1, None)).assumptions
+        "assumed; give yours" in text
+        for text in forecast_run(measurements(), "m", 9, this_machine("cpu", 1, None)).assumptions
     )
 
 
@@ -227,26 +237,26 @@ def store() -> tuple[Clock, list[Stored]]:
 def test_stages_are_timed_one_by_one(store: tuple[Clock, list[Stored]]) -> None:
     clock, shards = store
     found = measure(shards[:3], Worker(clock), DecodeOptions(), 1e9, clock)
-    assert sorted(piece.samples for piece in found.pieces) == [2, 2, 2, 4, 4, 4, 4, 4, 4]
-    for piece in found.pieces:
-        assert piece.decode == pytest.approx(0.002 * piece.samples)
-        assert piece.encode == pytest.approx(0.006 * piece.samples)
-        assert piece.read == pytest.approx(0)  # the whole of such a small tar comes with its opening
+    assert sorted(batch.samples for batch in found.batches) == [2, 2, 2, 4, 4, 4, 4, 4, 4]
+    for batch in found.batches:
+        assert batch.decode == pytest.approx(0.002 * batch.samples)
+        assert batch.encode == pytest.approx(0.006 * batch.samples)
+        assert batch.read == pytest.approx(0)  # the whole of such a small tar comes with its opening
     assert (
-        [(one.samples, one.whole, one.bytes, one.opening) for one in found.looked]
+        [(one.samples, one.whole, one.bytes, one.opening) for one in found.shards_read]
         == [
             (10, True, len(shard.held[0]), pytest.approx(1.0))  # type: ignore[attr-defined]
             for shard in shards[:3]
         ]
     )
     assert (found.rows, found.width, found.failed) == (30, 3, 0)
-    assert [piece.tokens for piece in found.pieces] == [0.0] * 9  # this model does not tell
-    made = make_plan(found, "m", 3, MACHINE)
-    assert made.samples == Estimate(30.0)
-    assert {s.name: s.seconds.value for s in made.stages} == pytest.approx(
+    assert [batch.tokens for batch in found.batches] == [0.0] * 9  # this model does not tell
+    forecast = forecast_run(found, "m", 3, MACHINE)
+    assert forecast.samples == Estimate(30.0)
+    assert {s.name: s.seconds.value for s in forecast.stages} == pytest.approx(
         {"read": 0.1, "decode": 0.002, "encode": 0.006, "write": 0, "score": 0}
     )
-    assert made.seconds.value == pytest.approx(3.0)  # three shards, a second each
+    assert forecast.seconds.value == pytest.approx(3.0)  # three shards, a second each
 
 
 def test_tokens_are_timed_where_the_model_makes_them(store: tuple[Clock, list[Stored]]) -> None:
@@ -257,8 +267,8 @@ def test_tokens_are_timed_where_the_model_makes_them(store: tuple[Clock, list[St
             self.clock.now += 0.0005 * len(texts)
 
     found = measure(shards[:2], Tokenising(clock), DecodeOptions(), 1e9, clock)
-    assert [piece.tokens for piece in found.pieces] == pytest.approx([0.0005 * p.samples for p in found.pieces])
-    assert [piece.encode for piece in found.pieces] == pytest.approx([0.006 * p.samples for p in found.pieces])
+    assert [batch.tokens for batch in found.batches] == pytest.approx([0.0005 * p.samples for p in found.batches])
+    assert [batch.encode for batch in found.batches] == pytest.approx([0.006 * p.samples for p in found.batches])
 
 
 def test_a_few_seconds_are_enough_for_a_long_list(store: tuple[Clock, list[Stored]]) -> None:
@@ -266,17 +276,17 @@ def test_a_few_seconds_are_enough_for_a_long_list(store: tuple[Clock, list[Store
     found = measure(shards, Worker(clock), DecodeOptions(), 0.5, clock)
     assert Stored.opened == [shards[12].url, shards[37].url]  # a second each, so that two are all there is time for
     assert len(Stored.asked) == 64
-    assert [one.samples for one in found.looked] == [4, 4]
-    assert found.looked[0].bytes == 4 * 2 * 1024  # four samples: two headers and two blocks of data each
-    made = make_plan(found, "m", len(shards), MACHINE)
-    assert made.bytes.value == pytest.approx(200 * len(shards[0].held[0]), rel=0.01)  # type: ignore[attr-defined]
-    assert made.samples.value == pytest.approx(made.bytes.value / 2048)
+    assert [one.samples for one in found.shards_read] == [4, 4]
+    assert found.shards_read[0].bytes == 4 * 2 * 1024  # four samples: two headers and two blocks of data each
+    forecast = forecast_run(found, "m", len(shards), MACHINE)
+    assert forecast.bytes.value == pytest.approx(200 * len(shards[0].held[0]), rel=0.01)  # type: ignore[attr-defined]
+    assert forecast.samples.value == pytest.approx(forecast.bytes.value / 2048)
 
 
 def test_shards_come_from_the_whole_list() -> None:
     shards = [Shard(f"{i}.tar") for i in range(100)]
-    assert [shard.url for shard in spread(shards, 4)] == ["12.tar", "37.tar", "62.tar", "87.tar"]
-    assert spread(shards[:3], 8) == shards[:3]
+    assert [shard.url for shard in pick_evenly(shards, 4)] == ["12.tar", "37.tar", "62.tar", "87.tar"]
+    assert pick_evenly(shards[:3], 8) == shards[:3]
 
 
 def test_failed_samples_are_counted_and_a_broken_shard_is_passed_over(store: tuple[Clock, list[Stored]]) -> None:
@@ -286,8 +296,8 @@ def test_failed_samples_are_counted_and_a_broken_shard_is_passed_over(store: tup
     found = measure(some, Worker(clock), DecodeOptions(), 1e9, clock)
     assert found.failed == 1
     assert "not a tar" in found.notes[0]
-    assert [one.shard.url for one in found.looked] == ["mem://bad.tar", shards[0].url]
-    assert make_plan(found, "m", 3, MACHINE).failed_share == pytest.approx(1 / 13)
+    assert [one.shard.url for one in found.shards_read] == ["mem://bad.tar", shards[0].url]
+    assert forecast_run(found, "m", 3, MACHINE).failed_share == pytest.approx(1 / 13)
 
 
 @pytest.mark.parametrize(
@@ -406,8 +416,8 @@ def test_what_cannot_be_planned_gets_one_line(shards: Path, arguments: list[str]
 
 
 def test_the_function_plans_as_the_command_does(shards: Path) -> None:
-    made = plan(
+    forecast = plan(
         shards / "s", estimator=lambda: Worker(Clock()), seconds=0.01, clock=Clock(), workers=3, prices={"here": 2.0}
     )
-    assert (made.machine.workers, made.machine.price, made.machine.price_given) == (3, 2.0, True)
-    assert made.samples.value == 90  # a clock that stands still: all is read
+    assert (forecast.machine.workers, forecast.machine.price, forecast.machine.price_given) == (3, 2.0, True)
+    assert forecast.samples.value == 90  # a clock that stands still: all is read
