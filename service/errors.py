@@ -1,8 +1,8 @@
-"""What a request can be refused with; the body is always `{"error": {"code", "message", "request_id"}}`.
+"""Errors of the HTTP API; the body is always `{"error": {"code", "message", "request_id"}}`.
 
 ApiError(status, code, message, retry_after)
-├── Overloaded       429 overloaded: the queue is full, come back after Retry-After seconds
-├── Unavailable      503 not_ready, draining, worker_lost: the same later will do
+├── Overloaded       429 overloaded: the queue is full; try again after Retry-After seconds
+├── Unavailable      503 not_ready, draining, worker_lost: the same request works later
 ├── TimedOut         504 timeout: admitted, but not done in request_timeout
 └── InvalidRequest   422 invalid_request: the body does not fit the schema
 """
@@ -28,7 +28,7 @@ NO_ROUTE = "there is no such route; / is the page, and /openapi.json has all rou
 
 
 class ApiError(Exception):
-    """An answer that is no success: `code` is for programs and stays, `message` is for people and may change."""
+    """An error answer: `code` is stable and meant for programs, `message` is for people and may change."""
 
     def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ def error_response(error: ApiError, request_id: str | None, headers: Mapping[str
 
 
 def describe(problems: Any) -> str:
-    """pydantic's list of problems as one line: where, and what is wrong there; values are left out."""
+    """pydantic's list of problems as one line of places and reasons, without the values."""
     lines = [
         f"{'.'.join(str(part)[:60] for part in p['loc']) or 'body'}: {p['msg'].removeprefix('Value error, ')}"
         for p in problems[:5]
@@ -82,7 +82,7 @@ def describe(problems: Any) -> str:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every error that leaves a route has the same shape."""
+    """Give every error that leaves a route the same shape."""
 
     @app.exception_handler(ApiError)
     async def _(request: Request, error: ApiError) -> JSONResponse:
@@ -97,18 +97,18 @@ def add_handlers(app: FastAPI) -> None:
         code = CODES.get(error.status_code, f"http_{error.status_code}")
         headers, message = error.headers, NO_ROUTE if error.status_code == 404 else str(error.detail)
         if error.status_code == 405:
-            allowed = _allowed(request, (headers or {}).get("Allow", ""))
+            allowed = _allowed_methods(request, (headers or {}).get("Allow", ""))
             headers, message = {"Allow": allowed}, f"this route takes {allowed}"
         return _answer(request, ApiError(error.status_code, code, message), headers)
 
 
-def _allowed(request: Request, first: str) -> str:
-    """All methods of a path; `first` are those of the first of its routes, which is all that the router names."""
-    found = set(filter(None, first.split(", ")))
+def _allowed_methods(request: Request, first: str) -> str:
+    """All methods of a path; the router itself names only those of the first matching route, `first`."""
+    methods = set(filter(None, first.split(", ")))
     for path, operations in request.app.openapi()["paths"].items():
         if compile_path(path)[0].match(request.scope["path"]):
-            found |= {method.upper() for method in operations}
-    return ", ".join(sorted(found))
+            methods |= {method.upper() for method in operations}
+    return ", ".join(sorted(methods))
 
 
 def _answer(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:

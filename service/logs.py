@@ -1,4 +1,4 @@
-"""One line per request as JSON, with its id; and what the access log must never hold: bodies, captions, keys, queries."""
+"""Logging: one line per request, as JSON or text, with its id; never bodies, captions, keys or query strings."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from .metrics import Metrics
 __all__ = ["RequestLog", "set_up_logging"]
 
 log = logging.getLogger("noisegate.access")
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a path may hold line breaks, and signs that steer a terminal
-_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName", "color_message"}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a path may hold line breaks and terminal escapes
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName", "color_message"}
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object: time, level, logger, message, and whatever came in `extra`."""
+    """A record as one JSON object: time, level, logger, message and the values in `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -43,24 +43,24 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same for people."""
+    """A record as one line of text."""
 
     def format(self, record: logging.LogRecord) -> str:
         extra = " ".join(f"{name}={value}" for name, value in _extra(record).items())
-        line = _UNSEEN.sub(
-            lambda found: repr(found[0])[1:-1], f"{record.levelname.lower()} {record.getMessage()} {extra}"
+        line = _CONTROL.sub(
+            lambda match: repr(match[0])[1:-1], f"{record.levelname.lower()} {record.getMessage()} {extra}"
         )
         line = line.rstrip()
         return line if not record.exc_info else f"{line}\n{''.join(traceback.format_exception(*record.exc_info))}"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    """What a call gave; names with an underscore are those that libraries such as Ray put into every record."""
-    return {name: value for name, value in vars(record).items() if name not in _PLAIN and not name.startswith("_")}
+    """The values given in `extra`; names with an underscore are put into every record by libraries such as Ray."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
 
 
 def set_up_logging(kind: str) -> None:
-    """Everything to standard error, in one format; uvicorn's own access log stays off."""
+    """Send all logs to standard error in one format (`json` or `text`); turn uvicorn's access log off."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     for name, level in (("noisegate", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
@@ -70,7 +70,7 @@ def set_up_logging(kind: str) -> None:
 
 
 class RequestLog:
-    """Around all but the headers: an id for each request, a line in the log, the counters, a last answer to crashes."""
+    """Middleware: give each request an id, log and count it, and answer 500 when it crashes."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -80,7 +80,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         given = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"x-request-id"), "")
-        request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         began, status = time.perf_counter(), 0
 
@@ -98,10 +98,10 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except (ClientGone, ClientDisconnect):  # while it waited, or while it sent
-            status = 499  # nginx's number for it; nobody sees it but the log
+        except (ClientGone, ClientDisconnect):  # while waiting for the answer, or while sending the body
+            status = 499  # as in nginx; appears in the log only
             self._metrics.cancelled.inc()
-        except asyncio.CancelledError:  # by the server, which has waited drain_seconds for it
+        except asyncio.CancelledError:  # by the server at shutdown, after drain_seconds
             if status:
                 raise
             await answer(Unavailable("draining", "the service is shutting down", 5))
@@ -111,9 +111,9 @@ class RequestLog:
                 raise
             await answer(ApiError(500, "internal", "something went wrong here; the log has it under this request's id"))
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - began)
+            self._record(scope, request_id, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)

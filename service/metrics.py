@@ -1,4 +1,4 @@
-"""What `/metrics` tells, in a registry of its own for each application."""
+"""Prometheus metrics of one application, shown at `/metrics`."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 class Metrics:
-    """Counters of one application; names are what dashboards rely on."""
+    """Counters, histograms and gauges in their own registry; dashboards rely on the names."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -28,17 +28,17 @@ class Metrics:
         self.cancelled = self._counter("cancelled", "Requests whose client went away.", ())
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A number that is asked for whenever somebody looks."""
+        """Add a gauge that calls `value` whenever the metrics are read."""
         Gauge(f"noisegate_{name}", text, registry=self.registry).set_function(value)
 
     def gauges(self, name: str, text: str, label: str, values: Mapping[str, Callable[[], float]]) -> None:
-        """One such number for each value of a label."""
-        made = Gauge(f"noisegate_{name}", text, (label,), registry=self.registry)
-        for one, value in values.items():
-            made.labels(one).set_function(value)
+        """Add one such gauge for each value of a label."""
+        gauge = Gauge(f"noisegate_{name}", text, (label,), registry=self.registry)
+        for label_value, value in values.items():
+            gauge.labels(label_value).set_function(value)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:

@@ -1,7 +1,7 @@
-"""The same application on Ray Serve: replicas with an engine of their own each, as many as the load asks for.
+"""Run the application on Ray Serve: replicas with their own engines, scaled by the load.
 
 Without RAY_ADDRESS a Ray of this machine is started and ended with the server; with it, the cluster there gets one more
-application, which goes away with the server. Nothing is reported to anybody.
+application, which is removed with the server. Ray's usage statistics are off.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ APPLICATION = "noisegate"
 
 
 def run(settings: Settings) -> None:
-    """Serve until a signal ends it. Raises ConfigError for what Ray Serve cannot do."""
+    """Serve until a signal. Raises ConfigError for settings that Ray Serve cannot support."""
     ended = threading.Event()
     with deployed(settings) as url:
-        for sig in (signal.SIGINT, signal.SIGTERM):  # not before: Ray's start installs handlers of its own
+        for sig in (signal.SIGINT, signal.SIGTERM):  # after Ray's start, which installs its own handlers
             signal.signal(sig, lambda *_: ended.set())
         print(
             f"noisegate is ready on Ray Serve: {url}/ with {settings.min_replicas} to {settings.max_replicas} replicas",
@@ -43,14 +43,14 @@ def run(settings: Settings) -> None:
 
 @contextmanager
 def deployed(settings: Settings) -> Iterator[str]:
-    """The URL of an application whose first replicas are warm; it is taken down at the end."""
+    """Deploy the application, yield its URL once the first replicas are warm, and remove it at the end."""
     check(settings)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
         from ray import serve
     except ModuleNotFoundError as error:
-        raise ConfigError("engine ray needs the extra: pip install 'noisegate[ray]'") from error
+        raise ConfigError("engine ray needs the extra: pip install 'noisegate[ray]'", "engine", "ray") from error
     own = "RAY_ADDRESS" not in os.environ
     ray.init(address="local" if own else None, logging_level="ERROR", **({"include_dashboard": False} if own else {}))
     try:
@@ -71,14 +71,16 @@ def check(settings: Settings) -> None:
     if settings.jobs_folder is not None:
         raise ConfigError(
             f"jobs_folder {settings.jobs_folder} cannot be shared by replicas; leave it out with --engine ray, and serve jobs "
-            "with --engine local"
+            "with --engine local",
+            "jobs_folder",
+            settings.jobs_folder,
         )
     if settings.port == 0:
-        raise ConfigError("port 0 cannot be used with --engine ray; use --port 8765")
+        raise ConfigError("port 0 cannot be used with --engine ray; use --port 8765", "port", 0)
 
 
 def autoscaling(settings: Settings) -> dict[str, Any]:
-    """How many replicas, in Ray Serve's words; each refuses by itself what is beyond its queue.
+    """Ray Serve's options for the number of replicas; each replica refuses what exceeds its own queue.
 
     >>> autoscaling(Settings(min_replicas=2, max_replicas=2))
     {'num_replicas': 2}
@@ -92,7 +94,7 @@ def autoscaling(settings: Settings) -> dict[str, Any]:
 
 
 def application(settings: Settings) -> Any:
-    """The deployment, bound; a replica takes a GPU where the cluster has any and the device may be one."""
+    """The bound deployment; a replica takes a GPU if the cluster has one, unless device is cpu."""
     import ray
     from ray import serve
 
@@ -122,7 +124,7 @@ def application(settings: Settings) -> Any:
 
 
 def warm_app(settings: Settings) -> FastAPI:
-    """The application, whose start-up ends when the model is warm, so that Ray sends nothing before."""
+    """The application; its start-up ends when the model is warm, so that Ray sends no request before."""
     set_up_logging(settings.log_format)
     app = create_app(settings)
     service: Service = app.state.service

@@ -1,4 +1,4 @@
-"""From settings to a listening server, and from a signal to a quiet machine."""
+"""Run the server: bind the port, serve with uvicorn, report readiness, and shut down in order on a signal."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ __all__ = ["run"]
 
 
 def run(settings: Settings) -> None:
-    """Serve until a signal ends it, then finish what was begun. Raises NoisegateError where it cannot start."""
+    """Serve until a signal, then finish open requests. Raises NoisegateError if it cannot start."""
     if settings.engine == "ray":
         from .ray_serve import run as run_on_ray
 
@@ -37,25 +37,27 @@ def run(settings: Settings) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket for this address; raises ConfigError that says what to change."""
+    """Open a listening socket; raises ConfigError."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ConfigError(f"host {host!r} is no address of this machine ({error}); use 127.0.0.1") from error
-    found = socket.socket(family, kind, protocol)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        problem = f"host {host!r} is not an address of this machine ({error}); use 127.0.0.1"
+        raise ConfigError(problem, "host", host) from error
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(place)
-        found.listen(2048)  # from here on a client waits instead of being refused
+        listening.bind(place)
+        listening.listen(2048)  # from here on clients wait instead of being refused
     except OSError as error:
-        found.close()
+        listening.close()
         other = f"--port {port + 1}" if 0 < port < 65535 else "--port 8765"
-        raise ConfigError(f"host {host} port {port} cannot be used: {error.strerror}; try {other}") from error
-    return found
+        problem = f"host {host} port {port} cannot be used: {error.strerror}; try {other}"
+        raise ConfigError(problem, "port", port) from error
+    return listening
 
 
 class _Server(uvicorn.Server):
-    """Tells the service when a signal comes, and ends with code 0 when everything is answered."""
+    """Tells the service about a signal at once, and exits with code 0 after it."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -88,15 +90,15 @@ async def _serve(app: FastAPI, listening: socket.socket) -> None:
         timeout_graceful_shutdown=int(service.settings.drain_seconds) or 1,
     )
     server = _Server(config, service)
-    watching = asyncio.create_task(_watch(server, service, listening))
+    watching = asyncio.create_task(_report_readiness(server, service, listening))
     await server.serve(sockets=[listening])
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
 
 
-async def _watch(server: _Server, service: Service, listening: socket.socket) -> None:
-    """Say when it is ready; end it where the model can never be loaded."""
+async def _report_readiness(server: _Server, service: Service, listening: socket.socket) -> None:
+    """Print when the service is ready; stop the server if the model can never be loaded."""
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"noisegate listens on {url} and loads {service.scorer.spec.model}", file=sys.stderr, flush=True)

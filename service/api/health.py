@@ -1,4 +1,4 @@
-"""GET /healthz, /readyz and /metrics: for those who watch."""
+"""GET /healthz, /readyz and /metrics, for monitoring."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse

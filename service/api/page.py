@@ -1,4 +1,4 @@
-"""The inspector page: a handful of files that ship with the package, the same for everybody and free of secrets."""
+"""Serve the inspector page: static files of the package, without secrets, kept in memory."""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class _File:
-    """A file in memory, with the tag that changes when it does."""
+    """A file in memory with its ETag."""
 
     data: bytes
     kind: str
@@ -56,7 +56,7 @@ async def static(request: Request, name: Annotated[str, Path(max_length=100)]) -
 
 
 def _answer(request: Request, name: str) -> Response:
-    """Asked for again each time, and sent again only when it has changed."""
+    """Send the file, or 304 if the browser has this version; it asks every time."""
     file = _FILES.get(name)
     if file is None:
         raise ApiError(404, "not_found", "there is no such file")

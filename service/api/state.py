@@ -1,4 +1,4 @@
-"""What the routes share: one `Service` at `request.app.state.service`."""
+"""The parts of a running service, which all routes share."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ __all__ = ["Service", "service_of"]
 
 @dataclass
 class Service:
-    """The parts of a running service. `closing` is set when shutdown begins: streams of events end then."""
+    """The parts of a running service, at `app.state.service`. `closing` is set at shutdown and ends event streams."""
 
     settings: Settings
     engine: Embedder
@@ -33,14 +33,14 @@ class Service:
     browser: Browser = field(init=False)
     fetcher: Fetcher = field(init=False)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    failure: str | None = None  # why it can never work, once that is clear
+    failure: str | None = None  # why it can never become ready
 
     def __post_init__(self) -> None:
         self.browser = Browser(self.settings.limits)
         self.fetcher = Fetcher.from_settings(self.settings)
 
     def not_ready(self) -> list[str]:
-        """Why it should get no requests at the moment; empty when it should."""
+        """Reasons why the service is not ready; empty when it is."""
         reasons = ["shutting down"] if self.closing.is_set() else []
         reasons += self.engine.ready()
         if not reasons and not self.class_sets.ready():

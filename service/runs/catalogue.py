@@ -1,4 +1,4 @@
-"""Finished runs by name: those the server was started with, and the outputs of jobs that are done."""
+"""Find finished runs by name: those of the settings and the outputs of finished jobs; keep the last few in memory."""
 
 import threading
 from collections import OrderedDict
@@ -11,14 +11,14 @@ from .against import FinishedRun
 
 __all__ = ["RunRegistry"]
 
-LOADED = 4  # runs held in memory
+MAX_LOADED = 4  # runs held in memory
 Stamp = tuple[tuple[int, int] | None, ...]
 
 
 class RunRegistry:
-    """Names to folders, and the last few runs in memory. All of it may be used from any thread.
+    """Runs by name, with the last few in memory. Thread-safe.
 
-    `of_jobs` gives the folders of finished jobs by name; a run that the server was started with keeps its name.
+    `of_jobs` returns the folders of finished jobs by name; on a clash the run of the settings wins.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class RunRegistry:
         settings_runs: Mapping[str, Path],
         of_jobs: Callable[[], Mapping[str, Path]] = dict,
         *,
-        most: int = LOADED,
+        most: int = MAX_LOADED,
         load: Callable[[Path], FinishedRun] = FinishedRun.load,
     ) -> None:
         self._configured = dict(settings_runs)
@@ -48,36 +48,36 @@ class RunRegistry:
         return folders[name]
 
     def load(self, name: str) -> FinishedRun:
-        """The run in memory; read again where its folder has changed. Slow the first time: call it from a thread."""
+        """The run, from memory unless its folder has changed. Slow the first time: call it from a thread."""
         path = self.path(name)
         with self._lock:
             loading = self._loading.setdefault(path, threading.Lock())
-        with loading:  # two requests for one run read it once, and nobody else waits for them
+        with loading:  # two requests for one run read it once; requests for other runs do not wait
             stamp = _stamp(path)
             with self._lock:
                 if path in self._loaded and self._loaded[path][0] == stamp:
                     self._loaded.move_to_end(path)
                     return self._loaded[path][1]
-            found = self._load(path)
+            run = self._load(path)
             with self._lock:
-                self._loaded[path] = stamp, found
+                self._loaded[path] = stamp, run
                 self._loaded.move_to_end(path)
                 while len(self._loaded) > self._most:
                     self._loading.pop(self._loaded.popitem(last=False)[0], None)
-            return found
+            return run
 
     def _folders(self) -> dict[str, Path]:
         return {**self._configured, **{n: p for n, p in self._of_jobs().items() if n not in self._configured}}
 
 
 def _stamp(path: Path) -> Stamp:
-    """Changes whenever a file of the run is put into place: files are renamed into their folder, which notes the time."""
-    found: list[tuple[int, int] | None] = []
+    """A value that changes with every file of the run: files are renamed into place, which updates the folder's time."""
+    stamps: list[tuple[int, int] | None] = []
     for part in (path, path / "_run.json", path / "embeddings"):
         try:
             stat = part.stat()
         except OSError:
-            found.append(None)
+            stamps.append(None)
         else:
-            found.append((stat.st_mtime_ns, stat.st_ino))
-    return tuple(found)
+            stamps.append((stat.st_mtime_ns, stat.st_ino))
+    return tuple(stamps)

@@ -1,4 +1,4 @@
-"""Registered class sets: their texts are embedded once, and new samples are then judged by the nearest of them."""
+"""Registered class sets: embed their prompts once, then judge new samples by the nearest prompts."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,23 +18,23 @@ __all__ = ["ClassSets", "EncodeTexts", "RegisteredClasses", "predictions"]
 
 EncodeTexts = Callable[[Sequence[str]], Awaitable[Float32]]
 
-PREDICTED = 5
-TEXTS = 256  # embedded at a time
+PREDICTED = 5  # classes listed per image
+TEXTS = 256  # prompts embedded at a time
 
 
 @dataclass(frozen=True)
 class RegisteredClasses:
-    """Classes with their embedded texts."""
+    """A class set with the embeddings of its prompts."""
 
     name: str
     anchors: Anchors
 
     def judge(self, images: Float32, labels: Sequence[int | str | None]) -> list[Judged]:
-        """One result for each image (N, d), a row of zeros for none.
+        """Judge each image (N, d); a row of zeros means no image.
 
         `anchor_consistency` is p_sem[y]; without neighbours q is p_sem, which decides `clean_tango`, `consistency` and
-        `refined_label`. `predicted` are the likeliest classes by the text-anchored classifier, which sees every text
-        and not the nearest only, so that the two can differ where classes are close.
+        `refined_label`. `predicted` are the likeliest classes by the text-anchored classifier, which uses every prompt
+        and not only the nearest, so that the two can differ for similar classes.
         """
         anchors, classes = self.anchors, len(self.anchors.names)
         judged = [Judged() for _ in labels]
@@ -48,20 +48,20 @@ class RegisteredClasses:
 def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> list[tuple[Predicted, ...]]:
     """The likeliest classes of each image (N, d): softmax of TAC's logits (TANGO, METHODS 6.2); none without an image."""
     logits = text_anchor_logits(images, anchors.embeddings, anchors.labels, len(anchors.names)).astype(np.float64)
-    found: list[tuple[Predicted, ...]] = []
+    predicted: list[tuple[Predicted, ...]] = []
     for row in logits:
         if not np.isfinite(row).all():
-            found.append(())
+            predicted.append(())
             continue
         chance = np.exp(row - row.max())
         chance /= chance.sum()
         best = np.argsort(-chance, kind="stable")[:most].tolist()
-        found.append(tuple(Predicted(c, anchors.names[c], float(chance[c])) for c in best))
-    return found
+        predicted.append(tuple(Predicted(c, anchors.names[c], float(chance[c])) for c in best))
+    return predicted
 
 
 class ClassSets:
-    """Class sets by name. Reading them happens at once, so that a slip ends the start; embedding them at warm-up."""
+    """Class sets by name: read at the start, so that a mistake stops it; embedded once the model is loaded."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sets: dict[str, ClassSet] = {}
@@ -69,7 +69,7 @@ class ClassSets:
             try:
                 self._sets[name] = load_classes(source)
             except ConfigError as error:
-                raise ConfigError(f"classes {name}: {error}") from error
+                raise ConfigError(f"classes {name}: {error}", "classes", source) from error
         self._embedded: dict[str, RegisteredClasses] = {}
 
     def names(self) -> list[str]:
@@ -87,16 +87,16 @@ class ClassSets:
         return load_classes(name) if name in BUILT_IN and name not in self._sets else self.source(name)
 
     async def warm_up(self, encode: EncodeTexts) -> None:
-        """Embed every prompt of every set; again after the model was loaded anew. Raises ConfigError."""
+        """Embed every prompt of every set. Raises ConfigError for a prompt without an embedding."""
         for name, classes in self._sets.items():
             texts = classes.anchors
             rows = [np.asarray(await encode(texts[i : i + TEXTS])) for i in range(0, len(texts), TEXTS)]
             embeddings = np.concatenate(rows).astype(np.float32)
             empty = np.flatnonzero(~embeddings.any(axis=1))
             if len(empty):
-                raise ConfigError(
-                    f"classes {name}: the model gives no embedding for the prompt {texts[int(empty[0])]!r}"
-                )
+                prompt = texts[int(empty[0])]
+                problem = f"classes {name}: the model gives no embedding for the prompt {prompt!r}"
+                raise ConfigError(problem, "classes", prompt)
             anchors = Anchors(classes.names, embeddings, np.array(classes.anchor_labels))
             self._embedded[name] = RegisteredClasses(name, anchors)
 

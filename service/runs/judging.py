@@ -1,4 +1,4 @@
-"""What can be said of a new sample and its label from the shares that neighbours and class texts give to each class."""
+"""Judge a new sample's label by the shares that its neighbours (p_vis) and the class prompts (p_sem) give each class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,11 +35,11 @@ class Predicted:
 
 @dataclass
 class Judged:
-    """One sample; None where nothing is known. `status` is `bad_label` for a label that is no class, else `ok`.
+    """The verdict on one sample; None for unknown. `status` is `bad_label` for a label that is not a class, else `ok`.
 
     Scores are those of the table (p_vis[y], p_sem[y], q[y] / max q, argmax q = y). `refined_label` is argmax q, its
-    value `refined_confidence`: a new sample is in nobody's list, and for such samples TANGO's corrected label
-    (1 - b) Y_vis + b Y_sem falls back to q. The table's column of that name weighs a probe too and can differ.
+    value `refined_confidence`: a new sample is no neighbour of any row, and for such samples TANGO's corrected label
+    (1 - b) Y_vis + b Y_sem falls back to q. The table's column of that name also uses a probe and can differ.
     """
 
     status: str = "ok"
@@ -61,7 +61,7 @@ class Judged:
 def class_numbers(
     labels: Sequence[int | str | None], names: Sequence[str], classes: int, judged: Sequence[Judged]
 ) -> Index:
-    """(N,) class numbers, -1 for none; a label that is no number or name of a class becomes its sample's `bad_label`.
+    """(N,) class numbers, -1 for none; a label that is not a class gets the status `bad_label`.
 
     >>> results = [Judged(), Judged(), Judged()]
     >>> class_numbers(["dog", 0, "bird"], ["cat", "dog"], 2, results).tolist(), results[2].error
@@ -81,7 +81,7 @@ def class_numbers(
 
 
 def anchor_shares(images: Float32, anchors: Anchors, classes: int) -> Float64:
-    """p_sem (N, C) of images (N, d), NaN for rows of zeros; not rounded to float32: what ties in the table ties here."""
+    """p_sem (N, C) of images (N, d), NaN for rows of zeros; in float64, so that ties are those of the table."""
     votes = AnchorVotes.of(anchors.embeddings, anchors.labels, classes)
     parts = [votes.consistency(images[i : i + votes.chunk]) for i in range(0, len(images), votes.chunk)]
     return np.concatenate([np.zeros((0, classes)), *parts])
@@ -90,20 +90,20 @@ def anchor_shares(images: Float32, anchors: Anchors, classes: int) -> Float64:
 def judge_labels(
     p_vis: Float64 | None, p_sem: Float64 | None, labels: Index, names: Sequence[str], judged: Sequence[Judged]
 ) -> None:
-    """Fill in what the shares (N, C) say, NaN in rows where a source is silent; labels (N,) with -1 for none."""
+    """Fill in the verdicts from shares (N, C), NaN in rows without a value; labels (N,) with -1 for none."""
     sources = [share for share in (p_vis, p_sem) if share is not None]
     if not sources:
         return
     q = mix_sources(sources, 0.5)
     largest = q.max(axis=1)
-    spoken = np.isfinite(largest)
-    known = np.flatnonzero(spoken & (labels >= 0))
+    judgeable = np.isfinite(largest)
+    known = np.flatnonzero(judgeable & (labels >= 0))
     clean, consistency = verdict(q[known], labels[known])
     for at, i in enumerate(known.tolist()):
         judged[i].clean_tango, judged[i].consistency = bool(clean[at]), float(consistency[at])
         judged[i].knn_consistency = _at(p_vis, i, labels)
         judged[i].anchor_consistency = _at(p_sem, i, labels)
-    for i in np.flatnonzero(spoken).tolist():
+    for i in np.flatnonzero(judgeable).tolist():
         stays = labels[i] >= 0 and q[i, labels[i]] >= largest[i] * (1 - SAME)
         best = int(labels[i] if stays else q[i].argmax())
         judged[i].refined_label, judged[i].refined_confidence = best, float(largest[i])

@@ -1,6 +1,6 @@
-"""Looking into a finished run: its figures, a histogram, the rows worth seeing. One table is in memory at a time.
+"""Query the tables of a finished run: overview, histogram, ranked and filtered rows. One table is in memory at a time.
 
-Answers that need a pass over all tables are remembered until one of the run's files changes.
+Results that need a pass over all tables are cached until one of the run's files changes.
 """
 
 import threading
@@ -22,11 +22,12 @@ from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder, read_
 from noisegate.pipeline.runs.where import Where, parse_where
 from noisegate.pipeline.system.array_types import Float64, Index
 
-__all__ = ["DEPTH", "NUMBERS", "Bins", "Chosen", "Filters", "RunTables", "View", "plain", "usual"]
+__all__ = ["DEPTH", "NUMBERS", "Bins", "Filters", "RunTables", "View", "plain", "usual_similarities"]
 
 DEPTH = 10_000  # rows of a view that can be paged through
-REMEMBERED = 48  # answers per run
+MAX_CACHED = 48  # results per run
 BINS = 20  # what `bin_width` makes at most
+RARE = 0.01  # share of pairs below which a kind (wrong, right) has no quantiles; chosen
 NUMBERS = tuple(name for name, (kind, _) in COLUMNS.items() if pa.types.is_floating(kind))
 
 View = Literal["worst", "best", "borderline", "all"]
@@ -35,7 +36,7 @@ Known = TypeVar("Known")
 
 @dataclass(frozen=True)
 class Filters:
-    """Which rows take part; None lets all pass. `flag` also finds flags that go on with a colon, `key` a part of a key."""
+    """Conditions on rows; None means any. `flag` also matches `flag:…`, `key` a part of a key."""
 
     low: float | None = None
     high: float | None = None
@@ -48,7 +49,7 @@ class Filters:
     where: str | None = None
 
     def rules(self) -> list[Where]:
-        """As rules of `noisegate.pipeline.runs.where`; raises ConfigError where the user's own rule cannot be understood.
+        """The conditions as rules of `noisegate.pipeline.runs.where`; raises ConfigError for an invalid `where`.
 
         >>> [rule.text for rule in Filters(low=0.5, key="it's").rules()]
         ['clean_probability >= 0.5', "key like '%it''s%'"]
@@ -56,31 +57,31 @@ class Filters:
         texts = [
             None if self.low is None else f"clean_probability >= {self.low!r}",
             None if self.high is None else f"clean_probability <= {self.high!r}",
-            None if self.status is None else f"status = {_quoted(self.status)}",
+            None if self.status is None else f"status = {_quote(self.status)}",
             None if self.label is None else f"label = {self.label}",
             None if self.clean is None else f"clean = {str(self.clean).lower()}",
             None
             if self.flag is None
-            else f"{_quoted(self.flag)} in flags or flags like {_quoted(_literal(self.flag) + ':%')}",
-            None if self.key is None else f"key like {_quoted(f'%{_literal(self.key)}%')}",
-            None if self.shard is None else f"shard = {_quoted(self.shard)}",
+            else f"{_quote(self.flag)} in flags or flags like {_quote(_escape_like(self.flag) + ':%')}",
+            None if self.key is None else f"key like {_quote(f'%{_escape_like(self.key)}%')}",
+            None if self.shard is None else f"shard = {_quote(self.shard)}",
             self.where or None,
         ]
         return [parse_where(text) for text in texts if text is not None]
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _literal(text: str) -> str:
-    """For `like`: signs that would be wildcards stand for themselves."""
+def _escape_like(text: str) -> str:
+    """Escape the wildcards of `like`."""
     return "".join(f"\\{sign}" if sign in "\\%_" else sign for sign in text)
 
 
 @dataclass(frozen=True)
 class Bins:
-    """How many rows that are kept, dropped, or neither lie in [edges[i], edges[i + 1])."""
+    """Counts of kept, dropped and undecided rows in [edges[i], edges[i + 1])."""
 
     column: str
     edges: tuple[float, ...]
@@ -90,8 +91,8 @@ class Bins:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Rows in the order of a view: at most DEPTH of `total`, by shard (a place in `stems`) and row."""
+class RowSelection:
+    """Rows in the order of a view: at most DEPTH of `total`, by shard (an index into `stems`) and row."""
 
     total: int
     stems: tuple[str, ...]
@@ -99,33 +100,33 @@ class Chosen:
     rows: Index
 
 
-def usual(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
-    """Where 5, 50 and 95 % of the wrong and of the right pairs lie, by the calibration; None for a kind that hardly occurs."""
+def usual_similarities(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
+    """Similarities below which 5, 50 and 95 % of the wrong and right pairs lie, by the calibration; None for a rare kind."""
     kept, clean = np.asarray(calibration.kept), np.asarray(calibration.kept_clean)
     above = {"wrong": kept - clean, "right": clean}
-    found: dict[str, tuple[float, float, float] | None] = {}
+    quantiles: dict[str, tuple[float, float, float] | None] = {}
     for kind, share in above.items():
-        if share[0] < 0.01:
-            found[kind] = None
+        if share[0] < RARE:
+            quantiles[kind] = None
             continue
         below = np.maximum.accumulate(1 - share / share[0])
         low, middle, high = np.interp((0.05, 0.5, 0.95), below, calibration.knots).round(4).tolist()
-        found[kind] = (low, middle, high)
-    return found
+        quantiles[kind] = (low, middle, high)
+    return quantiles
 
 
 class RunTables:
-    """The tables of one run folder. Safe to use from several threads; one of them reads while the others wait."""
+    """The tables of one run folder. Thread-safe: one thread reads while the others wait."""
 
     def __init__(self, path: Path) -> None:
         self.run = RunFolder(path)
         self._lock = threading.Lock()
         self._record: tuple[object, dict[str, Any]] = (None, {})
         self._stamp: object = None
-        self._known: OrderedDict[object, Any] = OrderedDict()
+        self._cache: OrderedDict[object, Any] = OrderedDict()
 
     def recorded(self) -> dict[str, Any]:
-        """What `_run.json` says; raises TableError where there is no finished run."""
+        """The content of `_run.json`; raises TableError without a finished run."""
         with self._lock:
             return self._recorded()
 
@@ -135,29 +136,29 @@ class RunTables:
             return self._stems()
 
     def lenses(self) -> list[ScoreView]:
-        """What can be looked at, the run's own first: pairs by cosine or neighbourhood, and labels."""
+        """The scores that can be browsed, the run's main one first: pairs by cosine or neighbourhood, and labels."""
         with self._lock:
-            return self._remember("lenses", self._lenses)
+            return self._cached("lenses", self._lenses)
 
     def names(self) -> tuple[str, ...]:
-        """Names of the classes, none where the run has no anchors."""
+        """Names of the classes; empty if the run has no anchors."""
         with self._lock:
-            return self._remember("names", lambda: read_class_names(self.run))
+            return self._cached("names", lambda: read_class_names(self.run))
 
     def overview(self) -> dict[str, Any]:
-        """Figures of the whole run, as `noisegate show` has them, with `usual` places of pairs and counts by class."""
+        """Figures of the whole run, as `noisegate show` prints them, with usual similarities and counts by class."""
         with self._lock:
-            return self._remember("overview", self._overview)
+            return self._cached("overview", self._overview)
 
     def histogram(self, column: str, filters: Filters, bins: int = 50) -> Bins | None:
-        """At most `bins` bins of a round width, with an edge at the column's cut; None where no row has a value."""
+        """At most `bins` bins of a round width, with an edge at the column's cut; None if no row has a value."""
         if column not in NUMBERS:
-            raise ConfigError(f"column {column!r} holds no numbers; use one of {', '.join(NUMBERS)}")
+            raise ConfigError(f"column {column!r} holds no numbers; use one of {', '.join(NUMBERS)}", "column", column)
         rules = filters.rules()
         with self._lock:
-            return self._remember(("bins", column, filters, bins), lambda: self._histogram(column, rules, bins))
+            return self._cached(("bins", column, filters, bins), lambda: self._histogram(column, rules, bins))
 
-    def choose(self, view: View, filters: Filters, by: str | None = None) -> Chosen:
+    def choose(self, view: View, filters: Filters, by: str | None = None) -> RowSelection:
         """The rows of a view over those that pass the filters.
 
         `by` names the column that ranks, the run's own score unless given. Rows without that score are in no view but
@@ -168,14 +169,14 @@ class RunTables:
             column, cut = self._ranking(by)
             if view == "borderline":
                 if cut is None:
-                    raise ConfigError(f"view 'borderline': {column} has no cut; use view 'worst'")
+                    raise ConfigError(f"view 'borderline': {column} has no cut; use view 'worst'", "view", view)
                 column, rank = self._cut_column(column), lambda values: np.abs(values - cut)
             else:
                 rank = (lambda values: -values) if view == "best" else (lambda values: values)
             ordered = None if view == "all" else column
-            return self._remember(("rows", view, column, filters), lambda: self._choose(ordered, rank, rules))
+            return self._cached(("rows", view, column, filters), lambda: self._choose(ordered, rank, rules))
 
-    def rows(self, chosen: Chosen, start: int, count: int) -> list[dict[str, Any]]:
+    def rows(self, chosen: RowSelection, start: int, count: int) -> list[dict[str, Any]]:
         """Some of the chosen rows with all columns and their `shard`."""
         part = slice(start, start + count)
         places, rows = chosen.places[part], chosen.rows[part]
@@ -194,19 +195,19 @@ class RunTables:
         table = self.run.read(stem, list(COLUMNS)).slice(index, 1)
         return {"shard": stem, **table.to_pylist()[0]} if len(table) else None
 
-    def _remember(self, question: object, answer: Callable[[], Known]) -> Known:
-        """The answer as long as no file of the run changes; the oldest ones are forgotten."""
+    def _cached(self, key: object, compute: Callable[[], Known]) -> Known:
+        """Compute a result once for the present files of the run; keeps the last MAX_CACHED."""
         stamp = tuple(_stamp(path) for path in (self.run.run_file, *map(self.run.table, self._stems())))
         if stamp != self._stamp:
             self._stamp = stamp
-            self._known.clear()
-        if question not in self._known:
-            self._known[question] = answer()
-        self._known.move_to_end(question)
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-        known: Known = self._known[question]
-        return known
+            self._cache.clear()
+        if key not in self._cache:
+            self._cache[key] = compute()
+        self._cache.move_to_end(key)
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        result: Known = self._cache[key]
+        return result
 
     def _recorded(self) -> dict[str, Any]:
         stamp = _stamp(self.run.run_file)
@@ -232,17 +233,17 @@ class RunTables:
 
     def _ranking(self, by: str | None) -> tuple[str, float | None]:
         """The column that ranks, and the cut that belongs to it."""
-        lenses = self._remember("lenses", self._lenses)
+        lenses = self._cached("lenses", self._lenses)
         if by is None:
             return lenses[0].rank, lenses[0].cut
         if by not in NUMBERS:
-            raise ConfigError(f"by {by!r} is no column of numbers; use one of {', '.join(NUMBERS)}")
+            raise ConfigError(f"by {by!r} is no column of numbers; use one of {', '.join(NUMBERS)}", "by", by)
         cut = next((lens.cut for lens in lenses if by in (lens.rank, lens.column)), None)
         return by, 0.5 if by == "clean_probability" else cut
 
     def _cut_column(self, column: str) -> str:
-        """Where the cut lies is not always what ranks: labels rank by quality and are cut by probability."""
-        lenses = self._remember("lenses", self._lenses)
+        """The column that the cut applies to, not always the one that ranks: labels rank by quality, are cut by probability."""
+        lenses = self._cached("lenses", self._lenses)
         return next((lens.column for lens in lenses if lens.rank == column), column)
 
     def _overview(self) -> dict[str, Any]:
@@ -252,7 +253,7 @@ class RunTables:
         return {
             **summary.to_dict(),
             "notes": list(seen.notes),
-            "usual": usual(summary.calibration) if summary.calibration else None,
+            "usual": usual_similarities(summary.calibration) if summary.calibration else None,
             "class_counts": [
                 {"label": label, "name": names[label] if label < len(names) else None, "count": count, "kept": kept}
                 for label, (count, kept) in sorted(self._labels().items())
@@ -272,7 +273,7 @@ class RunTables:
         return totals
 
     def _tables(self, columns: list[str], rules: list[Where]) -> Iterator[tuple[int, pa.Table]]:
-        """(place, table) of every shard with the columns, and `passes`, which says where all rules hold."""
+        """(index, table) of every shard with the columns, and `passes`: whether all rules hold for the row."""
         needed = {*columns, *(name for rule in rules for name in rule.columns)} - {"shard"}
         for place, stem in enumerate(self._stems()):
             table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed] or ["index"])
@@ -308,7 +309,7 @@ class RunTables:
         kept, dropped, unknown = (tuple(part) for part in counts.tolist())
         return Bins(column, edges, kept, dropped, unknown)
 
-    def _choose(self, column: str | None, rank: Callable[[Float64], Float64], rules: list[Where]) -> Chosen:
+    def _choose(self, column: str | None, rank: Callable[[Float64], Float64], rules: list[Where]) -> RowSelection:
         total, score = 0, np.zeros(0)
         places, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for place, table in self._tables([column] if column else [], rules):
@@ -320,11 +321,11 @@ class RunTables:
             rows = np.concatenate([rows, taken])
             order = np.argsort(score, kind="stable")[:DEPTH]  # the earlier row first where scores tie
             score, places, rows = score[order], places[order], rows[order]
-        return Chosen(total, self._stems(), places, rows)
+        return RowSelection(total, self._stems(), places, rows)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """Changes with the file; raises TableError where there is none."""
+    """A value that changes with the file; raises TableError if it is missing."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -338,13 +339,13 @@ def _floats(table: pa.Table, name: str) -> Float64:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as JSON has it: digests in hex, numbers that are not finite as None."""
-    found: dict[str, Any] = {}
+    """A row for JSON: digests in hex, None for numbers that are not finite."""
+    row: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, bytes):
-            found[name] = value.hex()
+            row[name] = value.hex()
         elif isinstance(value, float) and not np.isfinite(value):
-            found[name] = None
+            row[name] = None
         else:
-            found[name] = value
-    return found
+            row[name] = value
+    return row

@@ -8,13 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
+from noisegate.pipeline.estimators import ModelSpec
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
 from noisegate.service.jobs.store import STATES
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
-from tests.jobs import score
-from tests.service.serving import ask, base64_of, settings
+from tests.jobs import files_of, score
+from tests.service.serving import COLOURS, ask, base64_of, settings
 
 
 @pytest.fixture
@@ -44,6 +45,8 @@ def jobs_gauge(metrics: str, state: str) -> str:
 
 
 def test_a_job_from_the_request_to_the_run(place: Path) -> None:
+    score((place / "data").resolve(), place / "plain", estimator=ModelSpec(COLOURS))
+
     async def work(client: httpx.AsyncClient, service: Service) -> None:
         answer = await client.post("/v1/jobs", json={"name": "corpus-1", "shards": "x-{0..1}.tar", "beta": "fixed:0.4"})
         assert answer.status_code == 202, answer.text
@@ -68,6 +71,7 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
         assert last[2] == done
         assert (done["state"], done["run"], done["error"]) == ("done", "corpus-1", None)
         assert done["summary"]["samples"] == 24
+        assert files_of(place / "jobs" / "corpus-1") == files_of(place / "plain"), "as annotate writes it"
         assert done["progress"]["share"] == 1
         assert str(place) not in json.dumps(done)
         assert (await client.get("/v1/jobs")).json() == {"jobs": [done]}

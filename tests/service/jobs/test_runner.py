@@ -18,7 +18,7 @@ from noisegate.service.jobs.roots import Roots
 from noisegate.service.jobs.runner import JobEvent, JobRunner
 from noisegate.service.jobs.store import Job, JobStore, NoRecord
 from tests.commands import ROOT
-from tests.jobs import BETA, files_of, score
+from tests.jobs import BETA
 from tests.service.jobs.models import CRASHING, GATED
 
 COLOURS = "python:tests.fakes:ColourModel"
@@ -362,22 +362,6 @@ def test_events_replay_the_last_state_and_beat_and_end(place: Path) -> None:
         await bench.runner.stop()
 
     run(story())
-
-
-def test_a_real_job_writes_what_annotate_writes(place: Path) -> None:
-    score(sorted((place / "shards").resolve().glob("*.tar")), place / "plain", estimator=ModelSpec(COLOURS))
-
-    async def story() -> None:
-        bench = Bench(place, COLOURS)
-        await bench.runner.start()
-        done = await bench.until(bench.submit("a"))
-        assert (done.state, done.error) == ("done", None)
-        assert done.summary is not None
-        assert (done.summary["samples"], done.progress.samples, done.progress.share) == (18, 18, 1)
-        await bench.runner.stop()
-
-    run(story())
-    assert files_of(place / "jobs" / "a") == files_of(place / "plain")
 
 
 def test_a_real_job_cancelled_half_way_goes_on_when_asked_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

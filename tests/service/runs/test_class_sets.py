@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import normalise
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.class_sets import ClassSets
+from tests.errors import refused
 from tests.fakes import ZERO, ColourModel
 from tests.service.fakes import FakeEngine
 
@@ -87,7 +87,7 @@ def test_unknown_and_not_yet_embedded(tmp_path: Path) -> None:
 
 
 def test_a_set_that_cannot_be_read_or_embedded_says_which(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"classes mine: .*no such file"):
+    with refused("classes", str(tmp_path / "nowhere.txt")):
         ClassSets({"mine": str(tmp_path / "nowhere.txt")})
     (tmp_path / "odd.json").write_text(f'{{"a": ["{ZERO}"]}}')
     sets = ClassSets({"odd": str(tmp_path / "odd.json")})
@@ -95,5 +95,5 @@ def test_a_set_that_cannot_be_read_or_embedded_says_which(tmp_path: Path) -> Non
     async def encode(texts: object) -> object:
         return normalise(ColourModel().encode_texts(list(texts)))  # type: ignore[call-overload]
 
-    with pytest.raises(ConfigError, match=f"classes odd: the model gives no embedding for the prompt {ZERO!r}"):
+    with refused("classes", ZERO):
         asyncio.run(sets.warm_up(encode))  # type: ignore[arg-type]
