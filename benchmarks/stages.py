@@ -27,7 +27,7 @@ from PIL import Image
 
 from benchmarks.annotate import WORDS, used, write_shards
 from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
-from noisegate.pipeline.engines.encode_shard import EncodedShard
+from noisegate.pipeline.engines.shard_task import EncodedShard
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.table import RunFolder, table_from

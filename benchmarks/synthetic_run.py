@@ -25,7 +25,8 @@ from noisegate.pipeline.estimators.base import normalise
 from noisegate.pipeline.estimators.custom import CustomEstimator
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
-from noisegate.pipeline.score_run import ScoreSettings, score_run
+from noisegate.pipeline.scoring import learn_scores, write_scores
+from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
@@ -96,7 +97,8 @@ def write_synthetic_run(
             entries[-1]["modified"] = url.stat().st_mtime
     settings = ScoreSettings(beta="intersection", tasks=("pairs",), seed=seed)
     stems = [entry["table"] for entry in entries]
-    scores = score_run(run, stems, settings)
+    scores = learn_scores(run, stems, settings)
+    write_scores(run, stems, scores)
     if labels:
         for part, stem in enumerate(stems):
             _add_labels(run, stem, np.random.default_rng([seed, part, 1]))

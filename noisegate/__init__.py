@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from noisegate.pipeline.pairs.beta import Beta, estimate_beta
     from noisegate.pipeline.pairs.osa import osa_weight
     from noisegate.pipeline.runs.table import read_table
+    from noisegate.pipeline.scoring.summary import Summary
     from noisegate.pipeline.shards.locate import find_shards
-    from noisegate.pipeline.summary import Summary
     from noisegate.service.client import AsyncClient, Client
     from noisegate.trainers.config import TrainConfig
     from noisegate.trainers.data import Batch, WeightedShards
@@ -39,7 +39,7 @@ _HOMES = {
     "Method": "trainers.methods",
     "ModelFigures": "trainers.evaluate",
     "NoisegateError": "pipeline.errors",
-    "Summary": "pipeline.summary",
+    "Summary": "pipeline.scoring.summary",
     "Target": "trainers.targets",
     "TrainConfig": "trainers.config",
     "TrainResult": "trainers.train",

@@ -1,4 +1,4 @@
-"""The batch job: read, decode, encode, score, write. Killed at any moment and started again, it gives the same tables."""
+"""The batch job: find, encode, score, record. A run that is killed and started again gives the same tables."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,30 +7,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .engines import Engine, EngineSettings
-from .engines.local import Local
-from .engines.nodes import Nodes, NodeShare, forget_plan
-from .engines.progress_totals import Tally
-from .engines.shard_task import ShardTask
+from .engines import (
+    EncodingEngine,
+    EngineSettings,
+    Nodes,
+    NodeShare,
+    ProgressTotals,
+    ShardTask,
+    choose_engine,
+    remove_plan,
+)
 from .errors import LockedError, MismatchError
-from .estimators import ModelSpec
-from .estimators.base import Estimator
+from .estimators import Estimator, ModelSpec
+from .labels.anchors import anchors_file
 from .labels.classes import ClassSet
 from .neighbours import NeighbourSearch
 from .pairs.beta import Beta, cached_beta
 from .pairs.pair_fit import read_pair_fit
-from .run_record import RunRecord
 from .runs.lock import SCORING, folder_lock
+from .runs.record import RunRecord
 from .runs.resume import Resume, check_settings, clear, sweep
 from .runs.table import RunFolder
-from .score_run import RunScores, ScoreSettings, anchors_file, score_run
+from .scoring import RunScores, Summary, learn_scores, write_scores
+from .scoring.summary import summarise
+from .settings import AnnotateSettings, DecodeOptions
 from .shards.locate import Shard, find_shards
-from .shards.workers import DecodeOptions
-from .summary import Summary, summarise
 from .system.output_files import writing_to
 from .system.progress import Progress
 
-__all__ = ["annotate"]
+__all__ = ["annotate", "annotate_with"]
+
+Lock = Callable[[], AbstractContextManager[Any]]
 
 
 def annotate(
@@ -38,161 +45,150 @@ def annotate(
     out: str | Path,
     *,
     estimator: Estimator | Callable[[], Estimator] | None = None,
-    beta: str = "auto",
+    beta: str = AnnotateSettings.beta,
     options: DecodeOptions | None = None,
     classes: ClassSet | None = None,
-    k: int | None = None,
-    neighbourhood: bool = False,
-    workers: int | None = None,
-    keep_embeddings: bool = True,
-    overwrite: bool = False,
-    retry_failed: bool = False,
-    seed: int = 0,
-    neighbour_memory: int | None = None,
+    k: int | None = AnnotateSettings.k,
+    neighbourhood: bool = AnnotateSettings.neighbourhood,
+    workers: int | None = AnnotateSettings.workers,
+    keep_embeddings: bool = AnnotateSettings.keep_embeddings,
+    overwrite: bool = AnnotateSettings.overwrite,
+    retry_failed: bool = AnnotateSettings.retry_failed,
+    seed: int = AnnotateSettings.seed,
+    neighbour_memory: int | None = AnnotateSettings.neighbour_memory,
     progress: Progress | None = None,
     engine: EngineSettings | None = None,
     nodes: Nodes | None = None,
 ) -> Summary:
-    """Score every sample of `shards` into weight tables below `out`, and return what came out.
+    """Score every sample of `shards` into weight tables below `out`, and return a summary.
 
     `estimator` is what `load_estimator` returns, a function that makes one, or an object of your own with `encode_images`,
-    `encode_texts` and a string `identity` (default: the embedded one). A run that was stopped goes on where it was;
-    finished shards are left alone unless their tar has changed. `retry_failed` reads failed samples again.
-    `classes` give labels their text anchors, `k` and `neighbourhood` are as in `ScoreSettings`.
-    More shards may be scored into the same folder later: β is then learned from all of them, and all tables follow it.
-    `engine` says who encodes and who searches neighbours (default: this process), in `neighbour_memory` bytes of each
-    machine (default: half of what is free), and with `nodes` this process encodes one part of the shards and
-    scores all where it is the last; the tables depend on neither.
-    Raises MismatchError when `out` was made by another scorer, β or way of reading, unless `overwrite`.
-    """
-    options, engine, run = options or DecodeOptions(), engine or Local(), RunFolder(Path(out))
-    given = estimator or ModelSpec()
-    model = given.to_dict() if isinstance(given, ModelSpec) else None
-    job = _Job(
-        ScoreSettings(beta, options.tasks, k, neighbourhood, seed),
-        run,
-        find_shards(shards),
-        ShardTask(run.path, options, workers, retry_failed, _named(classes, options)),
-        classes,
-        keep_embeddings,
-        overwrite,
-        progress or Progress(),
-        neighbour_memory,
-    )
-    job.record.model_spec = model
+    `encode_texts` and a string `identity` (default: the embedded model). `classes` give labels their text anchors.
+    `engine` chooses where to encode and to search neighbours (default: this process); with `nodes` this process encodes one
+    part of the shards, and scores all if it is the last. The tables depend on neither. The other keywords are those of
+    `AnnotateSettings`; `options` has the ones about reading.
 
-    def started() -> AbstractContextManager[Engine]:
-        if model:
-            job.progress.note(f"loading {model['model']}")
-        return engine.start(given, len(job.shards), job.progress.note)
+    A stopped run is resumed: finished shards are left alone unless their tar has changed. More shards may be scored into the
+    same folder later: β is then learned from all of them, and all tables are updated. Raises MismatchError if `out` was made
+    with another scorer, β or way of reading, unless `overwrite`.
+    """
+    reading = options or DecodeOptions()
+    settings = AnnotateSettings(
+        beta=beta,
+        tasks=reading.tasks,
+        text_field=reading.text_field,
+        label_field=reading.label_field,
+        **vars(reading.limits),
+        k=k,
+        neighbourhood=neighbourhood,
+        workers=workers,
+        keep_embeddings=keep_embeddings,
+        overwrite=overwrite,
+        retry_failed=retry_failed,
+        seed=seed,
+        neighbour_memory=neighbour_memory,
+    )
+    return annotate_with(
+        settings, shards, out, estimator=estimator, classes=classes, progress=progress, engine=engine, nodes=nodes
+    )
+
+
+def annotate_with(
+    settings: AnnotateSettings,
+    shards: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    estimator: Estimator | Callable[[], Estimator] | None = None,
+    classes: ClassSet | None = None,
+    progress: Progress | None = None,
+    engine: EngineSettings | None = None,
+    nodes: Nodes | None = None,
+) -> Summary:
+    """`annotate` with its settings in one object; `estimator`, `engine` and `nodes` replace what the settings name."""
+    model = estimator or ModelSpec(**settings.model_values)
+    engine = engine or choose_engine(settings)
+    nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
+    job = _Job(settings, RunFolder(Path(out)), find_shards(shards), classes, progress or Progress())
+    job.record.model = model.to_dict() if isinstance(model, ModelSpec) else None
+
+    def start() -> AbstractContextManager[EncodingEngine]:
+        if isinstance(model, ModelSpec):
+            job.progress.note(f"loading {model.model}")
+        return engine.start(model, len(job.shards), job.progress.note)
 
     try:
         with writing_to(out):
-            return job.alone(started) if nodes is None else job.as_node(started, NodeShare(run.path, nodes))
+            return job.run_alone(start) if nodes is None else job.run_as_node(start, NodeShare(job.run.path, nodes))
     finally:
         job.progress.stop()
 
 
-def _named(classes: ClassSet | None, options: DecodeOptions) -> int | None:
-    """How many classes labels may have, where they are scored and named."""
-    return len(classes.names) if classes and "labels" in options.tasks else None
-
-
 @dataclass
 class _Job:
-    settings: ScoreSettings
+    settings: AnnotateSettings
     run: RunFolder
     shards: list[Shard]
-    task: ShardTask
     classes: ClassSet | None
-    keep_embeddings: bool
-    overwrite: bool
     progress: Progress
-    neighbour_memory: int | None
     began: float = field(default_factory=time.monotonic)
     encode_seconds: float = 0.0
     encoded: int = 0
 
     def __post_init__(self) -> None:
-        self.record = RunRecord(self.run, self.shards, self.settings, self.task.options, self.classes)
+        digest = self.classes.digest if self.classes else None
+        self.record = RunRecord(self.run, self.shards, self.settings, digest)
 
-    def alone(self, started: Callable[[], AbstractContextManager[Engine]]) -> Summary:
-        """All shards, then the scores."""
-        with folder_lock(self.run.path), started() as engine:
-            if self.overwrite:
-                self._clear()  # not before the model is there: a slip in its name must not cost the tables
-            self._encode(engine, self.shards, nullcontext)
-            return self._finish(engine)
+    def run_alone(self, start: Callable[[], AbstractContextManager[EncodingEngine]]) -> Summary:
+        """Find, encode, score and record all shards."""
+        with folder_lock(self.run.path), start() as engine:
+            if self.settings.overwrite:
+                self._clear()  # only after the model is loaded: a wrong name must not cost the tables
+            todo, sizes = self._find(engine, self.shards, nullcontext)
+            self._encode(engine, todo, sizes)
+            return self._score_and_record(engine)
 
-    def as_node(self, started: Callable[[], AbstractContextManager[Engine]], share: NodeShare) -> Summary:
-        """This node's part of the shards, and the scores where all others have theirs."""
-        with share.holding_rank(), started() as engine:
-            plan = self.record.settings(engine.identity) | {
-                "overwrite": self.overwrite,
-                "retry_failed": self.task.retry_failed,
+    def run_as_node(self, start: Callable[[], AbstractContextManager[EncodingEngine]], share: NodeShare) -> Summary:
+        """Find and encode this node's shards; score and record all if the other nodes are done."""
+        with share.lock_rank(), start() as engine:
+            plan = self.record.fixed_settings(engine.identity) | {
+                "overwrite": self.settings.overwrite,
+                "retry_failed": self.settings.retry_failed,
             }
-            fresh = self._clear if self.overwrite else lambda: None
-            with share.at_work(self.shards, plan, fresh, self.progress.note) as part:
-                self._encode(engine, part, share.planning)
+            start_over = self._clear if self.settings.overwrite else lambda: None
+            with share.take_shards(self.shards, plan, start_over, self.progress.note) as part:
+                todo, sizes = self._find(engine, part, share.lock_plan)
+                self._encode(engine, todo, sizes)
                 share.report(self.record.failed)
             try:
                 with folder_lock(self.run.path, doing=SCORING):
-                    left = self._left(engine, share.failed())
-                    absent = share.absent() if self.overwrite else []  # one that comes later would overwrite this run
-                    if not left and not absent:
-                        return self._finish(engine)
-                    waits_for = (
-                        f"{len(left):,} shards of other nodes, such as {left[0].url}" if left else f"node {absent[0]}"
-                    )
+                    waits_for = self._waits_for(engine, share)
+                    if waits_for is None:
+                        return self._score_and_record(engine)
             except LockedError:
                 waits_for = "other nodes, which are at work"
         stems = [shard.stem for shard in part if self.run.table(shard.stem).exists()]
-        return self._summary(sorted(stems), RunScores(None, None, None, None), waits_for)
+        return self._summarise(sorted(stems), RunScores(), waits_for)
 
-    def _clear(self) -> None:
-        clear(self.run, [shard.stem for shard in self.shards])
-
-    def _encode(
-        self, engine: Engine, shards: Sequence[Shard], recording: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        todo, sizes = self._plan(engine, shards, recording)
-        tally = Tally(self.progress, sizes)
-        began = time.monotonic()
-        if todo:
-            engine.encode(self.task, todo, tally)
-        self.encode_seconds, self.encoded = time.monotonic() - began, tally.encoded
-        self.record.notes = tally.notes
-        self.record.failed |= {shard.url: tally.failed[shard.url] for shard in todo if shard.url in tally.failed}
-
-    def _plan(
-        self, engine: Engine, shards: Sequence[Shard], recording: Callable[[], AbstractContextManager[Any]]
+    def _find(
+        self, engine: EncodingEngine, shards: Sequence[Shard], lock: Lock
     ) -> tuple[list[Shard], dict[str, int | None]]:
-        """The shards to encode and their sizes, once it is sure that they may go into this folder; `_run.json` then says so.
+        """The shards to encode, and the sizes of all; raises MismatchError if they may not go into this folder.
 
-        Whoever else may write that file is kept out by `recording`.
+        `_run.json` then lists them, written under `lock`.
         """
         identity = engine.identity
         before = self.run.read_run()
         if before is not None:
-            check_settings(before, self.record.settings(identity), self.run.path, self.task.retry_failed)
-        resume = self._resume(engine, self.task.retry_failed)
+            fixed = self.record.fixed_settings(identity)
+            check_settings(before, fixed, self.run.path, self.settings.retry_failed)
+        resume = self._resume(engine, self.settings.retry_failed)
         todo = resume.todo(shards)
-        again = {shard.stem for shard in todo}
-        gone = [
-            stem
-            for stem in resume.listed
-            if stem not in again and self.run.table(stem).exists() and not self.run.embeddings(stem).exists()
-        ]
-        if todo and gone:
-            raise MismatchError(
-                f"{self.run.path}: the embeddings of {gone[0]} were dropped, so {todo[0].url} cannot be scored along with "
-                "it; score it into another --out, or all of them again with --overwrite"
-            )
+        self._check_embeddings(resume, todo)
         for table in resume.stale:
             table.unlink(missing_ok=True)
         self.record.failed, self.record.times = dict(resume.unreachable), dict(resume.times)
         if todo or any(shard.stem not in resume.listed for shard in self.shards):
-            with recording():
+            with lock():
                 self.record.write(identity, None, finished=False)
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
         self.progress.start(len(todo), size, len(shards) - len(todo) - len(resume.unreachable))
@@ -200,57 +196,94 @@ class _Job:
             self.progress.note(problem)
         return todo, resume.sizes
 
-    def _resume(self, engine: Engine, retry_failed: bool) -> Resume:
-        before = self.run.read_run()
-        listed = {entry["table"]: entry for entry in before["shards"]} if before else {}
-        reading, keep = self.record.reading, self.keep_embeddings
-        return Resume(self.run, engine.identity, reading, listed, keep, retry_failed, self.progress.note)
+    def _encode(self, engine: EncodingEngine, todo: Sequence[Shard], sizes: Mapping[str, int | None]) -> None:
+        """Encode the shards into embeddings and unscored tables."""
+        reading = self.settings.reading
+        named = len(self.classes.names) if self.classes and "labels" in reading.tasks else None
+        task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named)
+        totals = ProgressTotals(self.progress, sizes)
+        began = time.monotonic()
+        if todo:
+            engine.encode(task, todo, totals)
+        self.encode_seconds, self.encoded = time.monotonic() - began, totals.encoded
+        self.record.notes = totals.notes
+        self.record.failed |= {shard.url: totals.failed[shard.url] for shard in todo if shard.url in totals.failed}
 
-    def _left(self, engine: Engine, failed: Mapping[str, str]) -> list[Shard]:
-        """Shards of the whole run that are still to be encoded, apart from those that no node could read."""
-        resume = self._resume(engine, retry_failed=False)
-        todo = resume.todo(self.shards)
-        known = {**failed, **resume.unreachable}
-        self.record.failed = {shard.url: known[shard.url] for shard in self.shards if shard.url in known}
-        self.record.times |= resume.times
-        return [shard for shard in todo if shard.url not in failed]
-
-    def _finish(self, engine: Engine) -> Summary:
-        """Learn the scores from all tables there are, and write them."""
+    def _score_and_record(self, engine: EncodingEngine) -> Summary:
+        """Learn the scores from all tables of the folder, write them, and mark the run as finished."""
         stems = sorted(self.run.stems())
         scores = self._score(engine, stems)
-        self.record.write(engine.identity, scores.pairs.beta if scores.pairs else None, finished=True)
-        if not self.keep_embeddings and not self.record.failed:  # a shard that is still to come needs them all for β
+        self.record.write(engine.identity, scores.pairs.beta.to_dict() if scores.pairs else None, finished=True)
+        if (
+            not self.settings.keep_embeddings and not self.record.failed
+        ):  # a shard that is still to come needs all for β
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
-        forget_plan(self.run.path)
+        remove_plan(self.run.path)
         sweep(self.run)
-        return self._summary(stems, scores)
+        return self._summarise(stems, scores)
 
-    def _score(self, engine: Engine, stems: Sequence[str]) -> RunScores:
-        if not all(self.run.embeddings(stem).exists() for stem in stems):  # dropped after scoring: the tables know
-            pairs = read_pair_fit(self.run, stems, self.settings.seed) if "pairs" in self.settings.tasks else None
-            return RunScores(pairs, None, None, None)
+    def _score(self, engine: EncodingEngine, stems: Sequence[str]) -> RunScores:
+        scoring = self.settings.scoring
+        if not all(self.run.embeddings(stem).exists() for stem in stems):  # dropped after an earlier scoring
+            return RunScores(read_pair_fit(self.run, stems, scoring.seed) if "pairs" in scoring.tasks else None)
 
-        def of_model() -> Beta:
-            seed = self.settings.seed
-            self.record.random_inputs = cached_beta(engine.identity, seed, lambda: engine.random_inputs(seed))
-            return self.record.random_inputs
+        def measure_model_beta() -> Beta:
+            beta = cached_beta(engine.identity, scoring.seed, lambda: engine.random_inputs(scoring.seed))
+            self.record.random_inputs = beta.to_dict()
+            return beta
 
         anchors = engine.anchors(self.classes) if self.classes else None
         if anchors:
             anchors.save(anchors_file(self.run))
-        return score_run(
+        scores = learn_scores(
             self.run,
             stems,
-            self.settings,
-            random_inputs=of_model,
+            scoring,
+            random_inputs=measure_model_beta,
             anchors=anchors,
-            search=NeighbourSearch(self.neighbour_memory, run=engine.search, remote=engine.searches_remotely),
+            search=NeighbourSearch(self.settings.neighbour_memory, run=engine.search, remote=engine.searches_remotely),
             note=self.progress.note,
         )
+        write_scores(self.run, stems, scores)
+        return scores
 
-    def _summary(self, stems: Sequence[str], scores: RunScores, waits_for: str | None = None) -> Summary:
+    def _clear(self) -> None:
+        clear(self.run, [shard.stem for shard in self.shards])
+
+    def _resume(self, engine: EncodingEngine, retry_failed: bool) -> Resume:
+        before = self.run.read_run()
+        listed = {entry["table"]: entry for entry in before["shards"]} if before else {}
+        reading, keep = self.settings.reading.to_dict(), self.settings.keep_embeddings
+        return Resume(self.run, engine.identity, reading, listed, keep, retry_failed, self.progress.note)
+
+    def _check_embeddings(self, resume: Resume, todo: Sequence[Shard]) -> None:
+        """Raise MismatchError if new shards should be scored along with tables whose embeddings were dropped."""
+        again = {shard.stem for shard in todo}
+        for stem in resume.listed:
+            dropped = self.run.table(stem).exists() and not self.run.embeddings(stem).exists()
+            if todo and dropped and stem not in again:
+                raise MismatchError(
+                    f"{self.run.path}: the embeddings of {stem} were dropped, so {todo[0].url} cannot be scored along with "
+                    "it; score it into another --out, or all of them again with --overwrite",
+                    "out",
+                    str(self.run.path),
+                )
+
+    def _waits_for(self, engine: EncodingEngine, share: NodeShare) -> str | None:
+        """What other nodes still have to do before the run can be scored; shards that no node could read are left out."""
+        failed = share.failed()
+        resume = self._resume(engine, retry_failed=False)
+        left = [shard for shard in resume.todo(self.shards) if shard.url not in failed]
+        known = {**failed, **resume.unreachable}
+        self.record.failed = {shard.url: known[shard.url] for shard in self.shards if shard.url in known}
+        self.record.times |= resume.times
+        if left:
+            return f"{len(left):,} shards of other nodes, such as {left[0].url}"
+        missing = share.missing_nodes() if self.settings.overwrite else []  # a late one would overwrite this run
+        return f"node {missing[0]}" if missing else None
+
+    def _summarise(self, stems: Sequence[str], scores: RunScores, waits_for: str | None = None) -> Summary:
         return summarise(
             self.run,
             stems,

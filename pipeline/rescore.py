@@ -1,4 +1,4 @@
-"""Scores without a model: a finished run with other settings, or arrays from anywhere."""
+"""Scores without a model: rescore a finished run with other settings, or score arrays of embeddings."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from .errors import ConfigError, TableError
-from .labels.anchors import Anchors
+from .labels.anchors import Anchors, anchors_file
 from .methods.columns import OneStep, compute_columns, write_columns
 from .neighbours import NeighbourSearch
 from .pairs.beta import Beta
@@ -21,11 +21,12 @@ from .runs.embeddings import embeddings_match
 from .runs.lock import folder_lock
 from .runs.resume import clear, sweep
 from .runs.table import VERSION, RunFolder, read_metadata
-from .score_run import RunScores, ScoreSettings, anchors_file, learn_scores, score_run, write_scores
-from .summary import Summary, summarise
+from .scoring import RunScores, Summary, learn_scores, write_scores
+from .scoring.summary import summarise
+from .settings import ScoreSettings
 from .system.output_files import writing_to
 
-__all__ = ["refuse_unused_beta", "rescore", "score_embeddings"]
+__all__ = ["rescore", "score_embeddings"]
 
 
 def rescore(
@@ -40,24 +41,23 @@ def rescore(
 ) -> Summary:
     """Recompute every score of a finished run from its tables and kept embeddings.
 
-    `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own, which are used
-    where there are some. `one_step` adds columns of methods; those that are there already stay. `search` says how
-    neighbours are searched; one that was stopped goes on. Raises TableError when embeddings were dropped. What cannot
-    work leaves all files as they were; a rescoring that is stopped leaves a run that says it is not finished, until
-    rescored again.
+    `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own. `one_step` adds
+    columns of methods; existing ones stay. `search` says how to search neighbours; a stopped search goes on. Raises
+    TableError if embeddings were dropped. Errors leave all files unchanged; a rescoring that is stopped leaves a run
+    marked as not finished, until it is rescored again.
     """
     run = RunFolder(Path(folder))
     began = time.monotonic()
-    _recorded(run)  # before a folder is made for the lock
+    _read_complete_run(run)  # before a folder is made for the lock
     with writing_to(folder), folder_lock(run.path):
-        recorded = _recorded(run)
+        recorded = _read_complete_run(run)
         stems = sorted(run.stems())
         wanted = settings(recorded["scoring"])
         _check_embeddings(run, stems, wanted)
         classes = recorded["scoring"].get("classes")
         if anchors is not None:
             if "labels" not in wanted.tasks:
-                raise ConfigError("anchors judge labels, and this run scores none; add --task labels")
+                raise ConfigError("anchors judge labels, and this run scores none; add --task labels", "anchors")
             classes = anchors.digest
         known = recorded.get("random_inputs")
         scores = learn_scores(
@@ -82,39 +82,36 @@ def rescore(
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
 
-def refuse_unused_beta(wanted: ScoreSettings) -> None:
-    """Raises ConfigError where there is no cosine that a β which somebody asked for could be compared with."""
-    if "pairs" not in wanted.tasks:
-        raise ConfigError(f"beta {wanted.beta!r}: only labels are scored, and β is for pairs; leave it out")
-    if not wanted.joint:
-        raise ConfigError(
-            f"beta {wanted.beta!r}: images and texts are of two encoders that share no space, so there is no cosine for β, "
-            "and neighbourhoods decide; leave it out"
-        )
-
-
-def _recorded(run: RunFolder) -> dict[str, Any]:
-    """What `_run.json` says of a run whose shards are all encoded."""
+def _read_complete_run(run: RunFolder) -> dict[str, Any]:
+    """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
     if not recorded["complete"]:
-        raise TableError(f"{run.path} is not finished; run the command that made it again first")
+        raise TableError(
+            f"{run.path} is not finished; run the command that made it again first", "folder", str(run.path)
+        )
     return recorded
 
 
 def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSettings) -> None:
-    """All of them are there and whole, with texts where pairs are to be scored."""
+    """Raise TableError unless all embeddings are there and intact, with texts if pairs are to be scored."""
     empty, texts = True, False
     for stem in stems:
         path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
         if not path.exists():
-            raise TableError(f"{run.path}: the embeddings of {stem} were dropped; annotate again, keeping them")
+            raise TableError(
+                f"{run.path}: the embeddings of {stem} were dropped; annotate again, keeping them",
+                "folder",
+                str(run.path),
+            )
         if not embeddings_match(path, shard["rows"], shard["sha256"]):
-            raise TableError(f"{path} is damaged; run the command that made it again")
+            raise TableError(f"{path} is damaged; run the command that made it again", "folder", str(run.path))
         with safe_open(path, framework="numpy") as file:
             rows, width = file.get_slice("text").get_shape()
         empty, texts = empty and not rows, texts or width > 0
     if "pairs" in wanted.tasks and not texts and not empty:
-        raise TableError(f"{run.path} has no text embeddings, so there are no pairs to score; use --task labels")
+        raise TableError(
+            f"{run.path} has no text embeddings, so there are no pairs to score; use --task labels", "task", "pairs"
+        )
 
 
 def score_embeddings(
@@ -132,12 +129,11 @@ def score_embeddings(
     search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
-    """Weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
+    """Write weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
 
     `labels` (N,) are class numbers over all files, negative for none. With `texts` of another width, or `joint=False`,
     images and texts are of two unrelated encoders: there is no cosine, and the neighbourhood score takes its place.
-    Raises ConfigError for arrays that do not fit one another. Stopped half-way it leaves a folder that says so, and
-    starts again there.
+    Raises ConfigError for arrays that do not fit one another. A stopped run is marked as not finished, and starts over.
     """
     began = time.monotonic()
     parts = find_parts(Path(images), Path(texts) if texts else None, Path(metadata) if metadata else None)
@@ -172,7 +168,8 @@ def score_embeddings(
         write_parts(run, parts, given, wanted.joint, {"scorer": scorer, "reading": reading})
         if anchors is not None:
             anchors.save(anchors_file(run))
-        scores = score_run(run, stems, wanted, anchors=anchors, device=device, search=search, note=note)
+        scores = learn_scores(run, stems, wanted, anchors=anchors, device=device, search=search, note=note)
+        write_scores(run, stems, scores)
         write_run(scores)
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
@@ -184,19 +181,20 @@ def _array_settings(
     joint: bool,
     settings: ScoreSettings,
 ) -> ScoreSettings:
-    """What these arrays allow; raises ConfigError for what they do not."""
+    """The settings for these arrays; raise ConfigError for what they do not allow."""
     image_width, text_width = parts[0].widths
     tasks = (("pairs",) if text_width else ()) + (("labels",) if labels is not None else ())
     if not tasks:
-        raise ConfigError("score-embeddings needs texts, labels or both; images alone cannot be wrong")
+        raise ConfigError("score-embeddings needs texts, labels or both; images alone cannot be wrong", "texts")
     if not text_width and (settings.neighbourhood or not joint):
-        raise ConfigError("neighbourhoods are compared between images and texts; give --texts too")
+        raise ConfigError("neighbourhoods are compared between images and texts; give --texts too", "texts")
     if anchors is not None:
         if labels is None:
-            raise ConfigError("anchors judge labels; give --labels too")
+            raise ConfigError("anchors judge labels; give --labels too", "labels")
         if anchors.embeddings.shape[1] != image_width:
+            width = anchors.embeddings.shape[1]
             raise ConfigError(
-                f"anchors have {anchors.embeddings.shape[1]} numbers, the images {image_width}; use one model for both"
+                f"anchors have {width} numbers, the images {image_width}; use one model for both", "anchors", width
             )
     if labels is not None:
         from .labels.scoring import count_classes  # brings torch, which pairs do not need
@@ -206,18 +204,22 @@ def _array_settings(
     neighbourhood = settings.neighbourhood or not joint
     wanted = replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)
     if wanted.beta != ScoreSettings().beta:
-        refuse_unused_beta(wanted)
+        wanted.refuse_unused_beta()
     return wanted
 
 
 def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
-    """Remove what `overwrite` allows, or what an unfinished run of the same kind left; anything else is an error."""
+    """Remove what `overwrite` allows, or what an unfinished run of the same kind left; else raise ConfigError."""
     before = None if overwrite else run.read_run()
     if before is not None and (before["complete"] or before["scorer"]["model"] != MODEL):
-        raise ConfigError(f"out {run.path} holds a run already; choose another folder, or use --overwrite")
+        raise ConfigError(
+            f"out {run.path} holds a run already; choose another folder, or use --overwrite", "out", str(run.path)
+        )
     in_the_way = [run.table(stem) for stem in stems if run.table(stem).exists()]
     if in_the_way and before is None and not overwrite:
-        raise ConfigError(f"out {run.path}: {in_the_way[0].name} is in the way; choose another folder")
+        raise ConfigError(
+            f"out {run.path}: {in_the_way[0].name} is in the way; choose another folder", "out", str(run.path)
+        )
     if before is not None or overwrite:
         clear(run, stems, searches=overwrite)
 

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.pairs.beta import check_mode
+from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.shards.decode import Limits
 
 __all__ = ["LISTEN", "MiB", "Settings", "load_settings"]
@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     @field_validator("beta")
     @classmethod
     def _check_beta(cls, value: str) -> str:
-        return check_mode(value, has_data=False)
+        return check_beta_mode(value, has_data=False)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -48,8 +48,8 @@ def calibrate(
         measure_beta,
     )
     from noisegate.pipeline.pairs.first_pairs import sample_first_pairs
+    from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data
     from noisegate.pipeline.shards.locate import find_shards
-    from noisegate.pipeline.summary import tells_nothing, unknown_data
 
     output = Output(as_json)
     found = find_shards(shards) if shards else []

@@ -23,6 +23,7 @@ from . import (
     report,
     rescore,
     scenes,
+    score_embeddings,
     show,
     verify,
 )
@@ -78,6 +79,7 @@ for module in (
     annotate,
     plan,
     rescore,
+    score_embeddings,
     calibrate,
     adapt,
     noise,

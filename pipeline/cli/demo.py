@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from .annotate import print_summary
 from .evaluate import print_evaluation
 from .output import JsonOption, Output, escape, program
+from .summary import print_summary
 
 __all__ = ["register"]
 

@@ -160,9 +160,13 @@ def noise(
     remove_half_written(out)
     if find_protocol(protocol).noises == "captions":
         if rate is None:
-            raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4")
+            raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4", "rate")
         if label_field is not None:
-            raise ConfigError(f"label_field={label_field!r}: {protocol} noise does not read labels; leave it out")
+            raise ConfigError(
+                f"label_field={label_field!r}: {protocol} noise does not read labels; leave it out",
+                "label-field",
+                label_field,
+            )
         report = noise_captions(
             shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange, text_field=text_field
         )
@@ -170,7 +174,11 @@ def noise(
         output.result({**vars(report), "rate": report.rate})
         return
     if text_field is not None:
-        raise ConfigError(f"text_field={text_field!r}: {protocol} noise does not read captions; leave it out")
+        raise ConfigError(
+            f"text_field={text_field!r}: {protocol} noise does not read captions; leave it out",
+            "text-field",
+            text_field,
+        )
     made = noise_labels(
         shards,
         out,

@@ -1,25 +1,105 @@
-"""Options that several commands share."""
+"""Options that several commands share; those of `annotate` are made from the fields of `AnnotateSettings`."""
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import Field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.settings import AnnotateSettings, check_engine
+from noisegate.pipeline.system.memory import read_size
+
+if TYPE_CHECKING:
+    from noisegate.pipeline.labels.anchors import Anchors
+    from noisegate.pipeline.neighbours import NeighbourSearch
+
 __all__ = [
+    "AnchorLabels",
+    "AnchorVectors",
     "BatchSize",
-    "Compile",
     "Device",
     "Draft",
+    "DropEmbeddings",
     "Dtype",
     "Folder",
+    "K",
     "Model",
+    "NeighbourAddress",
+    "NeighbourEngine",
+    "NeighbourIndex",
+    "NeighbourMemory",
+    "NeighbourWorkers",
+    "Neighbourhood",
     "Pretrained",
     "Quiet",
     "Seed",
     "Shards",
+    "Task",
     "TextField",
     "Workers",
+    "load_anchors",
+    "neighbour_search",
+    "option",
+    "takes_settings",
 ]
+
+_FIELDS = {setting.name: setting for setting in fields(AnnotateSettings)}
+_SEARCH = "Neighbour search"
+
+
+def option(name: str, **changes: Any) -> Any:
+    """The typer option of a setting of `annotate`; `changes` are arguments of `typer.Option` that differ."""
+    setting = _FIELDS[name]
+    flags = setting.metadata["flags"] or (f"--{name.replace('_', '-')}",)
+    values = {
+        "help": setting.metadata["help"],
+        "rich_help_panel": setting.metadata["panel"],
+        "show_default": setting.default is not None,
+        "min": setting.metadata["least"],
+    }
+    return typer.Option(*flags, **{**values, **changes})
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each setting of `annotate`; it gets a checked `settings` in their place."""
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "settings"]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {name: _read(setting, values.pop(name)) for name, setting in _FIELDS.items()}
+        command(settings=AnnotateSettings(**given), **values)
+
+    required = [parameter for parameter in own if parameter.default is parameter.empty]
+    kinds = get_type_hints(AnnotateSettings)
+    options = [_parameter(setting, kinds[name]) for name, setting in _FIELDS.items()]
+    rest = [parameter for parameter in own if parameter not in required]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*required, *options, *rest)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _parameter(setting: "Field[Any]", kind: Any) -> inspect.Parameter:
+    """A setting as a parameter: one with a reader is given as text, one that is on by default has a flag to turn it off."""
+    default: Any = setting.default
+    if setting.metadata["read"]:
+        kind = str if default else str | None
+        default = ",".join(default) if default else None
+    elif default is True:
+        default = False
+    annotation = Annotated[kind, option(setting.name)]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read(setting: "Field[Any]", value: Any) -> Any:
+    if setting.metadata["read"] and value is not None:
+        return setting.metadata["read"](value)
+    return not value if setting.default is True else value
+
 
 Shards = Annotated[
     list[str],
@@ -29,62 +109,95 @@ Shards = Annotated[
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)]
-Model = Annotated[
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+Model = Annotated[str, option("model")]
+Pretrained = Annotated[str | None, option("pretrained")]
+Device = Annotated[str, option("device")]
+Dtype = Annotated[str, option("dtype")]
+BatchSize = Annotated[int | None, option("batch_size")]
+Draft = Annotated[bool, option("draft")]
+TextField = Annotated[str | None, option("text_field")]
+Workers = Annotated[int | None, option("workers")]
+Task = Annotated[str, option("tasks")]
+DropEmbeddings = Annotated[bool, option("keep_embeddings")]
+Seed = Annotated[int, option("seed")]
+
+AnchorVectors = Annotated[Path | None, typer.Option("--anchors", help="Text anchors, .npy (A, d).", show_default=False)]
+AnchorLabels = Annotated[
+    Path | None, typer.Option("--anchor-labels", help="Classes of the anchors, .npy (A,).", show_default=False)
+]
+K = Annotated[int | None, option("k", rich_help_panel=None)]
+Neighbourhood = Annotated[
+    bool | None,
+    typer.Option(
+        "--neighbourhood/--no-neighbourhood",
+        help="Compare pairs with their neighbours' partners, or do not.",
+        show_default=False,
+    ),
+]
+NeighbourEngine = Annotated[
+    str, typer.Option("--engine", help="Search on this machine (local) or on ray.", rich_help_panel=_SEARCH)
+]
+NeighbourAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Address of a Ray cluster, such as auto; all its machines need the run's folder under the same path.",
+        show_default=False,
+        rich_help_panel=_SEARCH,
+    ),
+]
+NeighbourMemory = Annotated[str | None, option("neighbour_memory")]
+NeighbourIndex = Annotated[
     str,
     typer.Option(
-        "--model",
-        "-m",
-        help="embedded (drawn scenes only), an open_clip name such as ViT-B-32, hf-hub:ORG/NAME, local-dir:FOLDER, "
-        "hf:NAME (transformers), or python:MODULE:FACTORY.",
-        rich_help_panel="Model",
+        "--neighbour-index",
+        help="flat (exact), ivf, ivf-pq (compressed), or auto: flat up to a million rows, ivf beyond.",
+        rich_help_panel=_SEARCH,
     ),
 ]
-Pretrained = Annotated[
-    str | None,
-    typer.Option("--pretrained", "-p", help="Tag of open_clip, or a checkpoint file.", rich_help_panel="Model"),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel="Model")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel="Model")]
-BatchSize = Annotated[
-    int | None,
+NeighbourWorkers = Annotated[
+    int,
     typer.Option(
-        "--batch-size",
-        help="Samples per encoder call (default: by device).",
-        show_default=False,
-        rich_help_panel="Model",
+        "--neighbour-workers",
+        help="Search in this many processes, which share memory and processors.",
+        rich_help_panel=_SEARCH,
     ),
 ]
-Draft = Annotated[
-    bool,
-    typer.Option(
-        "--draft",
-        help="Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, slightly other scores (docs/speed.md).",
-        rich_help_panel="Model",
-    ),
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        help="Compile the vision tower of an open_clip model by torch, and use it where it agrees and is faster; tables are "
-        "then the same to rounding, not to the byte (docs/speed.md).",
-        rich_help_panel="Model",
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of everything random.")]
-TextField = Annotated[
-    str | None,
-    typer.Option(
-        "--text-field",
-        help="JSON field with the caption (default: part txt, then caption, text).",
-        show_default=False,
-        rich_help_panel="Reading",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", "-w", help="Decoding processes (default: one per processor; 0: none).", show_default=False
-    ),
-]
+
+
+@contextmanager
+def neighbour_search(
+    engine: str, address: str | None, memory: str | None, index: Any, workers: int
+) -> "Iterator[NeighbourSearch]":
+    """The search that these options ask for; the processes it starts end with the block."""
+    from noisegate.pipeline.neighbours import NeighbourSearch, process_executor, ray_executor
+
+    check_engine(engine, {"address": address})
+    if workers != 1 and engine == "ray":
+        raise ConfigError(
+            f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray",
+            "neighbour-workers",
+            workers,
+        )
+    size = read_size(memory) if memory else None
+    with ExitStack() as started:
+        if engine == "ray":
+            yield NeighbourSearch(size, index, started.enter_context(ray_executor(address)), remote=True)
+        elif workers != 1:
+            yield NeighbourSearch(size, index, started.enter_context(process_executor(workers)), at_once=workers)
+        else:
+            yield NeighbourSearch(size, index)
+
+
+def load_anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
+    """The anchors that the two options name, None if they name none."""
+    from noisegate.pipeline.labels.anchors import read_anchors
+
+    if vectors is None and labels is None:
+        return None
+    if vectors is None or labels is None:
+        missing = "anchors" if vectors is None else "anchor-labels"
+        raise ConfigError("--anchors and --anchor-labels belong together; give both", missing)
+    return read_anchors(vectors, labels)

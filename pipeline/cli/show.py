@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from .annotate import print_summary
 from .options import Folder
 from .output import JsonOption, Output, escape
+from .summary import print_summary
 
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.show import Glance, Worst

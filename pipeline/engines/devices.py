@@ -29,7 +29,7 @@ _UNGUARDED = "; in a script of your own, call annotate under `if __name__ == '__
 
 @dataclass(frozen=True)
 class Devices:
-    """One process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors. Names may repeat."""
+    """One encoder process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors; may repeat."""
 
     names: tuple[str, ...]
 
@@ -38,12 +38,14 @@ class Devices:
             kind, _, number = name.partition(":")
             if name != "cpu" and not (kind == "cuda" and number.isascii() and number.isdigit()):
                 raise ConfigError(
-                    f"device {name!r} is unknown; use all, cuda:0,cuda:1, or 2 for two processes on the CPU"
+                    f"device {name!r} is unknown; use all, cuda:0,cuda:1, or 2 for two processes on the CPU",
+                    "devices",
+                    name,
                 )
 
     @classmethod
     def read(cls, text: str) -> "Devices":
-        """`all` GPUs of this host, names joined by commas, or a number of processes on its CPU.
+        """Read `all` (GPUs of this host), names with commas, or a number of processes on the CPU.
 
         >>> Devices.read("2")
         Devices(names=('cpu', 'cpu'))
@@ -54,45 +56,58 @@ class Devices:
             return cls(tuple(name.strip() for name in text.split(",")))
         count = _gpus()
         if not count:
-            raise ConfigError("devices 'all': torch sees no GPU here; use --devices 2 for two processes on the CPU")
+            raise ConfigError(
+                "devices 'all': torch sees no GPU here; use --devices 2 for two processes on the CPU", "devices", text
+            )
         return cls(tuple(f"cuda:{i}" for i in range(count)))
 
-    def workers(self, asked: int | None) -> int:
-        """Those asked for, or the processors, are split among the encoders; each has one at least, unless 0 were asked for."""
+    def workers(self, requested: int | None) -> int:
+        """Decoding processes of each encoder: an equal share of those requested, or of the processors; at least one unless
+        0 were requested.
+        """
         count = len(self.names)
-        if asked is None:
+        if requested is None:
             return max(1, min(16, count_processors() // count))
-        return asked if asked <= 0 else max(1, asked // count)
+        return requested if requested <= 0 else max(1, requested // count)
 
     @contextmanager
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator[Fleet]:
         seen = _gpus() if any(name != "cpu" for name in self.names) else 0
         for name in self.names:
             if name != "cpu" and int(name.partition(":")[2]) >= seen:
-                raise ConfigError(f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU")
+                raise ConfigError(
+                    f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU", "devices", name
+                )
         names = self.names[: max(1, shards)]
         threads = max(1, count_processors() // len(names)) if set(names) == {"cpu"} else None
         with Fleet(_Processes(estimator, threads), names, self.workers, note) as fleet:
             yield fleet
 
 
-def portable(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-    """A function that makes the estimator, as it goes to another process; raises ConfigError for what cannot go there."""
-    what = "give a function of a module that makes one, or ModelSpec('ViT-B-32', …)"
+def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
+    """Pickle a function that makes the estimator, for another process; raise ConfigError for what cannot be sent."""
+    hint = "give a function of a module that makes one, or ModelSpec('ViT-B-32', …)"
     if not callable(estimator) or (hasattr(estimator, "encode_images") and not isinstance(estimator, type)):
-        raise ConfigError(f"estimator {type(estimator).__name__} lives in this process, and several encode; {what}")
+        name = type(estimator).__name__
+        raise ConfigError(f"estimator {name} lives in this process, and several encode; {hint}", "estimator", name)
     try:
         return dumps(estimator)
-    except Exception as error:  # pickle raises whatever the object's own code does
-        raise ConfigError(f"estimator {estimator!r} cannot be sent to other processes ({error}); {what}") from error
+    except Exception as error:  # pickle runs code of the object, which may raise anything
+        raise ConfigError(
+            f"estimator {estimator!r} cannot be sent to other processes ({error}); {hint}", "estimator", estimator
+        ) from error
 
 
-def placed(estimator: Any, device: str) -> Any:
-    """The estimator on a device; other processes' GPUs are hidden, so that one of a user's own finds the right one too."""
+def place_on(estimator: Any, device: str) -> Any:
+    """The estimator on a device; a user's own is unchanged, because its process sees only this GPU."""
     if not isinstance(estimator, ModelSpec) or estimator.model.startswith("python:"):
         return estimator
     if estimator.device != "auto":
-        raise ConfigError(f"--device {estimator.device} and --devices exclude one another; leave out --device")
+        raise ConfigError(
+            f"--device {estimator.device} and --devices exclude one another; leave out --device",
+            "device",
+            estimator.device,
+        )
     return replace(estimator, device=device.partition(":")[0])
 
 
@@ -104,7 +119,7 @@ class _Process:
         try:
             self.connection.send(message)
         except OSError:
-            return  # it is gone, which `hear` says
+            return  # it is gone, which `receive` reports
 
     def end(self, at_once: bool) -> None:
         self.process.join(0 if at_once else 10)
@@ -114,24 +129,24 @@ class _Process:
 
 
 class _Processes:
-    """The transport: spawned processes and pipes."""
+    """Transport by spawned processes and pipes."""
 
     def __init__(self, estimator: Any, threads: int | None) -> None:
         self._estimator, self._threads = estimator, threads
         self._context = multiprocessing.get_context("spawn")
 
     def start(self, place: str) -> _Process:
-        make = portable(placed(self._estimator, place))
+        make = pickle_factory(place_on(self._estimator, place))
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_main, args=(there, make, _surroundings(place, self._threads)))
-        with _no_interrupt():
+        process = self._context.Process(target=_main, args=(there, make, _environment(place, self._threads)))
+        with _sigint_blocked():
             process.start()
         there.close()
         return _Process(process, here)
 
-    def hear(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
+    def receive(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
         by_connection = {link.connection: link for link in links if isinstance(link, _Process)}
-        heard: list[tuple[Link, list[Reply | Lost]]] = []
+        received: list[tuple[Link, list[Reply | Lost]]] = []
         for connection in wait(list(by_connection)):
             link = by_connection[connection]  # type: ignore[index]
             replies: list[Reply | Lost] = []
@@ -141,14 +156,14 @@ class _Processes:
             except (EOFError, OSError):
                 link.process.join(10)
                 replies.append(Lost(_reason(link.process.exitcode)))
-            heard.append((link, replies))
-        return heard
+            received.append((link, replies))
+        return received
 
 
-def _main(connection: "Connection[Reply, Message]", make: bytes, surroundings: dict[str, str]) -> None:
-    """The process: Ctrl-C is the job's to handle, and when the job is gone, so is this."""
+def _main(connection: "Connection[Reply, Message]", make: bytes, environment: dict[str, str]) -> None:
+    """Run the encoder process: ignore Ctrl-C, which the job handles, and exit when the job is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(surroundings)  # before anything that reads them is imported
+    os.environ.update(environment)  # before the libraries that read it are imported
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -156,7 +171,7 @@ def _main(connection: "Connection[Reply, Message]", make: bytes, surroundings: d
             while True:
                 inbox.put(connection.recv())
         except (EOFError, OSError):
-            os._exit(1)  # nothing is half-written that a new start would not see
+            os._exit(1)  # files are written atomically, so a new start finds no partial ones
 
     def send(reply: Reply) -> None:
         try:
@@ -166,31 +181,31 @@ def _main(connection: "Connection[Reply, Message]", make: bytes, surroundings: d
 
     def load() -> Any:
         made = pickle.loads(make)()
-        if "torch" in sys.modules and "OMP_NUM_THREADS" in surroundings:
-            sys.modules["torch"].set_num_threads(int(surroundings["OMP_NUM_THREADS"]))
+        if "torch" in sys.modules and "OMP_NUM_THREADS" in environment:
+            sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
         return made
 
     threading.Thread(target=receive, daemon=True).start()
     serve(load, inbox, send)
 
 
-def _surroundings(place: str, threads: int | None) -> dict[str, str]:
-    """Variables of a process that sees its own GPU only, and of one on the CPU that takes its share of threads."""
-    found: dict[str, str] = {}
+def _environment(place: str, threads: int | None) -> dict[str, str]:
+    """Environment variables that show a process only its own GPU, or limit it to its share of CPU threads."""
+    environment: dict[str, str] = {}
     if place == "cpu":
-        found["CUDA_VISIBLE_DEVICES"] = ""
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     else:
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
         number = int(place.partition(":")[2])
-        found["CUDA_VISIBLE_DEVICES"] = visible[number].strip() if visible else str(number)
+        environment["CUDA_VISIBLE_DEVICES"] = visible[number].strip() if visible else str(number)
     if threads is not None and "OMP_NUM_THREADS" not in os.environ:
-        found |= dict.fromkeys(_THREADS, str(threads))
-    return found
+        environment |= dict.fromkeys(_THREADS, str(threads))
+    return environment
 
 
 @contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """A process started here does not hear Ctrl-C, not even before it can say so."""
+def _sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C for processes started here, until they can ignore it themselves."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

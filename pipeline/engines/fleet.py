@@ -1,6 +1,6 @@
-"""Several encoders as one engine: shards go to whoever is free, and those of an encoder that dies go to another.
+"""Several encoders as one engine: shards go to encoders that are free; shards of an encoder that dies go to another.
 
-How encoders are started and heard is the transport's business: processes of this host, or Ray.
+A transport starts encoders and passes messages: processes of this host (`devices`) or Ray actors (`ray_workers`).
 """
 
 import pickle
@@ -17,41 +17,41 @@ from noisegate.pipeline.neighbours import RunTasks, Task, run_in_turn
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.shards.locate import Shard
 
-from .progress_totals import Tally
-from .shard_task import ShardTask, Unreadable, Written
-from .worker_protocol import Answer, Ask, Encode, Failed, Message, NoMore, Quit, Ready, Reply
+from .events import ProgressTotals, Unreadable, Written
+from .shard_task import ShardTask
+from .worker_protocol import Call, Failed, Message, NoMoreShards, Quit, Ready, Reply, Result, StartEncoding
 
 __all__ = ["Fleet", "Link", "Lost", "Transport"]
 
-TRIES = 3
-AHEAD = 2  # one shard is encoded while the next is read
+TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
+SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 
 
 class Link(Protocol):
-    """One encoder as the job sees it."""
+    """The connection to one encoder."""
 
     def send(self, message: Message) -> None:
-        """Returns at once, also where the encoder is gone."""
+        """Send without waiting; does nothing if the encoder is gone."""
         ...
 
     def end(self, at_once: bool) -> None:
-        """Make sure that it is gone; a polite end lets it leave by itself first."""
+        """End the encoder; unless `at_once`, give it time to exit by itself."""
         ...
 
 
 @dataclass(frozen=True)
 class Lost:
-    """An encoder is gone, and why, as far as anybody knows."""
+    """An encoder is gone, and why if that is known."""
 
     reason: str
 
 
 class Transport(Protocol):
-    """Starts encoders and waits for what they say."""
+    """Starts encoders and receives their messages."""
 
     def start(self, place: str) -> Link: ...
-    def hear(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
-        """What was said since the last call; waits until somebody says something. After `Lost` a link says no more."""
+    def receive(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
+        """Wait for replies and return all there are. `Lost` is the last of a link."""
         ...
 
 
@@ -59,16 +59,16 @@ class Transport(Protocol):
 class _Encoder:
     place: str
     link: Link
-    failures: int  # of those before it in this place that were never ready
+    failures: int  # encoders in this place in a row that ended before they were ready
     ready: bool = False
-    has: list[Shard] = field(default_factory=list)  # handed out and not done, the oldest first
+    shards: list[Shard] = field(default_factory=list)  # handed out and not done, oldest first
 
 
 class Fleet:
-    """An engine of one encoder per place. Raises what any of them raises; a `with` block ends them all.
+    """An engine with one encoder per place. Raises what any encoder raises; a `with` block ends them all.
 
-    `workers` says how many processes decode beside each encoder, of those asked for; `search` carries out the tasks of a
-    neighbour search once the encoders have made room.
+    `workers` gives the decoding processes of each encoder from the number requested; `search` carries out the tasks of a
+    neighbour search after the encoders have ended.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Fleet:
         self._places, self._search = tuple(places), search
         self._encoders: list[_Encoder] = []
         self._identity: Identity | None = None
-        self._encode: Encode | None = None
+        self._encode: StartEncoding | None = None
         self._todo: deque[Shard] = deque()
-        self._tally: Tally | None = None
-        self._answers: list[Answer] = []
+        self._totals: ProgressTotals | None = None
+        self._results: list[Result] = []
         self._tries: Counter[str] = Counter()
         try:
             for place in places:
@@ -102,7 +102,7 @@ class Fleet:
         self.end(at_once=kind is not None)
 
     def end(self, at_once: bool) -> None:
-        """No encoder is left; told first, so that all of them leave at the same time."""
+        """End all encoders; all are told first, so that they exit at the same time."""
         for encoder in self._encoders:
             encoder.link.send(Quit())
         for encoder in self._encoders:
@@ -116,58 +116,58 @@ class Fleet:
     @property
     def identity(self) -> Identity:
         while self._identity is None:
-            self._hear()
+            self._receive()
         return self._identity
 
     def random_inputs(self, seed: int) -> Beta:
-        return cast(Beta, self._ask("random_inputs", seed))
+        return cast(Beta, self._call("random_inputs", seed))
 
     def anchors(self, classes: ClassSet) -> Anchors:
-        return cast(Anchors, self._ask("anchors", classes))
+        return cast(Anchors, self._call("anchors", classes))
 
     def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
-        self.end(at_once=False)  # tasks need the processors and the memory that the encoders have
+        self.end(at_once=False)  # the tasks need their processors and memory
         return self._search(tasks)
 
-    def encode(self, task: ShardTask, shards: Sequence[Shard], tally: Tally) -> None:
-        there = replace(task, out=task.out.absolute(), workers=self._workers(task.workers))
-        self._encode = Encode(there, (task.out / "_lock").read_text(encoding="utf-8"))
-        self._todo, self._tally = deque(shards), tally
+    def encode(self, task: ShardTask, shards: Sequence[Shard], totals: ProgressTotals) -> None:
+        remote_task = replace(task, out=task.out.absolute(), workers=self._workers(task.workers))
+        self._encode = StartEncoding(remote_task, (task.out / "_lock").read_text(encoding="utf-8"))
+        self._todo, self._totals = deque(shards), totals
         for encoder in self._encoders:
             if encoder.ready:
                 encoder.link.send(self._encode)
         self._hand_out()
-        while self._todo or any(encoder.has for encoder in self._encoders):
-            self._hear()
+        while self._todo or any(encoder.shards for encoder in self._encoders):
+            self._receive()
             self._hand_out()
         self._encode = None
         for encoder in self._encoders:
             if encoder.ready:
-                encoder.link.send(NoMore())
+                encoder.link.send(NoMoreShards())
 
     def _start(self, place: str, failures: int = 0) -> None:
         self._encoders.append(_Encoder(place, self._transport.start(place), failures))
 
     def _hand_out(self) -> None:
-        """One shard to each that has none, then one ahead; a shard that was lost with its encoder goes alone."""
-        for load in range(AHEAD):
+        """Give one shard to each idle encoder, then one ahead; a shard whose encoder died before goes alone."""
+        for load in range(SHARDS_AHEAD):
             for encoder in self._encoders:
-                if not encoder.ready or len(encoder.has) != load or not self._todo:
+                if not encoder.ready or len(encoder.shards) != load or not self._todo:
                     continue
-                suspects = any(self._tries[shard.url] for shard in (self._todo[0], *encoder.has))
-                if load and (suspects or len(self._todo) < len(self._encoders)):
+                suspect = any(self._tries[shard.url] for shard in (self._todo[0], *encoder.shards))
+                if load and (suspect or len(self._todo) < len(self._encoders)):
                     continue
                 shard = self._todo.popleft()
-                encoder.has.append(shard)
+                encoder.shards.append(shard)
                 encoder.link.send(shard)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         by_link = {id(encoder.link): encoder for encoder in self._encoders}
-        for link, replies in self._transport.hear([encoder.link for encoder in self._encoders]):
+        for link, replies in self._transport.receive([encoder.link for encoder in self._encoders]):
             for reply in replies:
-                self._take(by_link[id(link)], reply)
+                self._handle(by_link[id(link)], reply)
 
-    def _take(self, encoder: _Encoder, reply: Reply | Lost) -> None:
+    def _handle(self, encoder: _Encoder, reply: Reply | Lost) -> None:
         match reply:
             case Ready(identity):
                 self._join(encoder, identity)
@@ -175,61 +175,69 @@ class Fleet:
                 self._replace(encoder, reason)
             case Failed(error):
                 raise pickle.loads(error)
-            case Answer():
-                self._answers.append(reply)
+            case Result():
+                self._results.append(reply)
             case event:
                 if isinstance(event, Written | Unreadable):
-                    encoder.has.remove(event.shard)
-                if self._tally:
-                    self._tally.take(event)
+                    encoder.shards.remove(event.shard)
+                if self._totals:
+                    self._totals.add(event)
 
     def _join(self, encoder: _Encoder, identity: Identity) -> None:
         self._identity = self._identity or identity
         differences = self._identity.differences(identity)
         if differences:
             raise MismatchError(
-                f"the encoders are not alike; {encoder.place} has\n  "
+                f"the encoders differ; {encoder.place} has\n  "
                 + "\n  ".join(differences)
-                + "\nInstall the same on all."
+                + "\nInstall the same versions on all.",
+                "engine",
+                encoder.place,
             )
         encoder.ready = True
         if self._encode:
             encoder.link.send(self._encode)
 
     def _replace(self, encoder: _Encoder, reason: str) -> None:
-        """Hand its shards out again, and start another in its place where there is work for it."""
+        """Put its shards back into the queue, and start another encoder in its place if there is work for it."""
         self._encoders.remove(encoder)
         encoder.link.end(at_once=True)
         failures = 0 if encoder.ready else encoder.failures + 1
         if failures >= TRIES:
-            raise NoisegateError(f"the encoder on {encoder.place} ended before its model was loaded: {reason}")
-        for shard in reversed(encoder.has):
-            assert self._tally
-            self._tally.lost(shard)
+            raise NoisegateError(
+                f"the encoder on {encoder.place} ended before its model was loaded: {reason}", "device", encoder.place
+            )
+        for shard in reversed(encoder.shards):
+            assert self._totals
+            self._totals.discard(shard)
             self._tries[shard.url] += 1
             if self._tries[shard.url] < TRIES:
                 self._todo.appendleft(shard)
             else:
                 ended = f"shard {shard.url} ended its encoder {TRIES} times, the last time with {reason}"
-                self._tally.take(Unreadable(shard, ended))
-        again = ", ".join(shard.stem for shard in encoder.has)
-        self._note(f"lost the encoder on {encoder.place} ({reason}){f'; once more: {again}' if again else ''}")
+                self._totals.add(Unreadable(shard, ended))
+        requeued = ", ".join(shard.stem for shard in encoder.shards)
+        self._note(
+            f"lost the encoder on {encoder.place} ({reason}){f'; encoding again: {requeued}' if requeued else ''}"
+        )
         if self._todo or not self._encoders:
             self._start(encoder.place, failures)
 
-    def _ask(self, method: str, argument: Any) -> Any:
-        """Of the first that is ready; of another where that one is lost."""
-        asked: _Encoder | None = None
+    def _call(self, method: str, argument: Any) -> Any:
+        """Call the method of the first encoder that is ready, or of another if that one is lost."""
+        called: _Encoder | None = None
         tries = 0
-        if not self._encoders:  # they made room for a search
+        if not self._encoders:  # ended for a neighbour search
             self._start(self._places[0])
-        while not self._answers:
-            if asked not in self._encoders:
+        while not self._results:
+            if called not in self._encoders:
                 if tries >= TRIES:
-                    raise NoisegateError(f"{method} ended {tries} encoders; run the same command again")
-                asked = next((encoder for encoder in self._encoders if encoder.ready), None)
-                if asked:
-                    asked.link.send(Ask(method, argument))
+                    raise NoisegateError(
+                        f"{method} ended {tries} encoders; run the same command again", "device", self._places[0]
+                    )
+                called = next((encoder for encoder in self._encoders if encoder.ready), None)
+                if called:
+                    called.link.send(Call(method, argument))
                     tries += 1
-            self._hear()
-        return self._answers.pop().value
+            self._receive()
+        return self._results.pop().value

@@ -1,7 +1,7 @@
-"""One run by several nodes without an engine between them: each takes its part of the shards, the last one scores.
+"""One run by several nodes that share only its folder: each encodes its part of the shards, the last one scores.
 
-All they share is the folder. `_nodes/plan.json` says which node has which shard and stays until the run is scored, so
-that nodes which are killed and started again find the same parts; `_nodes/R.json` has what node R could not read.
+`_nodes/plan.json` assigns shards to nodes and stays until the run is scored, so that a node that is killed and started again
+finds the same part; `_nodes/R.json` lists the shards that node R could not read.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from noisegate.pipeline.runs.lock import folder_lock, shared_lock
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["NodeShare", "Nodes", "forget_plan", "parts"]
+__all__ = ["NodeShare", "Nodes", "assign_shards", "remove_plan"]
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,19 @@ class Nodes:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(f"nodes {self.count} is no number of nodes; use --nodes 4 --node-rank 0")
+            raise ConfigError(
+                f"nodes {self.count} is not a number of nodes; use --nodes 4 --node-rank 0", "nodes", self.count
+            )
         if not 0 <= self.rank < self.count:
-            raise ConfigError(f"node-rank {self.rank} is none of {self.count} nodes; use 0 to {self.count - 1}")
+            raise ConfigError(
+                f"node-rank {self.rank} does not exist among {self.count} nodes; use 0 to {self.count - 1}",
+                "node-rank",
+                self.rank,
+            )
 
     @classmethod
     def read(cls, nodes: str | None, rank: int | None, environment: Mapping[str, str] = os.environ) -> "Nodes | None":
-        """From the two options; `slurm` takes both from srun's variables. None where neither is given.
+        """Read the two options; `slurm` takes both from srun's variables. None if neither is given.
 
         >>> Nodes.read("slurm", None, {"SLURM_PROCID": "2", "SLURM_NTASKS": "8"})
         Nodes(rank=2, count=8)
@@ -48,66 +54,77 @@ class Nodes:
         if nodes == "slurm":
             count = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
             if rank is not None:
-                raise ConfigError(f"--nodes slurm knows its number itself; leave out --node-rank {rank}")
+                raise ConfigError(
+                    f"--nodes slurm knows its rank itself; leave out --node-rank {rank}", "node-rank", rank
+                )
             number = environment.get("SLURM_PROCID")
             if count is None or number is None:
-                raise ConfigError("--nodes slurm finds no SLURM_PROCID and SLURM_NTASKS; start it with srun")
+                raise ConfigError(
+                    "--nodes slurm finds no SLURM_PROCID and SLURM_NTASKS; start it with srun", "nodes", nodes
+                )
             if not all(text.isascii() and text.isdigit() for text in (number, count)):
                 raise ConfigError(
-                    f"SLURM_PROCID {number!r} of {count!r} tasks is no node's number; start it with srun, or give "
-                    "--nodes 4 --node-rank 0"
+                    f"SLURM_PROCID {number!r} of {count!r} tasks is not the rank of a node; start it with srun, or give "
+                    "--nodes 4 --node-rank 0",
+                    "nodes",
+                    nodes,
                 )
             return cls(int(number), int(count))
         if nodes is None or rank is None:
-            raise ConfigError("--nodes and --node-rank belong together; use --nodes 4 --node-rank 0")
+            raise ConfigError(
+                "--nodes and --node-rank belong together; use --nodes 4 --node-rank 0",
+                "nodes" if nodes is None else "node-rank",
+            )
         if not (nodes.isascii() and nodes.isdigit()):
-            raise ConfigError(f"nodes {nodes!r} is neither a number nor slurm; use --nodes 4 --node-rank 0")
+            raise ConfigError(
+                f"nodes {nodes!r} is neither a number nor slurm; use --nodes 4 --node-rank 0", "nodes", nodes
+            )
         return cls(rank, int(nodes))
 
 
-def parts(sizes: Sequence[int | None], count: int) -> list[int]:
-    """The node of each shard: the largest first, each to the node with the fewest bytes so far.
+def assign_shards(sizes: Sequence[int | None], count: int) -> list[int]:
+    """Rank of the node for each shard: largest first, each to the node with the fewest bytes so far.
 
-    A size that is not known counts as the mean of those that are.
+    An unknown size counts as the mean of the known ones.
 
-    >>> parts([10, 30, 20, None], 2)
+    >>> assign_shards([10, 30, 20, None], 2)
     [0, 0, 1, 1]
     """
     known = [size for size in sizes if size is not None]
-    usual = sum(known) / len(known) if known else 1.0
-    weights = [usual if size is None else float(size) for size in sizes]
+    mean = sum(known) / len(known) if known else 1.0
+    weights = [mean if size is None else float(size) for size in sizes]
     loads = [(0.0, rank) for rank in range(count)]
-    found = [0] * len(sizes)
+    ranks = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: (-weights[i], i)):
-        load, found[i] = heapq.heappop(loads)
-        heapq.heappush(loads, (load + weights[i], found[i]))
-    return found
+        load, ranks[i] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + weights[i], ranks[i]))
+    return ranks
 
 
 class NodeShare:
-    """What one node has of the run in `folder`, and how it keeps out of the others' way."""
+    """The part of one node in the run of `folder`, with the locks that keep nodes apart."""
 
     def __init__(self, folder: Path, nodes: Nodes) -> None:
         self._folder, self._nodes = folder, nodes
         self._plan_file = folder / "_nodes" / "plan.json"
 
-    def holding_rank(self) -> AbstractContextManager[str]:
-        """Nobody else is this node; raises LockedError."""
+    def lock_rank(self) -> AbstractContextManager[str]:
+        """Hold this node's rank; raise LockedError if another process has it."""
         return folder_lock(self._folder / "_nodes" / str(self._nodes.rank))
 
-    def planning(self) -> AbstractContextManager[str]:
-        """One node at a time, the others wait: for what is read, changed and written in one go."""
+    def lock_plan(self) -> AbstractContextManager[str]:
+        """Wait for the lock of files that nodes read, change and write."""
         return folder_lock(self._folder / "_nodes" / "plan", wait=True)
 
     @contextmanager
-    def at_work(
+    def take_shards(
         self,
         shards: Sequence[Shard],
         settings: Mapping[str, Any],
-        fresh: Callable[[], None],
+        start_over: Callable[[], None],
         note: Callable[[str], None],
     ) -> Iterator[list[Shard]]:
-        """This node's shards; while it encodes them nobody scores. `fresh` is called where a new plan begins."""
+        """The shards of this node; no node scores while it encodes them. `start_over` is called before a new plan."""
         facts = {"nodes": self._nodes.count, "shards": len(shards)}
         text = json.dumps([facts, settings, [shard.url for shard in shards]], sort_keys=True)
         key = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
@@ -120,50 +137,52 @@ class NodeShare:
                     there, here = (f"{p.get('shards')} shards for {p.get('nodes')} nodes" for p in (plan, facts))
                     raise LockedError(
                         f"{self._folder}: nodes are at work there on another plan ({there}, here {here}, or other settings); "
-                        "wait for them, or choose another --out"
+                        "wait for them, or choose another --out",
+                        "out",
+                        str(self._folder),
                     )
-                forget_plan(self._folder)
-                fresh()
-                plan = {**facts, "key": key, "ranks": parts(_sizes(shards), self._nodes.count)}
+                remove_plan(self._folder)
+                start_over()
+                plan = {**facts, "key": key, "ranks": assign_shards(_sizes(shards), self._nodes.count)}
                 write_atomically(self._plan_file, json.dumps(plan).encode())
             ranks.extend(plan["ranks"])
             self._report_file(self._nodes.rank).unlink(missing_ok=True)
 
         with ExitStack() as held:
-            with self.planning():
+            with self.lock_plan():
                 held.enter_context(shared_lock(self._folder, begin, note))
             yield [shard for shard, rank in zip(shards, ranks, strict=True) if rank == self._nodes.rank]
 
     def report(self, failed: Mapping[str, str]) -> None:
-        """What this node could not read, for the one that scores."""
+        """Write what this node could not read, for the node that scores."""
         write_atomically(self._report_file(self._nodes.rank), json.dumps(failed).encode())
 
-    def absent(self) -> list[int]:
-        """Nodes that have not done their part since the plan was made."""
+    def missing_nodes(self) -> list[int]:
+        """Ranks that have not finished their part of the plan."""
         return [rank for rank in range(self._nodes.count) if not self._report_file(rank).exists()]
 
     def failed(self) -> dict[str, str]:
-        """What any node could not read: url and reason."""
-        found: dict[str, str] = {}
+        """Reason by url of shards that any node could not read."""
+        reasons: dict[str, str] = {}
         for rank in range(self._nodes.count):
-            found |= self._read(self._report_file(rank))
-        return found
+            reasons |= self._read(self._report_file(rank))
+        return reasons
 
     def _report_file(self, rank: int) -> Path:
         return self._plan_file.with_name(f"{rank}.json")
 
     @staticmethod
     def _read(path: Path) -> dict[str, Any]:
-        """Empty where there is none, or none that is whole."""
+        """Read a JSON object; empty if there is no complete one."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return values if isinstance(values, dict) else {}
 
 
-def forget_plan(folder: Path) -> None:
-    """The run in `folder` is scored, or begins anew: no plan, no reports."""
+def remove_plan(folder: Path) -> None:
+    """Remove the plan and the nodes' reports: the run is scored, or starts over."""
     for path in (folder / "_nodes").glob("*.json"):
         path.unlink(missing_ok=True)
 
@@ -173,7 +192,7 @@ def _sizes(shards: Sequence[Shard]) -> list[int | None]:
         try:
             return shard.size_and_time()[0]
         except ShardError:
-            return None  # its node will say so
+            return None  # the shard's node reports the error
 
-    with ThreadPoolExecutor(16) as pool:  # a store far away takes its time for each
+    with ThreadPoolExecutor(16) as pool:  # a remote store is slow for each
         return list(pool.map(size, shards))

@@ -1,7 +1,7 @@
-"""Encoders as Ray actors, on one host or many. `ray` is imported when an engine is started, not before.
+"""Encoders as Ray actors, on one host or many. `ray` is imported when an engine is started.
 
-Nothing large goes through Ray's object store: an actor reads its shards and writes their files to the shared folder by
-itself, and a few small facts per shard come back. An actor that is lost, with its host or without, is replaced.
+Nothing large goes through Ray's object store: an actor reads its shards and writes their files to the shared folder
+itself, and only small events come back. An actor that is lost is replaced.
 """
 
 import os
@@ -22,19 +22,19 @@ from noisegate.pipeline.neighbours import Task
 from noisegate.pipeline.neighbours import ray_executor as search_on_ray
 from noisegate.pipeline.system.ray_connection import connect_to_ray, first_line, import_ray
 
-from .devices import portable
+from .devices import pickle_factory
+from .events import Advanced
 from .fleet import Fleet, Link, Lost
-from .shard_task import Advanced
 from .worker_protocol import Message, Reply, serve
 
-__all__ = ["Crew", "Ray"]
+__all__ = ["ActorResources", "Ray"]
 
-HEAR = 0.5  # seconds for which an actor gathers news of samples; all else is told at once
+GATHER_SECONDS = 0.5  # how long an actor collects progress of samples; other replies are returned at once
 
 
 @dataclass(frozen=True)
-class Crew:
-    """How many actors, and what each takes of the cluster."""
+class ActorResources:
+    """Number of actors, and the GPUs and CPUs of each."""
 
     count: int
     gpus: float
@@ -43,8 +43,8 @@ class Crew:
 
 @dataclass(frozen=True)
 class Ray:
-    """Settings; what is None is chosen by the cluster. `address` is that of `ray.init`, None for RAY_ADDRESS or a Ray of
-    this host that ends with the job. A Ray that this process has started already is used as it is.
+    """Ray engine; None is chosen by the cluster's resources. `address` is that of `ray.init`, None for RAY_ADDRESS or a Ray
+    on this host that ends with the job. A Ray that this process is connected to already is used.
     """
 
     address: str | None = None
@@ -54,26 +54,34 @@ class Ray:
 
     def __post_init__(self) -> None:
         if self.actors is not None and self.actors < 1:
-            raise ConfigError(f"ray-workers {self.actors} is no number of workers; use 2, or leave it out")
+            raise ConfigError(
+                f"ray-workers {self.actors} is not a number of workers; use 2, or leave it out",
+                "ray-workers",
+                self.actors,
+            )
         gpus, cpus = self.gpus_per_worker or 0.0, self.cpus_per_worker or 0.0
         if gpus < 0 or (gpus > 1 and gpus % 1):
-            raise ConfigError(f"gpus-per-worker {gpus:g} cannot be given; use 0, a part such as 0.5, or a whole number")
+            raise ConfigError(
+                f"gpus-per-worker {gpus:g} is not possible; use 0, a part such as 0.5, or a whole number",
+                "gpus-per-worker",
+                gpus,
+            )
         if cpus < 0:
-            raise ConfigError(f"cpus-per-worker {cpus:g} cannot be given; use 1, or leave it out")
+            raise ConfigError(f"cpus-per-worker {cpus:g} is negative; use 1, or leave it out", "cpus-per-worker", cpus)
 
     def local_cpus(self) -> int:
         """How many CPUs a Ray started here must offer."""
         return int((self.actors or 1) * (self.cpus_per_worker or 1))
 
-    def crew(self, nodes: Sequence[Mapping[str, float]], on_cpu: bool) -> Crew:
-        """By the resources of each node: an actor for each GPU (or part of one), else one for each node.
+    def choose_actors(self, nodes: Sequence[Mapping[str, float]], on_cpu: bool) -> ActorResources:
+        """Choose by the resources of each node: one actor per GPU (or part of one), else one per node.
 
-        >>> Ray(gpus_per_worker=0.5).crew([{"CPU": 16, "GPU": 2}, {"CPU": 8}], on_cpu=False)
-        Crew(count=4, gpus=0.5, cpus=4)
-        >>> Ray().crew([{"CPU": 16}, {"CPU": 8}], on_cpu=False)
-        Crew(count=2, gpus=0.0, cpus=8)
-        >>> Ray(actors=4).crew([{"CPU": 16}], on_cpu=True)
-        Crew(count=4, gpus=0.0, cpus=4)
+        >>> Ray(gpus_per_worker=0.5).choose_actors([{"CPU": 16, "GPU": 2}, {"CPU": 8}], on_cpu=False)
+        ActorResources(count=4, gpus=0.5, cpus=4)
+        >>> Ray().choose_actors([{"CPU": 16}, {"CPU": 8}], on_cpu=False)
+        ActorResources(count=2, gpus=0.0, cpus=8)
+        >>> Ray(actors=4).choose_actors([{"CPU": 16}], on_cpu=True)
+        ActorResources(count=4, gpus=0.0, cpus=4)
         """
         has_gpus = [node for node in nodes if node.get("GPU", 0) >= 1 and not on_cpu]
         gpus = self.gpus_per_worker if self.gpus_per_worker is not None else (1.0 if has_gpus else 0.0)
@@ -84,38 +92,38 @@ class Ray:
             fitting = [-(-count // len(places))] * len(places)
         shares = [node.get("CPU", 1) // max(1, fits) for node, fits in zip(places, fitting, strict=True)]
         cpus = self.cpus_per_worker if self.cpus_per_worker is not None else max(1, int(min(shares, default=1)))
-        return Crew(count, gpus, cpus)
+        return ActorResources(count, gpus, cpus)
 
     @contextmanager
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator[Fleet]:
         ray = import_ray()
         on_cpu = isinstance(estimator, ModelSpec) and estimator.device == "cpu"
-        make = portable(estimator, ray.cloudpickle.dumps)
+        make = pickle_factory(estimator, ray.cloudpickle.dumps)
         with connect_to_ray(ray, self.address, self.local_cpus()):
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            crew = self.crew(nodes, on_cpu)
-            if crew.gpus and not any(node.get("GPU", 0) >= min(crew.gpus, 1) for node in nodes):
-                note(f"no node of the Ray cluster has {crew.gpus:g} GPUs now; waiting for one that has")
-            count = min(crew.count, max(1, shards))
-            note(f"{count} Ray workers with {crew.cpus:g} CPUs and {crew.gpus:g} GPUs each")
+            actors = self.choose_actors(nodes, on_cpu)
+            if actors.gpus and not any(node.get("GPU", 0) >= min(actors.gpus, 1) for node in nodes):
+                note(f"no node of the Ray cluster has {actors.gpus:g} GPUs now; waiting for one that has")
+            count = min(actors.count, max(1, shards))
+            note(f"{count} Ray workers with {actors.cpus:g} CPUs and {actors.gpus:g} GPUs each")
             places = [f"Ray worker {i + 1}" for i in range(count)]
 
-            def workers(asked: int | None) -> int:
-                return max(1, int(crew.cpus)) if asked is None else asked
+            def workers(requested: int | None) -> int:
+                return max(1, int(actors.cpus)) if requested is None else requested
 
             def search(tasks: Iterable[Task]) -> Iterator[Task]:
                 with search_on_ray(self.address) as run:
                     yield from run(tasks)
 
-            with Fleet(_Actors(ray, make, crew), places, workers, note, search) as fleet:
+            with Fleet(_Actors(ray, make, actors), places, workers, note, search) as fleet:
                 yield fleet
 
 
 class _Actor:
-    """The far end on Ray: the model works in a thread, and `exchange` brings messages and fetches replies."""
+    """The encoder on Ray: the model works in a thread; `exchange` passes messages in and replies out."""
 
     def __init__(self, make: bytes, folder: str, path: list[str]) -> None:
-        with suppress(OSError):  # names may be relative, also a module's of the user's own
+        with suppress(OSError):  # paths and the user's own modules may be relative to it
             os.chdir(folder)
         sys.path.extend(entry for entry in path if entry and entry not in sys.path)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -124,11 +132,11 @@ class _Actor:
         threading.Thread(target=serve, args=arguments, daemon=True).start()
 
     def exchange(self, messages: list[Message]) -> list[Reply]:
-        """Take messages; return what there is to say, at the latest after a moment."""
+        """Take messages; return the replies there are, after at most `GATHER_SECONDS`."""
         for message in messages:
             self._inbox.put(message)
         replies: list[Reply] = []
-        ends = time.monotonic() + HEAR
+        ends = time.monotonic() + GATHER_SECONDS
         try:
             while not replies or isinstance(replies[-1], Advanced):
                 replies.append(self._outbox.get(timeout=max(0.0, ends - time.monotonic())))
@@ -148,22 +156,22 @@ class _ActorLink:
         self.waiting.append(message)
 
     def end(self, at_once: bool) -> None:
-        self.ray.kill(self.actor)  # all it has said to be written is written
+        self.ray.kill(self.actor)  # the files of every `Written` it reported are complete
 
 
 class _Actors:
-    """The transport: one call per actor is always under way."""
+    """Transport by Ray; each actor always has one `exchange` call running."""
 
-    def __init__(self, ray: Any, make: bytes, crew: Crew) -> None:
+    def __init__(self, ray: Any, make: bytes, actors: ActorResources) -> None:
         self._ray, self._make = ray, make
         self._class = ray.remote(_Actor).options(
-            num_cpus=crew.cpus, num_gpus=crew.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=actors.cpus, num_gpus=actors.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
 
     def start(self, place: str) -> _ActorLink:
         return _ActorLink(self._ray, self._class.remote(self._make, str(Path.cwd()), list(sys.path)))
 
-    def hear(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
+    def receive(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
         by_call: dict[Any, _ActorLink] = {}
         for link in links:
             assert isinstance(link, _ActorLink)
@@ -173,12 +181,12 @@ class _Actors:
             by_call[link.call] = link
         done, _ = self._ray.wait(list(by_call), num_returns=1)
         more, _ = self._ray.wait(list(by_call), num_returns=len(by_call), timeout=0)
-        heard: list[tuple[Link, list[Reply | Lost]]] = []
+        received: list[tuple[Link, list[Reply | Lost]]] = []
         for call in {*done, *more}:
             link = by_call[call]
             link.call = None
             try:
-                heard.append((link, self._ray.get(call)))
+                received.append((link, self._ray.get(call)))
             except self._ray.exceptions.RayActorError as error:
-                heard.append((link, [Lost(first_line(error))]))
-        return heard
+                received.append((link, [Lost(first_line(error))]))
+        return received

@@ -1,33 +1,44 @@
-"""The shard task: tar in, embeddings and unscored table out. One function for every engine, near or far.
+"""The shard task: tar in, embeddings and unscored table out. All engines run this, in any process.
 
-Whoever runs it reads the shard and writes the files by itself; what it reports is small.
+The process that runs it reads the shard and writes the files itself; only small events are sent back.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.base import Estimator, Identity
-from noisegate.pipeline.runs.embeddings import embeddings_match, write_embeddings
+from noisegate.pipeline.pairs.scorer import encode_samples
+from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings, write_embeddings
 from noisegate.pipeline.runs.resume import failed_rows
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, table_from
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.stream import Chunk, ShardEnd, ShardFailed, stream
-from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool, default_workers
+from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
 
-from .encode_shard import EncodedShard
+from .events import Advanced, Event, Note, Unreadable, Written
 
-__all__ = ["Advanced", "Event", "Said", "ShardTask", "Unreadable", "Written", "encode_shards", "reading_of"]
+__all__ = ["EncodedShard", "ShardTask", "encode_shards"]
+
+Rows = NDArray[np.float32]
+_READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """All that is to be known besides the model and the shards. So many `workers` decode: 0 none beside the encoder, and
-    None as many as the engine thinks right. Labels are below `classes`, where their names are given.
+    """What an encoder needs besides the model and the shards.
+
+    `workers` is the number of decoding processes: 0 decodes in the encoder's process, None lets the engine choose.
+    `classes` is the number of named classes, None if labels have no names.
     """
 
     out: Path
@@ -37,64 +48,25 @@ class ShardTask:
     classes: int | None = None
 
 
-@dataclass(frozen=True)
-class Advanced:
-    """Some more samples of a shard are read; `position` is how many of its bytes that took so far."""
-
-    shard: Shard
-    samples: int
-    position: int
-
-
-@dataclass(frozen=True)
-class Written:
-    """A shard's files are there: `rows` in its table, `failed` of them; `encoded` were read this time."""
-
-    shard: Shard
-    rows: int
-    failed: int
-    encoded: int
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A shard could not be read at all."""
-
-    shard: Shard
-    error: str
-
-
-@dataclass(frozen=True)
-class Said:
-    """Something the user should see; what is `kept` the run records too."""
-
-    text: str
-    kept: bool = False
-
-
-Event = Advanced | Written | Unreadable | Said
-Report = Callable[[Event], None]
-
-
 def encode_shards(
     task: ShardTask,
     model: Estimator,
     shards: Iterable[Shard],
-    report: Report,
+    report: Callable[[Event], None],
     no_more: Callable[[], None] = lambda: None,
 ) -> None:
-    """Encode each shard into the run's folder. The next is taken while the last one is still being encoded.
+    """Encode each shard into the run's folder; the next shard is read while one is still being encoded.
 
-    `shards` are asked for in a thread, which may wait for the next; `no_more` must end its waiting. Raises ConfigError at
-    the first label that has no name, before more is encoded for nothing.
+    A thread iterates over `shards`, which may block; `no_more` must unblock it. Raises ConfigError at the first label
+    without a class name.
     """
     run = RunFolder(task.out)
     workers = default_workers() if task.workers is None else task.workers
     retry: dict[str, set[int]] = {}
     for line in getattr(model, "notes", ()):
-        report(Said(line, kept=True))
+        report(Note(line, recorded=True))
 
-    def taken() -> Iterator[Shard]:  # runs in the reading thread
+    def with_retries() -> Iterator[Shard]:  # runs in the reading thread
         for shard in shards:
             if task.retry_failed and (rows := _retryable(run, shard)):
                 retry[shard.url] = rows
@@ -105,13 +77,13 @@ def encode_shards(
 
     with (
         DecodePool(workers, model.preprocess, task.options) as pool,
-        closing(stream(taken(), pool, 2 * max(1, workers) + 2, select if task.retry_failed else None)) as items,
+        closing(stream(with_retries(), pool, 2 * max(1, workers) + 2, select if task.retry_failed else None)) as items,
     ):
         part = EncodedShard(model)
         try:
             for item in items:
                 if isinstance(item, Chunk):
-                    _refuse_unnamed(item, task.classes)
+                    _check_labels(item, task.classes)
                     report(Advanced(item.shard, len(item.samples), item.position))
                     part.add(item)
                     continue
@@ -124,7 +96,7 @@ def encode_shards(
                         _merge(run, part, item)
                     _write(run, part, item, model.identity, task.options)
                     if item.damage:
-                        report(Said(f"{item.shard.url}: {item.damage}; its {len(part.samples):,} samples are kept"))
+                        report(Note(f"{item.shard.url}: {item.damage}; its {len(part.samples):,} samples are kept"))
                     failed = sum(sample.status != "ok" for sample in part.samples)
                     report(Written(item.shard, len(part.samples), failed, encoded))
                 part = EncodedShard(model)
@@ -132,22 +104,20 @@ def encode_shards(
             no_more()
 
 
-def reading_of(options: DecodeOptions) -> dict[str, Any]:
-    """How samples are read, as JSON values: tables record it."""
-    return asdict(options) | {"tasks": list(options.tasks)}
-
-
-def _refuse_unnamed(chunk: Chunk, classes: int | None) -> None:
+def _check_labels(chunk: Chunk, classes: int | None) -> None:
+    """Raise ConfigError for a label without a class name."""
     for sample in chunk.samples:
         if classes is not None and sample.status == "ok" and sample.label is not None and sample.label >= classes:
             raise ConfigError(
                 f"classes: {classes} are named, but sample {sample.key} of {chunk.shard.url} has label {sample.label}; add "
-                "the missing names and run the same command again: finished shards stay"
+                "the missing names and run the same command again: finished shards stay",
+                "classes",
+                classes,
             )
 
 
 def _retryable(run: RunFolder, shard: Shard) -> set[int]:
-    """Rows to read again; none where there is no whole table to put them into."""
+    """Rows to read again; none if there is no complete table to merge them into."""
     table = run.table(shard.stem)
     if not table.exists():
         return set()
@@ -156,22 +126,125 @@ def _retryable(run: RunFolder, shard: Shard) -> set[int]:
     return failed_rows(table) if whole else set()
 
 
-def _merge(run: RunFolder, part: EncodedShard, end: ShardEnd) -> None:
-    """Put retried samples among the rows that the table already has."""
+def _merge(run: RunFolder, part: "EncodedShard", end: ShardEnd) -> None:
+    """Merge retried samples with the rows that the table already has."""
     table = run.table(end.shard.stem)
     if read_metadata(table)["shard"]["sha256"] != end.sha256:
-        raise MismatchError(f"{end.shard.url} was changed while it was read; run the same command again")
-    part.put_into(table, run.embeddings(end.shard.stem))
+        raise MismatchError(
+            f"{end.shard.url} was changed while it was read; run the same command again", "shards", end.shard.url
+        )
+    part.merge_into(table, run.embeddings(end.shard.stem))
 
 
-def _write(run: RunFolder, part: EncodedShard, end: ShardEnd, identity: Identity, options: DecodeOptions) -> None:
-    """Embeddings first: the table's presence says that all of the shard is done."""
+def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, identity: Identity, options: DecodeOptions) -> None:
+    """Write the embeddings first: a table that exists marks its shard as done."""
     shard = {"name": Path(end.shard.url).name, "sha256": end.sha256, "size": end.size, "rows": len(part.samples)}
     metadata = {
         "table_version": VERSION,
         "scorer": identity.to_dict(),
         "shard": {**shard, "damage": end.damage},
-        "reading": reading_of(options),
+        "reading": options.to_dict(),
     }
     write_embeddings(run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
     run.write_table(end.shard.stem, table_from(part.columns(), metadata))
+
+
+class EncodedShard:
+    """The shard that is being encoded: batches in, columns and embeddings out. Batches never cross shards."""
+
+    def __init__(self, model: Estimator) -> None:
+        self._model = model
+        self._texts_seen: dict[str, Rows] = {}
+        self._waiting: list[Decoded] = []
+        self._images: list[Rows] = []
+        self._texts: list[Rows] = []
+        self._similarity: list[Rows] = []
+        self.samples: list[Decoded] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """Add samples, and encode each full batch."""
+        for sample in chunk.samples:
+            self._waiting.append(sample)
+            if len(self._waiting) == self._model.batch_size:
+                self._encode()
+
+    def finish(self) -> None:
+        """Encode the last batch."""
+        if self._waiting:
+            self._encode()
+
+    def _encode(self) -> None:
+        batch, self._waiting = self._waiting, []
+        encoded = encode_samples(self._model, batch, self._texts_seen)
+        self._images.append(encoded.images)
+        self._texts.append(encoded.texts)
+        self._similarity.append(encoded.similarity)
+        for sample in batch:
+            sample.pixels = None
+        self.samples += batch
+
+    @property
+    def images(self) -> Rows:
+        """(N, d), zeros for samples without a picture."""
+        return _stack(self._images)
+
+    @property
+    def texts(self) -> Rows:
+        """(N, d), zeros for samples without a text."""
+        return _stack(self._texts)
+
+    @property
+    def similarity(self) -> Rows:
+        """(N,) cosines, NaN for samples without a pair."""
+        return np.concatenate(self._similarity or [np.zeros(0, np.float32)])
+
+    def merge_into(self, table: Path, embeddings: Path) -> None:
+        """Add the other rows of an earlier encoding of the same shard; these samples replace theirs."""
+        old = pq.read_table(table)
+        again = {sample.index: i for i, sample in enumerate(self.samples)}
+        rows, retried = list(again), self.samples
+        images = _replace(read_embeddings(embeddings, "image"), rows, self.images)
+        texts = _replace(read_embeddings(embeddings, "text"), rows, self.texts)
+        similarity = old["similarity"].to_numpy().astype(np.float32)
+        similarity[rows] = self.similarity
+        self.samples = [
+            retried[again[row]] if row in again else Decoded(**{**values, "flags": tuple(values["flags"] or ())})
+            for row, values in enumerate(old.select(_READ_COLUMNS).to_pylist())
+        ]
+        self._images, self._texts, self._similarity = [images], [texts], [similarity]
+
+    def columns(self) -> dict[str, Any]:
+        """The table's columns that do not depend on β; only samples with status `ok` have a similarity."""
+        ok = np.array([sample.status == "ok" for sample in self.samples], dtype=bool)
+        return {
+            **{name: [getattr(sample, name) for sample in self.samples] for name in _READ_COLUMNS},
+            "error": [_printable(sample.error) for sample in self.samples],
+            "flags": [list(sample.flags) for sample in self.samples],
+            "similarity": np.where(ok, self.similarity, np.float32(np.nan)),
+        }
+
+
+def _replace(old: Rows, rows: Sequence[int], new: Rows) -> Rows:
+    if new.shape[1]:
+        old = old if old.shape[1] else np.zeros((len(old), new.shape[1]), np.float32)
+        old[rows] = new
+    return old
+
+
+def _stack(parts: Sequence[Rows]) -> Rows:
+    """Stack batches into one matrix; a batch without any embedding (width 0) gets the width of the others."""
+    widths = {part.shape[1] for part in parts} - {0}
+    if len(widths) > 1:
+        raise ConfigError(
+            f"model: it gives embeddings of {' and '.join(map(str, sorted(widths)))} numbers; use one with a single width",
+            "model",
+            sorted(widths),
+        )
+    width = max(widths, default=0)
+    whole = [part if part.shape[1] == width else np.zeros((len(part), width), np.float32) for part in parts]
+    return np.concatenate(whole) if whole else np.zeros((0, 0), np.float32)
+
+
+def _printable(error: str | None) -> str | None:
+    """Replace bytes that are not UTF-8: names inside a tar may have them, a table cannot store them."""
+    return None if error is None else error.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The far end of an engine: a model in a process of its own, what it may be told and what it answers. All of it is small."""
+"""Messages between a job and its encoder processes, and the loop that an encoder process runs. All messages are small."""
 
 import os
 import pickle
@@ -14,28 +14,32 @@ from noisegate.pipeline.estimators import as_estimator
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.shards.locate import Shard
 
-from .local import LocalEngine
-from .shard_task import Event, ShardTask, encode_shards
+from .engine import InProcessEngine
+from .events import Event
+from .shard_task import ShardTask, encode_shards
 
-__all__ = ["Answer", "Ask", "Encode", "Failed", "NoMore", "Quit", "Ready", "Reply", "serve"]
+__all__ = ["Call", "Failed", "NoMoreShards", "Quit", "Ready", "Reply", "Result", "StartEncoding", "serve"]
 
 
 @dataclass(frozen=True)
-class Encode:
-    """Shards follow, then `NoMore`. `mark` is what the run's lock file says: elsewhere it would be another folder."""
+class StartEncoding:
+    """Shards follow, then `NoMoreShards`.
+
+    `lock_text` is the content of the run's lock file: by it an encoder on another host sees whether `out` is the same folder.
+    """
 
     task: ShardTask
-    mark: str
+    lock_text: str
 
 
 @dataclass(frozen=True)
-class NoMore:
+class NoMoreShards:
     """The last shard was sent."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Call this method of the engine."""
+class Call:
+    """Call a method of the encoder's engine; a `Result` follows."""
 
     method: str
     argument: Any
@@ -43,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Quit:
-    """Nothing more is wanted."""
+    """End the process."""
 
 
 @dataclass(frozen=True)
@@ -56,37 +60,37 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What `Ask` asked for."""
+class Result:
+    """The value that a call returned."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception, pickled, with its traceback as a note; nothing follows."""
+    """A pickled exception with its traceback as a note; the last message."""
 
     error: bytes
 
 
-Message = Encode | Shard | NoMore | Ask | Quit
-Reply = Ready | Event | Answer | Failed
+Message = StartEncoding | Shard | NoMoreShards | Call | Quit
+Reply = Ready | Event | Result | Failed
 
 
 def serve(make: Callable[[], Any], inbox: "queue.SimpleQueue[Message]", send: Callable[[Reply], None]) -> None:
-    """Load a model and do as told until `Quit`; whatever is raised is sent as `Failed`, and ends it."""
+    """Load a model and handle messages until `Quit`; an exception is sent as `Failed` and ends the loop."""
     try:
         model = as_estimator(make())
-        engine = LocalEngine(model)
+        engine = InProcessEngine(model)
         send(Ready(model.identity, os.getpid(), socket.gethostname()))
         while not isinstance(message := inbox.get(), Quit):
-            if isinstance(message, Ask):
-                send(Answer(getattr(engine, message.method)(message.argument)))
-            elif isinstance(message, Encode):
-                _check_place(message)
-                encode_shards(message.task, model, _shards(inbox), send, lambda: inbox.put(NoMore()))
-    except BaseException as error:  # whatever it is, it is raised where the job runs
-        send(Failed(_pickled(error)))
+            if isinstance(message, Call):
+                send(Result(getattr(engine, message.method)(message.argument)))
+            elif isinstance(message, StartEncoding):
+                _check_folder(message)
+                encode_shards(message.task, model, _shards(inbox), send, lambda: inbox.put(NoMoreShards()))
+    except BaseException as error:  # raised again where the job runs
+        send(Failed(_pickle(error)))
 
 
 def _shards(inbox: "queue.SimpleQueue[Message]") -> Iterator[Shard]:
@@ -94,23 +98,26 @@ def _shards(inbox: "queue.SimpleQueue[Message]") -> Iterator[Shard]:
         yield message
 
 
-def _check_place(message: Encode) -> None:
+def _check_folder(message: StartEncoding) -> None:
+    """Raise ConfigError if `out` is another folder on this host."""
     lock = message.task.out / "_lock"
     try:
-        found = lock.read_text(encoding="utf-8")
+        text = lock.read_text(encoding="utf-8")
     except OSError:
-        found = None
-    if found != message.mark:
+        text = None
+    if text != message.lock_text:
         raise ConfigError(
-            f"out {message.task.out} is another folder on {socket.gethostname()}; use one that all hosts share"
+            f"out {message.task.out} is another folder on {socket.gethostname()}; use one that all hosts share",
+            "out",
+            str(message.task.out),
         )
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickle(error: BaseException) -> bytes:
     error.add_note(f"in process {os.getpid()} on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # some exceptions cannot be pickled, or not be made again
+    except Exception:  # some exceptions cannot be pickled or unpickled
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return data

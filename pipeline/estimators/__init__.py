@@ -1,4 +1,8 @@
-"""Estimators by name: open_clip models, transformers models, a user's own, and the small embedded one."""
+"""Estimators by name: open_clip models, transformers models, a user's own, and the small embedded one.
+
+`base` is the protocol; `openclip` (with `openclip_names` and `openclip_towers`), `transformers_model` (with
+`processor_pixels`) and `custom` are the kinds; `device` and `loading` are shared. Heavy libraries are imported on loading.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +36,7 @@ class ModelSpec:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, without the device and `compile`, which scores do not depend on but for rounding."""
+        """As JSON values, without the device and `compile`, which change scores only by rounding."""
         drafted = {"draft": True} if self.draft else {}
         return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype, **drafted}
 
@@ -51,23 +55,33 @@ def load_estimator(
 
     `model` is `embedded` (drawn scenes only, for trials), an open_clip name such as `ViT-B-32` with `pretrained` a tag or
     a checkpoint file, `hf-hub:ORG/NAME`, `local-dir:FOLDER`, `hf:NAME` (transformers: CLIP, ALIGN, SigLIP) or
-    `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, slightly
-    other scores, and so another identity. With `compile` the vision tower of an open_clip model is compiled by torch, and used
-    where it agrees and is faster: the estimator's `notes` say. Raises ConfigError, which says what would work.
+    `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, with
+    slightly different scores and so another identity. With `compile` the vision tower of an open_clip model is compiled with
+    torch, and used if it agrees and is faster; the estimator's `notes` tell. Raises ConfigError for what cannot work.
     """
     from noisegate.pipeline.errors import ConfigError
 
     if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64")
+        raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64", "batch-size", batch_size)
     if pretrained is not None and model.startswith(("python:", "hf:")):
-        raise ConfigError(f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})")
+        raise ConfigError(
+            f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})", "pretrained", pretrained
+        )
     if compile and model.startswith(("python:", "hf:")):
-        raise ConfigError(f"model {model!r} cannot be compiled, open_clip's such as ViT-B-32 can; leave out compile")
+        raise ConfigError(
+            f"model {model!r} cannot be compiled, open_clip's such as ViT-B-32 can; leave out compile", "compile", True
+        )
     if model.startswith("python:"):
         if (device, dtype) != ("auto", "auto"):
-            raise ConfigError(f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})")
+            raise ConfigError(
+                f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})",
+                "device" if device != "auto" else "dtype",
+                device if device != "auto" else dtype,
+            )
         if draft:
-            raise ConfigError(f"model {model!r} resizes by itself, so JPEGs cannot shrink before it; leave out draft")
+            raise ConfigError(
+                f"model {model!r} resizes by itself, so JPEGs cannot shrink before it; leave out draft", "draft", True
+            )
         from .custom import CustomEstimator
 
         return CustomEstimator.load(model, batch_size)
@@ -84,13 +98,15 @@ def load_estimator(
 
 
 def as_estimator(given: Any) -> Estimator:
-    """The estimator itself, what a function makes, or an object of a user's own, wrapped as `python:` wraps it."""
+    """The estimator itself, what a function returns, or a user's own object, wrapped as `python:` does."""
     from noisegate.pipeline.errors import ConfigError
 
     if isinstance(given, type) or not hasattr(given, "encode_images"):
         if not callable(given):
             raise ConfigError(
-                f"estimator {given!r} is none; load one first, for example with load_estimator('embedded')"
+                f"estimator {given!r} is not one; load one first, for example with load_estimator('embedded')",
+                "estimator",
+                given,
             )
         given = given()
     if isinstance(getattr(given, "identity", None), Identity):

@@ -1,4 +1,4 @@
-"""What an estimator is: something that encodes pictures and texts into one space, and knows exactly what it is."""
+"""The protocol of estimators, which encode pictures and texts into one space, and what their embeddings need."""
 
 import hashlib
 import json
@@ -30,8 +30,8 @@ Pixels = NDArray[np.uint8]
 class Identity:
     """Everything that a score depends on, apart from the sample and β.
 
-    `weights` is the SHA-256 of all parameters, or the string a user's own estimator gives. Two identities are equal
-    exactly when their scores can be compared.
+    `weights` is the SHA-256 of all parameters, or the string of a user's own estimator. Scores of two estimators can be
+    compared if their identities are equal.
     """
 
     model: str
@@ -43,7 +43,7 @@ class Identity:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that name this scorer."""
+        """Sixteen hex digits of the SHA-256 of all fields."""
         text = json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -57,9 +57,9 @@ class Identity:
         return cls(**{**values, "versions": tuple(sorted(values["versions"].items()))})
 
     def differences(self, other: "Identity", versions: bool = True) -> list[str]:
-        """One line for each part in which `other` differs, for a message to the user.
+        """One line for each field in which `other` differs, for a message to the user.
 
-        Without `versions`, those of libraries may differ: the same model gives the same embeddings but for rounding.
+        Without `versions`, versions of libraries may differ: embeddings are then equal up to rounding.
         """
         mine, theirs = self.to_dict(), other.to_dict()
         mine |= {f"version of {k}": v for k, v in mine.pop("versions").items()}
@@ -74,7 +74,7 @@ class Estimator(Protocol):
     """An image-text model. Embeddings are (N, d) float32 and need not be normalised.
 
     `preprocess` runs in the decode workers: it must be picklable and must not need torch. `encode_pixels` takes what it
-    returned, `encode_images` is the two in a row.
+    returns; `encode_images` does both.
     """
 
     @property
@@ -93,7 +93,7 @@ class Estimator(Protocol):
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed texts; longer ones than the model reads are cut as the model's own tokenizer does."""
+        """Embed texts; long ones are cut by the model's own tokenizer."""
         ...
 
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -102,14 +102,16 @@ class Estimator(Protocol):
 
 
 def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
-    """Scale rows to length one; a row that is not finite, or shorter than 1e-12, becomes all zeros (invalid).
+    """Scale rows to length one; rows that are not finite, or shorter than 1e-12, become zeros (invalid).
 
     >>> normalise(np.array([[3.0, 4.0], [0.0, 0.0], [np.nan, 1.0]])).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0], [0.0, 0.0]]
     """
     rows = np.asarray(embeddings, dtype=np.float64)
     if rows.ndim != 2:
-        raise ConfigError(f"embeddings must be a matrix (N, d); this one has shape {rows.shape}")
+        raise ConfigError(
+            f"embeddings must be a matrix (N, d); this one has shape {rows.shape}", "embeddings", rows.shape
+        )
     finite = np.isfinite(rows).all(axis=1, keepdims=True)
     rows = np.where(finite, rows, 0.0)
     length = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -137,7 +139,7 @@ def row_cosines(images: NDArray[Any], texts: NDArray[Any]) -> NDArray[np.float32
 def paired_cosines(
     left: NDArray[Any], right: NDArray[Any], rows: NDArray[np.int64], partners: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Cosines (M,) of unit rows `left[rows]` and `right[partners]`, a few thousand at a time so that memory stays flat.
+    """Cosines (M,) of unit rows `left[rows]` and `right[partners]`, in blocks so that memory stays constant.
 
     >>> paired_cosines(np.eye(2), np.eye(2), np.array([0, 1]), np.array([0, 0])).tolist()
     [1.0, 0.0]
@@ -151,7 +153,7 @@ def paired_cosines(
 
 
 def array_digest(arrays: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 over named arrays in name order: their names, types, shapes and bytes."""
+    """SHA-256 of named arrays in name order: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -160,18 +162,21 @@ def array_digest(arrays: dict[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-STEP = 8  # tokens; finer saves little and makes many small batches
+LENGTH_STEP = 8  # tokens; a finer step saves little and makes many small batches
 
 
 def length_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Positions (0 … N-1) in batches of at most `batch_size`; in each, all lengths round up to the same multiple of STEP.
+    """Group texts of similar length, because a batch is padded to its longest text.
+
+    Returns positions (0 … N-1) in batches of at most `batch_size`; the lengths in a batch round up to the same multiple of
+    `LENGTH_STEP`.
 
     >>> length_batches([5, 70, 8, 9, 6], batch_size=2)
     [[0, 2], [4], [3], [1]]
     """
     groups: dict[int, list[int]] = {}
     for position, length in enumerate(lengths):
-        groups.setdefault(-(-length // STEP), []).append(position)
+        groups.setdefault(-(-length // LENGTH_STEP), []).append(position)
     return [
         group[start : start + batch_size]
         for _, group in sorted(groups.items())

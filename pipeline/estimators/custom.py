@@ -1,4 +1,4 @@
-"""A user's own estimator, `python:module:factory`: nothing to inherit from, three names to have."""
+"""A user's own estimator, `python:module:factory`: any object with three attributes."""
 
 import importlib
 import string
@@ -26,9 +26,13 @@ class CustomEstimator:
     def __init__(self, inner: Any, name: str, batch_size: int | None = None) -> None:
         missing = [n for n in ("encode_images", "encode_texts", "identity") if not hasattr(inner, n)]
         if missing:
-            raise ConfigError(f"model {name!r}: what it made, a {type(inner).__name__}, has no {', '.join(missing)}")
+            raise ConfigError(
+                f"model {name!r}: what it made, a {type(inner).__name__}, has no {', '.join(missing)}", "model", name
+            )
         if not isinstance(inner.identity, str) or not inner.identity:
-            raise ConfigError(f"model {name!r}: identity is {inner.identity!r}; give a string that names these weights")
+            raise ConfigError(
+                f"model {name!r}: identity is {inner.identity!r}; give a string that names these weights", "model", name
+            )
         self._inner, self._name = inner, name
         self.batch_size = batch_size or 64
         self.preprocess = rgb_pixels
@@ -42,26 +46,34 @@ class CustomEstimator:
         """Import `python:module:factory`, call the factory and wrap what it returns."""
         parts = spec.split(":")
         if len(parts) != 3 or not all(parts):
-            raise ConfigError(f"model {spec!r} must read python:MODULE:FACTORY, such as python:my_models:make_clip")
+            raise ConfigError(
+                f"model {spec!r} must read python:MODULE:FACTORY, such as python:my_models:make_clip", "model", spec
+            )
         here = str(Path.cwd())
         if here not in sys.path:
-            sys.path.append(here)  # the command does not look there by itself; at the end, so that nothing is shadowed
+            sys.path.append(here)  # at the end, so that it shadows nothing
         try:
             module = importlib.import_module(parts[1])
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it here or on PYTHONPATH?"
+                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it here or on PYTHONPATH?",
+                "model",
+                spec,
             ) from error
         except Exception as error:  # the module is the user's: it may raise anything
-            raise ConfigError(f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}") from error
+            raise ConfigError(
+                f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}", "model", spec
+            ) from error
         factory = getattr(module, parts[2], None)
         if not callable(factory):
             what = f"has no {parts[2]!r}" if factory is None else f"has a {parts[2]!r} that cannot be called"
-            raise ConfigError(f"model {spec!r}: module {parts[1]!r} {what}; name a function that makes the estimator")
+            raise ConfigError(
+                f"model {spec!r}: module {parts[1]!r} {what}; name a function that makes the estimator", "model", spec
+            )
         try:
             inner = factory()
         except Exception as error:
-            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {_text(error)}") from error
+            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {_text(error)}", "model", spec) from error
         return cls(inner, spec, batch_size)
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
@@ -85,13 +97,15 @@ class CustomEstimator:
             rows = _array(getattr(self._inner, name)(batch))
             if rows.ndim != 2 or len(rows) != len(batch):
                 raise ConfigError(
-                    f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)"
+                    f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)",
+                    "model",
+                    self._name,
                 )
             parts.append(rows)
         return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
 
     def _common_width(self) -> int:
-        """The width d of both kinds of embeddings, found on a grey picture and a word: a mistake shows before the work."""
+        """The width d of both kinds of embeddings, measured on a grey picture and a word before the work starts."""
         widths = []
         for name, item in (("encode_images", Image.new("RGB", (224, 224), (128, 128, 128))), ("encode_texts", "a")):
             try:
@@ -99,17 +113,21 @@ class CustomEstimator:
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(f"model {self._name!r}: {name} failed on one item: {_text(error)}") from error
+                raise ConfigError(
+                    f"model {self._name!r}: {name} failed on one item: {_text(error)}", "model", self._name
+                ) from error
         if widths[0] != widths[1]:
             raise ConfigError(
                 f"model {self._name!r} gives pictures {widths[0]} numbers and texts {widths[1]}; "
-                "a pair needs a model with one space for both"
+                "a pair needs a model with one space for both",
+                "model",
+                self._name,
             )
         return widths[0]
 
 
 def _array(rows: Any) -> NDArray[np.float32]:
-    """Rows as float32, also those of a torch tensor on any device, of any type."""
+    """Rows as float32, also of a torch tensor on any device."""
     return np.asarray(rows.detach().float().cpu() if hasattr(rows, "detach") else rows, dtype=np.float32)
 
 
@@ -118,7 +136,7 @@ def _text(error: Exception) -> str:
 
 
 def rgb_pixels(image: Image.Image) -> Pixels:
-    """The whole picture as (H, W, 3) uint8, for estimators that resize by themselves."""
+    """The whole picture as (H, W, 3) uint8, for estimators that resize themselves."""
     return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
 

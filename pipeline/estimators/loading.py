@@ -1,4 +1,4 @@
-"""Loading models of other libraries: torchvision's import, the hub or its cache, quiet logs, weights without code."""
+"""What loading a model of another library needs: torchvision's import, the hub or its cache, quiet logs, safe weights."""
 
 import contextlib
 import importlib
@@ -20,11 +20,10 @@ _declared: list[torch.library.Library] = []  # a schema lives only as long as it
 
 
 def allow_torchvision() -> None:
-    """Import torchvision; where its operators cannot be loaded, declare the two schemas it insists on and try again.
+    """Import torchvision; if its operators cannot be loaded, declare the two schemas that it needs and try again.
 
-    A CUDA build of torchvision beside a CPU build of torch stops at `torchvision::nms`. Transforms never call that
-    operator, so a schema without a kernel is enough; calling it still fails, by name. Where torchvision imports by
-    itself nothing is declared, and a second call does nothing.
+    A CUDA build of torchvision beside a CPU build of torch fails at `torchvision::nms`. Transforms never call that
+    operator, so a schema without a kernel is enough. Does nothing if torchvision imports without it.
 
     >>> allow_torchvision()
     >>> "torchvision" in sys.modules
@@ -40,7 +39,7 @@ def allow_torchvision() -> None:
     else:
         return
     for name in [name for name in sys.modules if name.startswith("torchvision.")]:
-        del sys.modules[name]  # left over from the import that stopped half-way
+        del sys.modules[name]  # left by the import that failed
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
         library.define(schema)  # type: ignore[no-untyped-call]
@@ -49,20 +48,22 @@ def allow_torchvision() -> None:
 
 
 def torchvision_is_patched() -> bool:
-    """Whether torchvision's operators had to be declared here, because they could not be loaded."""
+    """Whether `allow_torchvision` had to declare torchvision's operators."""
     return bool(_declared)
 
 
-_SECONDS = 5.0
+_HUB_SECONDS = 5.0  # the hub's own client retries for a minute without a network
 
 
 @contextlib.contextmanager
 def hub_or_cache() -> Iterator[str | None]:
-    """Within, files come from the hub where it answers, else at once from its cache; then it yields what is wrong."""
+    """Load files from the hub if it answers, else from its cache; yields what is wrong with the hub, or None."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    problem = f"{constants.ENDPOINT} may not be asked (HF_HUB_OFFLINE)" if before else _problem(constants.ENDPOINT)
+    problem = (
+        f"{constants.ENDPOINT} may not be asked (HF_HUB_OFFLINE)" if before else _find_hub_problem(constants.ENDPOINT)
+    )
     constants.HF_HUB_OFFLINE = problem is not None
     try:
         yield problem
@@ -70,26 +71,26 @@ def hub_or_cache() -> Iterator[str | None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _problem(endpoint: str) -> str | None:
+def _find_hub_problem(endpoint: str) -> str | None:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     try:
-        status = int(get_session().head(endpoint, timeout=_SECONDS).status_code)
-    except Exception as error:  # the hub's client changed its HTTP library, and with it its errors, more than once
+        status = int(get_session().head(endpoint, timeout=_HUB_SECONDS).status_code)
+    except Exception as error:  # the errors depend on the HTTP library, which the hub's client changed more than once
         return f"{endpoint} does not answer ({type(error).__name__})"
     return f"{endpoint} answers with status {status}" if status >= 500 else None
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Loading without the steps that open_clip reports on the root logger; what matters of them is an exception here."""
+    """Silence open_clip's messages on the root logger, and warnings."""
     root, silent = logging.getLogger(), logging.NullHandler()
 
     def others(record: logging.LogRecord) -> bool:
         return "open_clip" not in record.pathname
 
     root.addFilter(others)
-    root.addHandler(silent)  # without any handler, logging.info would set up one that stays
+    root.addHandler(silent)  # without any handler, logging.info would install one for good
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -101,7 +102,7 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """No code of a pickle is run: open_clip asks for that, but not in its second attempt at a file that fails."""
+    """Never run code of a pickle: open_clip asks for that too, but not when it retries a file that failed."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -44,10 +44,7 @@ _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \
 
 
 class OpenClipEstimator:
-    """An open_clip model behind the estimator protocol; see `load` for the names it knows.
-
-    `notes` are lines for the user and the run's record: what became of a `compiler`.
-    """
+    """An open_clip model as an estimator. `notes` are lines for the user and the run's record: what the `compiler` gave."""
 
     def __init__(
         self,
@@ -79,7 +76,7 @@ class OpenClipEstimator:
         self.identity = Identity(
             model=name,
             weights=array_digest(weights | {"config": architecture}),
-            preprocess=f"{self.preprocess}; {_tokenizer_name(tokenizer)}",
+            preprocess=f"{self.preprocess}; {_describe_tokenizer(tokenizer)}",
             decoder=DRAFT_DECODER if draft else DECODER,
             dtype=device.dtype_name,
             versions=tuple((p, version(p)) for p in ("open_clip_torch", "pillow", "torch")),
@@ -104,7 +101,7 @@ class OpenClipEstimator:
         check_name(name, source, pretrained)
         seed = random_seed(pretrained)
         tag = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
-        quick = bool(tag.get("quick_gelu"))  # these weights need it, whatever the built-in configuration says
+        quick = bool(tag.get("quick_gelu"))  # these weights need it, even if the built-in configuration does not say so
         problem = None
         try:
             with quietly(), weights_only(), contextlib.ExitStack() as stack:
@@ -122,12 +119,14 @@ class OpenClipEstimator:
                 )
                 tokenizer = open_clip.get_tokenizer(source)
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
-        except Exception as error:  # a checkpoint of unknown origin and three libraries: anything may be raised
+        except Exception as error:  # an unknown checkpoint and three libraries may raise anything
             reason = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …").rstrip(".")
             raise ConfigError(
                 f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: "
                 f"{f'{problem}; ' if problem else ''}{reason}. Without a network, point --model at local-dir:FOLDER "
-                "(open_clip_config.json and weights) or --pretrained at a checkpoint file."
+                "(open_clip_config.json and weights) or --pretrained at a checkpoint file.",
+                "model",
+                name,
             ) from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
         compiler = Compiler(torch_compile) if compile else None
@@ -144,7 +143,7 @@ class OpenClipEstimator:
         return self._tokenizer
 
     def embed_batch(self, pixels: Sequence[Pixels], texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embed one batch of pairs, not normalised, so that gradients flow back to the model."""
+        """Embed one batch of pairs, not normalised, with gradients."""
         return self._encode_pixel_batch(pixels), self._encode_tokens(self.tokenize(texts))
 
     @torch.inference_mode()
@@ -162,16 +161,16 @@ class OpenClipEstimator:
         tokens = self._tokenizer(list(rows))
         lengths = (tokens != self._padding).sum(dim=1).tolist() if self.trims_texts else [0] * len(tokens)
         batches = length_batches(lengths, self.batch_size)
-        parts = [self._encode_tokens(self._cut(tokens[batch])).float().cpu().numpy() for batch in batches]
-        found = np.empty((len(rows), parts[0].shape[1]), np.float32)
-        found[np.concatenate(batches)] = np.concatenate(parts)
-        return found[[rows[text] for text in texts]] if len(rows) < len(texts) else found
+        parts = [self._encode_tokens(self._trim(tokens[batch])).float().cpu().numpy() for batch in batches]
+        embedded = np.empty((len(rows), parts[0].shape[1]), np.float32)
+        embedded[np.concatenate(batches)] = np.concatenate(parts)
+        return embedded[[rows[text] for text in texts]] if len(rows) < len(texts) else embedded
 
     @torch.inference_mode()
     def encode_pairs(
         self, pixels: Sequence[Pixels], texts: Sequence[str]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """`encode_pixels` and `encode_texts`; a GPU works on the pictures while this process makes tokens of the texts."""
+        """`encode_pixels` and `encode_texts`; a GPU encodes the pictures while this process tokenizes the texts."""
         size = self.batch_size
         begun = [self._encode_pixel_batch(pixels[start : start + size]) for start in range(0, len(pixels), size)]
         rows = self.encode_texts(texts)
@@ -190,10 +189,10 @@ class OpenClipEstimator:
         return images, self._in_batches(tokens, self._encode_tokens)  # type: ignore[arg-type]
 
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
-        """Token ids (N, L): cut to the longest text where that changes nothing, else the model's whole context."""
-        return self._cut(self._tokenizer(list(texts)))
+        """Token ids (N, L): trimmed to the longest text if that changes no embedding, else the model's whole context."""
+        return self._trim(self._tokenizer(list(texts)))
 
-    def _cut(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _trim(self, tokens: torch.Tensor) -> torch.Tensor:
         return trim(tokens, self._padding) if self.trims_texts else tokens
 
     def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
@@ -220,7 +219,7 @@ class OpenClipEstimator:
 
     @torch.inference_mode()
     def _try_out(self, compiler: Compiler) -> Trial:
-        """The vision tower compiled, beside the eager one on a batch such as will come."""
+        """Compile the vision tower and compare it with the eager one on typical batches."""
         count = min(self.batch_size, 8) if self._device.name == "cpu" else self.batch_size
         batches = [
             batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
@@ -238,13 +237,15 @@ class OpenClipEstimator:
 
 
 def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
-    """The preprocessing that an open_clip model was made for."""
+    """The preprocessing of an open_clip model."""
     config = model.visual.preprocess_cfg
     size = config.get("size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
         raise ConfigError(
-            f"the model takes pictures of {height} x {width}; noisegate knows square ones, such as 224 x 224"
+            f"model: it takes pictures of {height} x {width}; use one for square pictures, such as 224 x 224",
+            "model",
+            (height, width),
         )
     return Preprocess(
         size=height,
@@ -262,8 +263,8 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def _tokenizer_name(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
-    """How long texts may be, and what the tokenizer makes of some."""
+def _describe_tokenizer(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
+    """Name a tokenizer by its context length and a digest of the tokens of some texts."""
     tokens = tokenizer([*PROBE_TEXTS, *_ODD_TEXTS])
     return f"{tokens.shape[1]} tokens of tokenizer {array_digest({'tokens': tokens.numpy()})[:16]}"
 
@@ -276,7 +277,9 @@ def save_local_dir(estimator: OpenClipEstimator, folder: Path) -> None:
     """Write configuration, weights and, where the model has its own, the tokenizer."""
     if not estimator.config:
         raise ConfigError(
-            f"model {estimator.identity.model!r}: it was loaded without its configuration; use load_estimator"
+            f"model {estimator.identity.model!r}: it was loaded without its configuration; use load_estimator",
+            "model",
+            estimator.identity.model,
         )
     config = {"model_cfg": estimator.config, "preprocess_cfg": dict(estimator.module.visual.preprocess_cfg)}
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Names of open_clip models: what they stand for, and what to say about those that cannot work."""
+"""Names of open_clip models: translate them, and refuse those that cannot work with a hint."""
 
 import difflib
 from pathlib import Path
@@ -12,7 +12,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a fol
 
 
 def open_clip_source(name: str) -> str:
-    """The name as open_clip knows it."""
+    """The name that open_clip takes."""
     if name == "embedded":
         return f"local-dir:{EMBEDDED}"
     if name.startswith("local-dir:"):
@@ -21,7 +21,7 @@ def open_clip_source(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name for the identity: of a folder its last part, wherever it lies.
+    """The name for the identity; of a folder, only its last part.
 
     >>> short_name("local-dir:/models/small"), short_name("hf-hub:org/name")
     ('local-dir:small', 'hf-hub:org/name')
@@ -32,17 +32,19 @@ def short_name(name: str) -> str:
 
 
 def random_seed(pretrained: str | None) -> int | None:
-    """The seed of `random:SEED`, which stands for untrained weights; None for anything else."""
+    """The seed of `random:SEED`, which means untrained weights; None for anything else."""
     if pretrained is None or not pretrained.startswith("random:"):
         return None
     seed = pretrained.removeprefix("random:")
     if not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-        raise ConfigError(f"pretrained {pretrained!r}: the seed must be a number, such as random:0")
+        raise ConfigError(
+            f"pretrained {pretrained!r}: the seed must be a number, such as random:0", "pretrained", pretrained
+        )
     return int(seed)
 
 
 def needs_hub(source: str, is_tag: bool) -> bool:
-    """Whether weights or tokenizer may have to be fetched."""
+    """Whether weights or tokenizer may have to be downloaded."""
     import open_clip
 
     if source.startswith("local-dir:"):
@@ -52,43 +54,58 @@ def needs_hub(source: str, is_tag: bool) -> bool:
 
 
 def check_name(name: str, source: str, pretrained: str | None) -> None:
-    """Refuse what open_clip would only stumble over later, and say what would work."""
+    """Raise ConfigError for names that open_clip would fail on later, and say what works."""
     import open_clip
 
     if source.startswith(("local-dir:", "hf-hub:")):
         if pretrained is not None:
-            raise ConfigError(f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})")
+            raise ConfigError(
+                f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})",
+                "pretrained",
+                pretrained,
+            )
         if source.startswith("local-dir:"):
             _check_folder(name, Path(source.removeprefix("local-dir:")))
         elif "/" not in source:
             raise ConfigError(
-                f"model {name!r} names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP"
+                f"model {name!r} names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP",
+                "model",
+                name,
             )
         return
     if name not in open_clip.list_models():
         close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
         raise ConfigError(
             f"model {name!r} is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} "
-            "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
+            "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY",
+            "model",
+            name,
         )
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
         raise ConfigError(
-            f"model {name!r} needs pretrained weights; use one of {', '.join(tags[:6]) or 'its checkpoints'}, or a file"
+            f"model {name!r} needs pretrained weights; use one of {', '.join(tags[:6]) or 'its checkpoints'}, or a file",
+            "pretrained",
         )
     if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
         close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
         raise ConfigError(
-            f"pretrained {pretrained!r} is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}"
+            f"pretrained {pretrained!r} is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}",
+            "pretrained",
+            pretrained,
         )
 
 
 def _check_folder(name: str, folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"model {name!r}: there is no folder {folder}; give one saved by open_clip")
+        raise ConfigError(f"model {name!r}: there is no folder {folder}; give one saved by open_clip", "model", name)
     if not (folder / "open_clip_config.json").is_file():
-        raise ConfigError(f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip")
+        raise ConfigError(
+            f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip", "model", name
+        )
     if not any(path.suffix in _WEIGHTS for path in folder.iterdir()):
         raise ConfigError(
-            f"model {name!r}: {folder} holds no weights; put open_clip_model.safetensors beside its config"
+            f"model {name!r}: {folder} holds no weights; put open_clip_model.safetensors beside its config",
+            "model",
+            name,
         )

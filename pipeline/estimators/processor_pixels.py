@@ -62,19 +62,25 @@ class ProcessorPixels:
         if not setting("do_resize", False) or size.get("longest_edge") or not (short or (height and height == width)):
             raise ConfigError(
                 f"model {name!r}: its processor resizes to {size or 'nothing'}; noisegate knows square pictures, "
-                "such as {'shortest_edge': 224} or {'height': 224, 'width': 224}"
+                "such as {'shortest_edge': 224} or {'height': 224, 'width': 224}",
+                "model",
+                name,
             )
         edge = int(short or height or 0)
         cut = dict(setting("crop_size", {})) if crops else {"height": edge, "width": edge}
         if (short and not crops) or cut.get("height") != cut.get("width") or not 0 < int(cut["height"]) <= edge:
             raise ConfigError(
                 f"model {name!r}: its processor crops {cut if crops else 'nothing'} after a resize to {size}; "
-                "noisegate knows square crops, such as 224 of 224"
+                "noisegate knows square crops, such as 224 of 224",
+                "model",
+                name,
             )
         resample = int(setting("resample", -1))
         if resample not in _FILTERS:
             raise ConfigError(
-                f"model {name!r}: its processor resizes with filter {resample}; use 2 (bilinear) or 3 (bicubic)"
+                f"model {name!r}: its processor resizes with filter {resample}; use 2 (bilinear) or 3 (bicubic)",
+                "model",
+                name,
             )
         # pixel * factor - offset, then (· - mean) / std, is (pixel / 255 - mean') / std' with the two numbers below.
         factor = 255 * (float(setting("rescale_factor", 1 / 255)) if setting("do_rescale", False) else 1.0)

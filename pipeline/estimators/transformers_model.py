@@ -1,4 +1,4 @@
-"""Models of transformers with an image and a text tower, `hf:NAME` or `hf:FOLDER`: CLIP, ALIGN, SigLIP and their kind.
+"""Models of transformers with an image and a text tower, `hf:NAME` or `hf:FOLDER`: CLIP, ALIGN, SigLIP and others.
 
 Needs transformers 4.45 or later: 4.x gives features as tensors, 5.x as the pooler output; the tests run on 5.x.
 """
@@ -33,7 +33,7 @@ _PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that th
 
 
 class TransformersEstimator:
-    """A transformers dual encoder behind the estimator protocol."""
+    """A transformers dual encoder as an estimator."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class TransformersEstimator:
             import transformers
         except ImportError as error:
             raise ConfigError(
-                f"model {spec!r} needs transformers ({error}); install the extra: pip install 'noisegate[hf]'"
+                f"model {spec!r} needs transformers ({error}); install the extra: pip install 'noisegate[hf]'",
+                "model",
+                spec,
             ) from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
@@ -86,12 +88,16 @@ class TransformersEstimator:
                 reason = shorten(str(error), 300, placeholder=" …").rstrip(".")
                 raise ConfigError(
                     f"model {spec!r} cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER "
-                    "with config, weights and processor, as save_pretrained writes them."
+                    "with config, weights and processor, as save_pretrained writes them.",
+                    "model",
+                    spec,
                 ) from error
             if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
                 raise ConfigError(
                     f"model {spec!r} comes with a {type(processor).__name__} only; it needs a processor for both "
-                    "pictures and texts: save one beside it with AutoProcessor.save_pretrained"
+                    "pictures and texts: save one beside it with AutoProcessor.save_pretrained",
+                    "model",
+                    spec,
                 )
             return cls(model, processor, name, device, batch_size, draft)
 
@@ -111,15 +117,15 @@ class TransformersEstimator:
         parts = [
             self._encode_tokens(self.tokenize([texts[i] for i in batch])).float().cpu().numpy() for batch in batches
         ]
-        found = np.empty((len(texts), parts[0].shape[1]), np.float32)
-        found[np.concatenate(batches)] = np.concatenate(parts)
-        return found
+        embedded = np.empty((len(texts), parts[0].shape[1]), np.float32)
+        embedded[np.concatenate(batches)] = np.concatenate(parts)
+        return embedded
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Pictures uniform in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does.
 
-        Where the tokenizer has an end token the texts end in it: a tower that pools there would read one token only.
+        If the tokenizer has an end token, the texts end in it, because some towers pool there.
         """
         crop, end = self.preprocess.crop, self._tokenizer.eos_token_id
         pictures = [rng.random((3, crop, crop), dtype=np.float32) for _ in range(count)]
@@ -131,7 +137,7 @@ class TransformersEstimator:
         return images, texts
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the text tower takes, (N, L) each: padded to the longest where that changes nothing, else whole."""
+        """Inputs of the text tower, (N, L) each: padded to the longest text if that changes nothing, else to the context."""
         return self._tokens(texts, "longest" if self.trims_texts else "max_length")
 
     def _tokens(self, texts: Sequence[str], padding: str) -> dict[str, torch.Tensor]:
@@ -165,7 +171,7 @@ class TransformersEstimator:
             return _features(self._model.get_text_features(**{k: v.to(self._device.name) for k, v in tokens.items()}))
 
     def _check_pixels(self, image_processor: Any, name: str) -> None:
-        """Refuse a processor with steps that `ProcessorPixels` does not have, by what it makes of a picture."""
+        """Raise ConfigError if the processor makes other pixels of a picture than `ProcessorPixels`."""
         y, x = np.mgrid[0:90, 0:120].astype(np.float64)
         picture = Image.fromarray(np.stack([2 * x, 255 - 2 * y, x + y], axis=-1).astype(np.uint8))
         ours = self._normalised([self.preprocess(picture)]).cpu()
@@ -174,7 +180,9 @@ class TransformersEstimator:
         if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
             raise ConfigError(
                 f"model {name!r}: its {type(image_processor).__name__} does more than resize, crop and normalise; "
-                "wrap the model as python:MODULE:FACTORY, which resizes by itself"
+                "wrap the model as python:MODULE:FACTORY, which resizes by itself",
+                "model",
+                name,
             )
 
     @torch.inference_mode()
@@ -187,18 +195,22 @@ class TransformersEstimator:
         except (RuntimeError, ValueError, IndexError) as error:
             raise ConfigError(
                 f"model {name!r} does not take what its processor makes, pictures of {crop} px and "
-                f"{self._context} tokens ({' '.join(str(error).split())[:200]}); save the processor that belongs to it"
+                f"{self._context} tokens ({' '.join(str(error).split())[:200]}); save the processor that belongs to it",
+                "model",
+                name,
             ) from error
         if image.ndim != 2 or image.shape != text.shape:
             raise ConfigError(
                 f"model {name!r} gives a picture the shape {tuple(image.shape)} and a text {tuple(text.shape)}; "
-                f"use a model with one space for both, such as {_EXAMPLES}"
+                f"use a model with one space for both, such as {_EXAMPLES}",
+                "model",
+                name,
             )
         return int(image.shape[1])
 
     @torch.inference_mode()
     def _trimming_is_exact(self) -> bool:
-        """Whether texts padded to the longest embed as whole ones do: not where the tower reads padding (SigLIP)."""
+        """Whether padding to the longest text changes no embedding; it does if the tower reads padding (SigLIP)."""
         whole, cut = (
             normalise(self._encode_tokens(self._tokens(_PROBE_TEXTS, padding)).float().cpu().numpy())
             for padding in ("max_length", "longest")
@@ -213,32 +225,38 @@ def _features(output: Any) -> torch.Tensor:
 
 
 def _source(spec: str) -> tuple[str, str]:
-    """What transformers loads, and the name for the identity: of a folder its last part, wherever it lies."""
+    """What transformers loads, and the name for the identity; of a folder, only its last part."""
     source = spec.removeprefix("hf:")
     if not source.strip():
-        raise ConfigError(f"model {spec!r} names no model; use for example {_EXAMPLES}")
+        raise ConfigError(f"model {spec!r} names no model; use for example {_EXAMPLES}", "model", spec)
     folder = Path(source).expanduser()
     if folder.is_dir():
         return str(folder), f"hf:{folder.resolve().name}"
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.exists():
-        raise ConfigError(f"model {spec!r}: {source} is no folder; give one that save_pretrained wrote, or {_EXAMPLES}")
+        raise ConfigError(
+            f"model {spec!r}: {source} is no folder; give one that save_pretrained wrote, or {_EXAMPLES}", "model", spec
+        )
     return source, spec
 
 
 def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
     if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
         raise ConfigError(
-            f"model {spec!r} is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}"
+            f"model {spec!r} is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}",
+            "model",
+            spec,
         )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
         raise ConfigError(
-            f"model {spec!r}: its weights lack {missing[0]} and {len(missing) - 1} more; give a complete checkpoint"
+            f"model {spec!r}: its weights lack {missing[0]} and {len(missing) - 1} more; give a complete checkpoint",
+            "model",
+            spec,
         )
 
 
 def _context_length(model: Any, processor: Any) -> int:
-    """The most tokens that the processor passes on and that the model has positions for."""
+    """Most tokens that the processor passes on and the model has positions for."""
     positions = getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", None)
     endless = "a " * (2 * (positions or 512))
     passed = len(processor(text=[endless], padding="max_length", truncation=True)["input_ids"][0])
@@ -246,7 +264,7 @@ def _context_length(model: Any, processor: Any) -> int:
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
-    """Sixteen hex digits of the SHA-256 of all its rules; of its vocabulary where it has no rules to show."""
+    """Sixteen hex digits of the SHA-256 of the tokenizer's rules, or of its vocabulary if it has no rules to read."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = tokenizer.get_vocab()
@@ -257,7 +275,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Loading without progress bars and reports: what matters of them is an exception here."""
+    """Silence progress bars and reports while loading."""
     log = transformers.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

@@ -37,7 +37,7 @@ def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dic
 
 
 def _captions(shard: Shard, keys: Mapping[int, str], reading: Mapping[str, Any]) -> dict[int, str]:
-    options, captions = DecodeOptions.from_record(reading), {}
+    options, captions = DecodeOptions.from_dict(reading), {}
     with suppress(ShardError):
         for raw in read_samples(shard, keys):
             if keys[raw.index] == raw.key:  # another key: the shard has changed since it was scored

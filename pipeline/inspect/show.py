@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.pairs.pair_fit import read_pair_fit
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.score_run import RunScores, anchors_file
-from noisegate.pipeline.summary import Summary, summarise
+from noisegate.pipeline.scoring import RunScores
+from noisegate.pipeline.scoring.summary import Summary, summarise
 
 from .captions import one_line, read_captions
 

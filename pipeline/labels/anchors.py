@@ -13,11 +13,12 @@ from safetensors.numpy import save
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.estimators.base import Estimator, normalise
 from noisegate.pipeline.runs.arrays import open_array
+from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .classes import ClassSet
 
-__all__ = ["Anchors", "embed_anchors", "read_anchors"]
+__all__ = ["Anchors", "anchors_file", "embed_anchors", "read_anchors"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,3 +101,8 @@ def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> An
             count - 1,
         )
     return Anchors(names or tuple(map(str, range(count))), normalise(rows), classes)
+
+
+def anchors_file(run: RunFolder) -> Path:
+    """Where a run keeps its text anchors."""
+    return run.path / "anchors.safetensors"

@@ -19,31 +19,22 @@ from scipy.special import betainc
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise, paired_cosines
+from noisegate.pipeline.settings import NEED_DATA, check_beta_mode, check_beta_value
 from noisegate.pipeline.system.array_types import Floats, Index
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .calibration import MIN_PAIRS, PairCalibration, calibrate_pairs, intersection
 
 __all__ = [
-    "MODES",
     "Beta",
     "PairSample",
     "cached_beta",
     "chance_within",
-    "check_mode",
     "estimate_beta",
     "measure_beta",
     "mismatch_pairs",
 ]
 
-MODES = {
-    "auto": "random_inputs where it lies clearly between shuffled and given pairs, else intersection",
-    "random_inputs": "mean cosine of random pictures and random texts: the paper's quantity, needs the model",
-    "intersection": "where right and shuffled pairs are equally dense: needs only the data's embeddings",
-    "shuffled_mean": "mean cosine of shuffled pairs: for diagnosis, NOT the paper's quantity, keeps half of the noise",
-    "fixed:VALUE": "a number of your own, such as fixed:0.215 (CLIP ViT-B/32) or fixed:0.087 (ALIGN)",
-}
-NEED_DATA = ("intersection", "shuffled_mean")
 NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
 PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most
 RESAMPLES = 100  # bootstrap replicates of an interval
@@ -62,10 +53,7 @@ class Beta:
     interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not -1 <= self.value <= 1:
-            raise ConfigError(
-                f"beta {self.value} is not a cosine; use one between -1 and 1, such as 0.215", "beta", self.value
-            )
+        check_beta_value(self.value)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -97,20 +85,6 @@ class PairSample:
         return calibrate_pairs(self.given, self.mismatched)
 
 
-def check_mode(mode: str, has_data: bool = True) -> str:
-    """Return the mode; raise ConfigError if it is unknown, or if it needs data and there is none."""
-    if mode.startswith("fixed:"):
-        try:
-            Beta(float(mode.removeprefix("fixed:")), "fixed")
-        except ValueError as error:
-            raise ConfigError(f"beta {mode!r} is not a number; use one such as fixed:0.215", "beta", mode) from error
-    elif mode not in MODES or mode == "fixed:VALUE":
-        raise ConfigError(f"beta {mode!r} is unknown; use {', '.join(MODES)} (such as fixed:0.215)", "beta", mode)
-    elif mode in NEED_DATA and not has_data:
-        raise ConfigError(f"beta {mode!r} needs data; use --run DIR, random_inputs or fixed:0.215", "beta", mode)
-    return mode
-
-
 def estimate_beta(
     estimator: Estimator | None = None,
     images: Floats | None = None,
@@ -121,7 +95,7 @@ def estimate_beta(
     random_inputs: Callable[[], Beta] | None = None,
     seed: int = 0,
 ) -> Beta:
-    """β by one of `MODES`, with its spread, sample size, seed and a 95 % interval.
+    """β by one of `BETA_MODES`, with its spread, sample size, seed and a 95 % interval.
 
     `images` and `texts` are embeddings (N, d) of the given pairs, row by row; `pairs` replaces them if their cosines are
     known already, and `random_inputs` replaces the estimator if its own β is cached. Raises ConfigError if the mode needs
@@ -130,7 +104,7 @@ def estimate_beta(
     >>> estimate_beta(mode="fixed:0.215").value
     0.215
     """
-    check_mode(mode)
+    check_beta_mode(mode)
     if mode.startswith("fixed:"):
         return Beta(float(mode.removeprefix("fixed:")), "fixed", "given by the user")
     if random_inputs is None and estimator is not None:

@@ -18,11 +18,12 @@ from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
 from noisegate.pipeline.system.array_types import Float32, Mask
 
-from .beta import Beta, check_mode, estimate_beta, measure_beta
+from .beta import Beta, estimate_beta, measure_beta
 from .calibration import PairCalibration
 from .osa import osa_weight
 
@@ -207,7 +208,7 @@ def load_scorer(
     `model`, `dtype` and `beta` win over what the run records. Raises MismatchError if the model is not the run's own; other
     versions of libraries are a note.
     """
-    check_mode(beta, has_data=False)
+    check_beta_mode(beta, has_data=False)
     if run is None:
         estimator = ModelSpec(model or "embedded", pretrained, device, dtype)()
         return Scorer(estimator, _beta_of_model(estimator, beta))

@@ -5,14 +5,13 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.settings import Limits
 
 __all__ = ["DECODER", "DRAFT_DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
 
@@ -33,23 +32,6 @@ _UPRIGHT = {  # EXIF orientation to the turn that undoes it
 
 # Pillow warns of harmless oddities in EXIF and palettes, once per sample; what matters is an exception
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What is refused before it is decoded; a sample over a limit gets the status `too_large`."""
-
-    max_pixels: int = 90_000_000
-    max_image_bytes: int = 64_000_000
-    max_text_chars: int = 20_000
-    max_aspect: int = 200  # long over short side: fitting the short side of a line would fill the memory
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ConfigError(
-                    f"{name}={value} would refuse every sample; use a positive number, such as 1000000", name, value
-                )
 
 
 class BadSample(Exception):

@@ -5,16 +5,17 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.system.memory import reuse_memory
 from noisegate.pipeline.system.processes import count_processors, exit_with_parent
 
@@ -23,29 +24,7 @@ from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
-TASKS = ("pairs", "labels")
 STARTS = 3  # tries to start workers: one may be killed in that very moment
-
-
-@dataclass(frozen=True)
-class DecodeOptions:
-    """What a sample must have (`tasks`), where its caption and label are, and its limits."""
-
-    tasks: tuple[str, ...] = ("pairs",)
-    text_field: str | None = None
-    label_field: str | None = None
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        if not self.tasks or set(self.tasks) - set(TASKS):
-            task = ",".join(self.tasks)
-            raise ConfigError(f"task {task!r} is unknown; use pairs, labels or pairs,labels", "task", task)
-
-    @classmethod
-    def from_record(cls, reading: Mapping[str, Any]) -> Self:
-        """The options that a run's samples were read with, from `reading` in its record or a table's metadata."""
-        limits = Limits(**reading["limits"])
-        return cls(tuple(reading["tasks"]), reading["text_field"], reading["label_field"], limits)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,10 +12,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.score_run import ScoreSettings
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import AnnotateSettings, read_tasks
 from noisegate.service.errors import ApiError, InvalidRequest
-from noisegate.service.jobs.runner import JobEvent, JobRunner
+from noisegate.service.jobs.runner import JOB_SETTINGS, JobEvent, JobRunner
 from noisegate.service.jobs.store import Job
 
 from .schemas import problems
@@ -44,6 +44,12 @@ _errors = partial(
 )
 
 
+def _setting(name: str, **changes: Any) -> Any:
+    """A field with the default and the help text of the setting of `annotate`."""
+    setting = next(setting for setting in fields(AnnotateSettings) if setting.name == name)
+    return Field(**{"default": setting.default, "description": setting.metadata["help"], **changes})
+
+
 class JobRequest(BaseModel):
     """What to annotate and how; names and meanings are those of `noisegate annotate`."""
 
@@ -59,14 +65,14 @@ class JobRequest(BaseModel):
     shards: Pattern | Annotated[list[Pattern], Field(min_length=1, max_length=10_000)] = Field(
         description="Paths below the server's roots: brace ranges, globs, folders, `a.tar::b.tar` or `@list.txt`."
     )
-    task: Tasks = "pairs"
-    classes: str | None = Field(None, max_length=100, description="A registered class set, or a built-in list.")
-    beta: str = Field("auto", max_length=100, pattern=BETA)
-    k: int | None = Field(None, ge=1, le=10_000)
-    neighbourhood: bool = False
-    text_field: str | None = Field(None, max_length=200)
-    label_field: str | None = Field(None, max_length=200)
-    seed: int = Field(0, ge=0, lt=2**31)
+    task: Tasks = _setting("tasks", default="pairs")
+    classes: str | None = _setting("classes", max_length=100, description="A registered class set, or a built-in list.")
+    beta: str = _setting("beta", max_length=100, pattern=BETA)
+    k: int | None = _setting("k", ge=1, le=10_000)
+    neighbourhood: bool = _setting("neighbourhood")
+    text_field: str | None = _setting("text_field", max_length=200)
+    label_field: str | None = _setting("label_field", max_length=200)
+    seed: int = _setting("seed", ge=0, lt=2**31)
 
 
 class JobNote(BaseModel):
@@ -224,10 +230,9 @@ def answer(job: Job) -> dict[str, Any]:
 
 def _settings(body: JobRequest, service: Service, jobs: JobRunner) -> dict[str, Any]:
     """The record of a request: everything that the tables depend on, with its shards by their real names."""
-    tasks = tuple(body.task.split(","))
+    given = {name: getattr(body, name) for name in JOB_SETTINGS if name != "tasks"}
     try:
-        ScoreSettings(body.beta, tasks, body.k, body.neighbourhood, body.seed)
-        DecodeOptions(tasks)
+        settings = AnnotateSettings(tasks=read_tasks(body.task), **given).to_dict()
     except ConfigError as error:
         raise InvalidRequest(str(error)) from error
     classes = service.class_sets.find_for_job(body.classes) if body.classes else None
@@ -235,8 +240,8 @@ def _settings(body: JobRequest, service: Service, jobs: JobRunner) -> dict[str, 
     return {
         "asked": asked,
         "shards": jobs.roots.find(asked),
-        "tasks": list(tasks),
+        "tasks": settings["tasks"],
         "classes": body.classes,
         "classes_digest": classes.digest if classes else None,
-        **{name: getattr(body, name) for name in ("beta", "k", "neighbourhood", "text_field", "label_field", "seed")},
+        **{name: settings[name] for name in JOB_SETTINGS},
     }

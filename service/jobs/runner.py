@@ -11,6 +11,7 @@ from typing import Any
 
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.service.errors import ApiError
 
 from .process import Task
@@ -18,7 +19,10 @@ from .process_handle import JobProcess
 from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 
-__all__ = ["JobEvent", "JobRunner"]
+__all__ = ["JOB_SETTINGS", "JobEvent", "JobRunner"]
+
+# settings of annotate that a client chooses; the model and the number of workers are the server's
+JOB_SETTINGS = ("tasks", "beta", "k", "neighbourhood", "text_field", "label_field", "seed")
 
 ATTEMPTS = 2  # a process that crashes is started once more
 RETRY_SECONDS = 30.0  # until a job that could not be recorded is tried again
@@ -277,18 +281,22 @@ class JobRunner:
             self._change(again, save=True)
 
     def _task(self, job: Job) -> Task:
-        settings = {name: value for name, value in job.request.items() if name not in ("asked", "classes_digest")}
-        name = settings["classes"]
+        name = job.request["classes"]
         classes = self._classes(name) if name else None
         if classes is not None and classes.digest != job.request["classes_digest"]:
             raise ApiError(409, "other_classes", f"the class set {name} has changed since the job was submitted")
         device = self._spec.device.split(",")[0]
         model = {**self._spec.to_dict(), "device": "auto" if device == "all" else device}
-        model["batch_size"] = self._spec.batch_size
-        given = (list(classes.names), [list(p) for p in classes.prompts]) if classes else None
-        return Task(
-            out=str(self.folder / job.name), model=model, workers=self._workers, **{**settings, "classes": given}
+        settings = AnnotateSettings.from_dict(
+            {
+                **model,
+                "batch_size": self._spec.batch_size,
+                "workers": self._workers,
+                **{setting: job.request[setting] for setting in JOB_SETTINGS},
+            }
         )
+        given = (list(classes.names), [list(p) for p in classes.prompts]) if classes else None
+        return Task(str(self.folder / job.name), job.request["shards"], settings.to_dict(), given)
 
     def _end(self, job: Job, state: Any, error: str | None = None, summary: Mapping[str, Any] | None = None) -> None:
         assert state in ENDED

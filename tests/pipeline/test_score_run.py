@@ -16,7 +16,8 @@ from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.embeddings import read_embeddings, write_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.score_run import DUPLICATE_COSINE, ScoreSettings, score_run
+from noisegate.pipeline.scoring import DUPLICATE_COSINE, learn_scores, write_scores
+from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.embeddings import captions, clusters, scored, split, tables_of
 from tests.fakes import picture, write_tar
@@ -40,6 +41,10 @@ def samples(count: int, start: int = 0, text: bool = True, label: bool = True, i
         members += [(f"{i:05d}.txt", f"number {i} is {colour}".encode())] if text else []
         members += [(f"{i:05d}.cls", str(i % 4).encode())] if label else []
     return members
+
+
+def score_again(run: RunFolder, stems: list[str], settings: ScoreSettings, **options: Any) -> None:
+    write_scores(run, stems, learn_scores(run, stems, settings, **options))
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ def test_with_both_tasks_clean_means_what_is_there(tmp_path: Path) -> None:
     both = read_table(tmp_path / "out").to_pylist()
     alone = []
     for task in ("pairs", "labels"):
-        score_run(RunFolder(tmp_path / "out"), ["a", "b", "c"], ScoreSettings(BETA, (task,)))
+        score_again(RunFolder(tmp_path / "out"), ["a", "b", "c"], ScoreSettings(BETA, (task,)))
         alone.append(read_table(tmp_path / "out").to_pylist())
     for row, pair, label in zip(both, *alone, strict=True):
         assert (pair["clean"] is None) == (240 <= int(row["key"]) < 360)
@@ -171,20 +176,6 @@ def test_texts_without_labels_cannot_be_judged_as_labels(tmp_path: Path) -> None
         score(tmp_path / "t", tmp_path / "other", options=LABELS, neighbourhood=True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"k": 0}, "k 0 is no number of neighbours; use 50"),
-        ({"seed": -1}, "seed -1 is negative; use 0 or more"),
-        ({"beta": "fixd:1"}, "beta 'fixd:1' is unknown"),
-        ({"joint": False}, "images and texts of two encoders have only neighbourhoods to compare; use --neighbourhood"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ScoreSettings(**settings)
-
-
 # --- flags -----------------------------------------------------------------------------------------------------------
 
 
@@ -227,9 +218,9 @@ def test_flags_of_reading_stay_and_those_of_scoring_do_not_pile_up(tmp_path: Pat
     assert all(flags[0] == "no_text" for flags in first[31:])
     run = RunFolder(tmp_path / "out")
     for _ in range(2):
-        score_run(run, ["a"], ScoreSettings("fixed:0.3", ("pairs", "labels"), k=2))
+        score_again(run, ["a"], ScoreSettings("fixed:0.3", ("pairs", "labels"), k=2))
         assert read_table(tmp_path / "out")["flags"].to_pylist() == first
-    score_run(run, ["a"], ScoreSettings("fixed:0.3", ("pairs",)))
+    score_again(run, ["a"], ScoreSettings("fixed:0.3", ("pairs",)))
     left = read_table(tmp_path / "out")["flags"].to_pylist()
     assert left == [[f for f in flags if f in ("duplicate_key", "no_text")] for flags in first]
 
@@ -243,7 +234,7 @@ def test_the_graph_is_kept_until_rows_change_k_grows_or_it_is_damaged(tmp_path: 
 
     def graph_note(**settings: Any) -> str:
         said.clear()
-        score_run(run, ["images"], ScoreSettings(tasks=("labels",), **settings), note=said.append)
+        score_again(run, ["images"], ScoreSettings(tasks=("labels",), **settings), note=said.append)
         return next(line for line in said if line.startswith("neighbours:"))
 
     scored(tmp_path, images, labels=given)

@@ -12,7 +12,7 @@ from noisegate.pipeline.cli.annotate import print_summary
 from noisegate.pipeline.cli.output import Output
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import calibrate_pairs
-from noisegate.pipeline.summary import Summary
+from noisegate.pipeline.scoring.summary import Summary
 from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)

@@ -18,10 +18,10 @@ from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.evaluate import evaluate, evaluate_labels
 from noisegate.pipeline.inspect.truth import read_truth
+from noisegate.pipeline.labels.anchors import anchors_file
 from noisegate.pipeline.labels.classes import load_classes
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.pipeline.runs.where import parse_where
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.shards.decode import Limits, decode_text
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader

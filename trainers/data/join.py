@@ -97,7 +97,7 @@ def join(
     table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
     keys = table["key"].combine_chunks()
     positions = _match_keys(samples, keys, strict)
-    scored = DecodeOptions.from_record(metadata["reading"])
+    scored = DecodeOptions.from_dict(metadata["reading"])
     options = DecodeOptions(
         scored.tasks,
         overrides.text_field or scored.text_field,

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.pairs.beta import PAIRS, Beta, PairSample, estimate_beta
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.system.array_types import Float32, Floats, Index
 
 __all__ = ["LabelWeights", "image_weights", "missing_for", "prompt_weights"]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.pairs.beta import check_mode
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.table import read_metadata
+from noisegate.pipeline.settings import check_beta_mode
 from noisegate.trainers.losses import weighted
 
 from . import label_weights
@@ -71,7 +71,7 @@ class Osa(Method):
                 f"method.mode=reference is about image-text pairs, and the weight is {self.source}; use method.mode=mean1"
             )
         if self.source in ("prompts", "images"):
-            check_mode(self.config.beta)
+            check_beta_mode(self.config.beta)
 
     def columns(self) -> tuple[str, ...]:
         if self.source in ("prompts", "images"):

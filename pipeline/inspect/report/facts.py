@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from noisegate.pipeline.pairs.beta import MODES, Beta
+from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData
 from .page import count, number, percent, without_secrets
@@ -78,7 +79,7 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
         beta = Beta.from_dict(metadata["beta"])
         rows += [
             ("β", f"{beta}, asked for as {(recorded.get('scoring') or {}).get('beta', UNKNOWN)}"),
-            ("meaning of the mode", MODES.get(beta.mode, "a number of the user's own")),
+            ("meaning of the mode", BETA_MODES.get(beta.mode, "a number of the user's own")),
             ("why this β", beta.reason or UNKNOWN),
         ]
     calibration = metadata.get("calibration")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from noisegate.pipeline.summary import label_promise
+from noisegate.pipeline.scoring.summary import label_promise
 
 from .charts import draw_confusion
 from .collect import ReportData

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.calibration import Expected
-from noisegate.pipeline.summary import label_promise
+from noisegate.pipeline.scoring.summary import label_promise
 
 from .charts import Bins, Strip, draw_clean, draw_histogram, draw_strips, merge_bins
 from .collect import QUANTILES, ReportData, ShardFacts

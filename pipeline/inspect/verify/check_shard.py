@@ -34,7 +34,7 @@ def check_shard(
     `unchanged` is called with the row and the raw sample if picture, caption and label are as recorded; `advance` with the
     samples and bytes read since its last call.
     """
-    facts, rows = metadata["shard"], _Rows(table, DecodeOptions.from_record(metadata["reading"]), problems)
+    facts, rows = metadata["shard"], _Rows(table, DecodeOptions.from_dict(metadata["reading"]), problems)
     reader, reported = ShardReader(shard), 0
     try:
         for raw in reader:

@@ -71,7 +71,7 @@ class Rescoring:
         self, table: Any, rows: set[int], metadata: Mapping[str, Any], embeddings: Path, problems: Problems
     ) -> Callable[[int, RawSample], None]:
         """A function that takes the unchanged samples of one table and scores those in `rows`."""
-        options = DecodeOptions.from_record(metadata["reading"])
+        options = DecodeOptions.from_dict(metadata["reading"])
         beta = Beta.from_dict(metadata["beta"]) if metadata.get("beta") else None
 
         def take(row: int, raw: RawSample) -> None:

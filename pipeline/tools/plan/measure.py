@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save
 
-from noisegate.pipeline.engines.encode_shard import EncodedShard
+from noisegate.pipeline.engines.shard_task import EncodedShard
 from noisegate.pipeline.errors import ConfigError, ShardError
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta

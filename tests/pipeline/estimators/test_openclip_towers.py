@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.pipeline.engines.progress_totals import Tally
-from noisegate.pipeline.engines.shard_task import Said
-from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.engines.events import Note, ProgressTotals
 from noisegate.pipeline.estimators import ModelSpec, load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator
@@ -27,6 +25,7 @@ from noisegate.pipeline.estimators.openclip_towers import (
     torch_compile,
 )
 from noisegate.pipeline.runs.table import RunFolder
+from tests.errors import refused
 from tests.jobs import Notes, score
 from tests.pipeline.shards.tars import pairs, write_tar
 
@@ -232,7 +231,7 @@ class TestOpenClip:
 
 @pytest.mark.parametrize("model", ["python:tests.fakes:ColourModel", "hf:anything"])
 def test_only_models_of_open_clip_are_compiled(model: str) -> None:
-    with pytest.raises(ConfigError, match=f"model '{model}' cannot be compiled, .*ViT-B-32.*leave out compile"):
+    with refused("compile", True):
         ModelSpec(model, compile=True)()
 
 
@@ -253,7 +252,12 @@ def test_the_run_and_its_summary_say_what_came_of_it_and_go_on_without(
 
 
 def test_encoders_that_say_the_same_are_recorded_once() -> None:
-    tally = Tally(said := Notes(), {})
-    for event in (Said("one", kept=True), Said("x.tar: damaged"), Said("two", kept=True), Said("one", kept=True)):
-        tally.take(event)
-    assert tally.notes == ["one", "two"] and len(said.said) == 4
+    totals = ProgressTotals(said := Notes(), {})
+    for event in (
+        Note("one", recorded=True),
+        Note("x.tar: damaged"),
+        Note("two", recorded=True),
+        Note("one", recorded=True),
+    ):
+        totals.add(event)
+    assert totals.notes == ["one", "two"] and len(said.said) == 4

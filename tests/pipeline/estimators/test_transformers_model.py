@@ -20,6 +20,7 @@ from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
 from noisegate.pipeline.estimators.transformers_model import TransformersEstimator
+from tests.errors import refused
 
 allow_torchvision()
 transformers = pytest.importorskip("transformers")
@@ -410,7 +411,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "models/tiny/clip"])
 def test_a_folder_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model 'hf:{name}': {name} is no folder; .*save_pretrained"):
+    with refused("model", f"hf:{name}"):
         load_estimator(f"hf:{name}", device="cpu")
 
 
@@ -419,10 +420,10 @@ def test_names_that_cannot_be_loaded(tmp_path: Path) -> None:
         load_estimator("hf:", device="cpu")
     with pytest.raises(ConfigError, match=r"model 'hf:not a name!' cannot be loaded: .*point --model at hf:FOLDER"):
         load_estimator("hf:not a name!", device="cpu")
-    with pytest.raises(ConfigError, match=r"cannot be loaded: .*config\.json"):
+    with refused("model", f"hf:{tmp_path}"):
         load_estimator(f"hf:{tmp_path}", device="cpu")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"file is no folder"):
+    with refused("model", f"hf:{tmp_path / 'file'}"):
         load_estimator(f"hf:{tmp_path / 'file'}", device="cpu")
 
 
@@ -448,14 +449,14 @@ def test_damaged_weights_are_an_error_of_the_setting(folders: dict[str, Path], t
     folder = tmp_path / "tiny"
     shutil.copytree(folders["clip"], folder)
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ConfigError, match=r"cannot be loaded: "):
+    with refused("model", f"hf:{folder}"):
         load_estimator(f"hf:{folder}", device="cpu")
 
 
 def test_a_model_without_a_processor_is_named(tmp_path: Path) -> None:
     model("clip").save_pretrained(tmp_path)
     tokenizer("clip").save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"model 'hf:.*(it needs a processor for both|cannot be loaded)"):
+    with refused("model", f"hf:{tmp_path}"):
         load_estimator(f"hf:{tmp_path}", device="cpu")
 
 
@@ -480,9 +481,7 @@ def test_processors_with_other_steps_are_refused(kind: str, changes: dict[str, A
 def test_towers_of_different_widths_are_refused() -> None:
     made = model("clip")
     made.text_projection = torch.nn.Linear(16, 7)
-    with pytest.raises(
-        ConfigError, match=r"gives a picture the shape \(1, 12\) and a text \(1, 7\); use a model with one"
-    ):
+    with refused("model", "hf:x"):
         TransformersEstimator(made, processor("clip"), "hf:x", Device("cpu", "float32"))
 
 

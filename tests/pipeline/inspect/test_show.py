@@ -17,10 +17,9 @@ from noisegate.pipeline.cli.show import line_of
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.inspect.captions import one_line, read_captions
 from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, glance
-from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import called
 from tests.errors import refused

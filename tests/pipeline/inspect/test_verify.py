@@ -16,7 +16,7 @@ from noisegate.pipeline.inspect.verify import Verification, verify
 from noisegate.pipeline.inspect.verify.problems import KEPT, Problems
 from noisegate.pipeline.rescore import rescore, score_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.score_run import ScoreSettings
+from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.commands import FAKE, called

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from noisegate.pipeline.cli.neighbour_options import neighbour_search
+from noisegate.pipeline.cli.options import neighbour_search
 from noisegate.pipeline.errors import LockedError
 from noisegate.pipeline.neighbours import NeighbourSearch, Task, find_neighbours_on_disk, process_executor, ray_executor
 from noisegate.pipeline.neighbours.executors import run_alone

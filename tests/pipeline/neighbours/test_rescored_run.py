@@ -8,10 +8,11 @@ import numpy as np
 from safetensors import safe_open
 
 from noisegate.pipeline.neighbours import NeighbourSearch, Task, find_neighbours
+from noisegate.pipeline.neighbours.kept_graph import find_or_build_graph
 from noisegate.pipeline.rescore import rescore
 from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.score_run import ScoreSettings, kept_graph
+from noisegate.pipeline.settings import ScoreSettings
 from tests.embeddings import captions, clusters, scored
 from tests.jobs import files_of
 
@@ -59,7 +60,7 @@ def test_a_kind_that_is_asked_for_is_not_answered_by_a_graph_of_another(tmp_path
     run, said = RunFolder(tmp_path / "out"), list[str]()
     for index in ("flat", "ivf", "ivf"):
         search = NeighbourSearch(index=index)  # type: ignore[arg-type]
-        kept_graph(run, ["images"], MappedRows.of_run(run, ["images"], "image"), 5, "cpu", search, said.append)
+        find_or_build_graph(run, ["images"], MappedRows.of_run(run, ["images"], "image"), 5, "cpu", search, said.append)
     assert ["there already" in line for line in said if line.startswith("neighbours: ") and "span" not in line] == [
         *(False, False, False, True),  # flat; ivf, and its recall; ivf once more
     ]

@@ -13,10 +13,10 @@ from noisegate.pipeline.pairs.beta import (
     beta_cache_file,
     cached_beta,
     chance_within,
-    check_mode,
     estimate_beta,
     mismatch_pairs,
 )
+from noisegate.pipeline.settings import check_beta_mode
 from tests.errors import refused
 
 BETA = Beta(0.1 + 0.2, "random_inputs", "β", 0.024, 65536, 3, (0.29, 0.31))
@@ -58,19 +58,19 @@ def test_the_shuffled_mean_has_an_interval_around_it() -> None:
 @pytest.mark.parametrize("mode", ["high", "fixed:VALUE", "fixed:", "fixed:x"])
 def test_an_unknown_mode_is_refused(mode: str) -> None:
     with refused("beta", mode):
-        check_mode(mode)
+        check_beta_mode(mode)
 
 
 def test_a_value_that_is_no_cosine_is_refused() -> None:
     with refused("beta", 7.0):
-        check_mode("fixed:7")
+        check_beta_mode("fixed:7")
 
 
 def test_modes_that_need_data_are_refused_without_any() -> None:
-    assert check_mode("intersection") == "intersection"
+    assert check_beta_mode("intersection") == "intersection"
     for mode in ("intersection", "shuffled_mean"):
         with refused("beta", mode):
-            check_mode(mode, has_data=False)
+            check_beta_mode(mode, has_data=False)
         with refused("beta", mode):
             estimate_beta(mode=mode)
         with refused("beta", mode):

@@ -12,6 +12,7 @@ import pytest
 
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.labels.classes import ClassSet, load_classes
+from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.service.errors import ApiError
 from noisegate.service.jobs.process import ORPHANED, Task, command
 from noisegate.service.jobs.roots import Roots
@@ -115,9 +116,7 @@ def test_one_after_the_other_in_the_order_of_arrival(place: Path) -> None:
         first = await bench.process(0)
         assert first.task.out == str(place / "jobs" / "a")
         assert first.task.shards == [str(path.resolve()) for path in sorted((place / "shards").iterdir())]
-        assert first.task.model == {
-            "model": COLOURS, "pretrained": None, "device": "auto", "dtype": "auto", "batch_size": None
-        }  # fmt: skip
+        assert AnnotateSettings.from_dict(first.task.settings) == AnnotateSettings(model=COLOURS, beta=BETA, workers=0)
         assert bench.runner.current(b.id).state == "queued"
         first.say("start", todo=2, size=200, done=1)
         first.say("advance", samples=5, size=60)
@@ -131,7 +130,7 @@ def test_one_after_the_other_in_the_order_of_arrival(place: Path) -> None:
         done = await bench.until(a)
         assert (done.state, done.summary, done.error) == ("done", {"samples": 12, "out": "a"}, None)
         assert bench.runner.outputs() == {"a": place / "jobs" / "a"}
-        assert (await bench.process(1)).task.seed == 7
+        assert (await bench.process(1)).task.settings["seed"] == 7
         (await bench.process(1)).say("failed", error=f"{place}/jobs/b was made with other settings")
         (await bench.process(1)).end()
         failed = await bench.until(b)
@@ -415,10 +414,11 @@ def test_a_model_that_cannot_be_loaded_says_why_at_once(place: Path) -> None:
 def test_the_process_ends_with_its_server(place: Path) -> None:
     environment = {**os.environ, "GATE_FILE": str(place / "gate"), "OMP_NUM_THREADS": "1"}
     task = Task(
-        out=str(place / "out"), shards=[str(place / "shards" / f"x-{i:02d}.tar") for i in range(3)],
-        model={"model": GATED}, tasks=["pairs"], beta=BETA, classes=None, k=None, neighbourhood=False,
-        text_field=None, label_field=None, seed=0, workers=0,
-    )  # fmt: skip
+        out=str(place / "out"),
+        shards=[str(place / "shards" / f"x-{i:02d}.tar") for i in range(3)],
+        settings=AnnotateSettings(model=GATED, beta=BETA, workers=0).to_dict(),
+        classes=None,
+    )
     pipe = subprocess.PIPE
     with subprocess.Popen(command(), stdin=pipe, stdout=pipe, env=environment, cwd=ROOT) as process:
         assert process.stdin is not None

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from noisegate import train
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.labels.classes import TEMPLATES, prompts
 from noisegate.pipeline.labels.tango import refine, text_anchor_logits
 from noisegate.pipeline.runs.table import RunFolder, read_table
-from noisegate.pipeline.score_run import anchors_file
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Seen

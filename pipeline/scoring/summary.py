@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from .pairs.beta import Beta
-from .pairs.calibration import MIN_PAIRS, PairCalibration
-from .runs.arrays import MODEL as ARRAYS
-from .runs.table import RunFolder, read_metadata
-from .score_run import RunScores
+from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
+from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+
+from .columns import RunScores
 
 __all__ = ["Summary", "hours_for", "label_promise", "summarise", "tells_nothing", "unknown_data"]
 
