@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from noisegate import METHODS, evaluate_model, train
-from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.cli.train import train as train_command
 from tests.commands import called
+from tests.errors import refused
 from tests.trainers.runs import settings, weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -122,5 +122,5 @@ def test_help_names_every_method() -> None:
 
 
 def test_python_takes_the_same_words(run: Path, scored: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean loop\.epochs"):
+    with refused("loop.epoch", 2):
         train(settings(scored, tmp_path), settings=["loop.epoch=2"])

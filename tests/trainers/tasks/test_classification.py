@@ -7,6 +7,7 @@ import torch
 from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.targets import Target
 from noisegate.trainers.tasks import classification
+from tests.errors import refused
 from tests.trainers.small_targets import batch, inputs, small
 
 NAMES = ["dog", "cat", "bird", "fish", "zebra", "owl"]
@@ -54,11 +55,11 @@ def test_a_linear_head_that_knows_the_answer_and_labels_that_take_no_part() -> N
 def test_labels_beyond_the_classes_or_no_labels_say_so() -> None:
     target = small("dual", classes=NAMES)
     images = inputs("dual", 2)
-    with pytest.raises(ConfigError, match=r"target\.classes has 6 names, and the evaluation data has the label 6"):
+    with refused("target.classes", 6):
         classification.evaluate(target, [batch(0, 2, images=images, labels=torch.tensor([0, 6]))])
-    with pytest.raises(ConfigError, match="needs labels"):
+    with refused("data.eval_shards"):
         classification.evaluate(target, [batch(0, 2, images=images)])
-    with pytest.raises(ConfigError, match="has no samples"):
+    with refused("data.eval_shards"):
         classification.evaluate(target, [])
     with pytest.raises(ConfigError, match="none were given"):
         classification.evaluate(small("dual"), [batch(0, 2, images=images, labels=torch.tensor([0, 1]))])
