@@ -16,7 +16,16 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-__all__ = ["ApiError", "InvalidRequest", "Overloaded", "TimedOut", "Unavailable", "add_handlers", "error_response"]
+__all__ = [
+    "ApiError",
+    "ClientGone",
+    "InvalidRequest",
+    "Overloaded",
+    "TimedOut",
+    "Unavailable",
+    "add_handlers",
+    "error_response",
+]
 
 CODES = {
     400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
@@ -33,6 +42,10 @@ class ApiError(Exception):
     def __init__(self, status: int, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.retry_after = status, code, message, retry_after
+
+
+class ClientGone(Exception):
+    """The client disconnected before its answer was ready."""
 
 
 class Overloaded(ApiError):

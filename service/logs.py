@@ -13,8 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, Unavailable, error_response
-from .guards.connection import ClientGone
+from .errors import ApiError, ClientGone, Unavailable, error_response
 from .metrics import Metrics
 
 __all__ = ["RequestLog", "set_up_logging"]

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 from fastapi import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["ClientGone", "Connection", "while_connected"]
+from noisegate.service.errors import ClientGone
+
+__all__ = ["Connection", "while_connected"]
 
 T = TypeVar("T")
 
@@ -44,10 +46,6 @@ class Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class ClientGone(Exception):
-    """The client disconnected before its answer was ready."""
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
