@@ -10,7 +10,8 @@ import time
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import DecodeOptions, _keep_memory, decode_sample
+from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
+from noisegate.pipeline.system.malloc import reuse_memory
 
 TIMES = 40
 
@@ -18,7 +19,7 @@ TIMES = 40
 def main() -> None:
     raws = list(ShardReader(Shard(sys.argv[1])))[:16]
     if "--keep" in sys.argv:
-        _keep_memory()
+        reuse_memory(16 << 20, 64 << 20)  # as in the decode workers
     least = float("inf")
     for _ in range(3):
         chunk = [decode_sample(raw, Preprocess(), DecodeOptions()) for raw in raws]

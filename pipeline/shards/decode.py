@@ -1,4 +1,4 @@
-"""Raw bytes to pixels and text, with limits checked before the costly part. Nothing here imports torch."""
+"""Decode bytes to a picture, a caption or a label, with limits checked before the costly part. Imports no torch."""
 
 import io
 import json
@@ -15,11 +15,11 @@ from noisegate.pipeline.settings import Limits
 
 __all__ = ["DECODER", "DRAFT_DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
 
-MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Each is a pass over all pixels, and costs ten bytes
+MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 DECODER = "pillow: first frame, exif-transposed, rgb"
 DRAFT_DECODER = f"{DECODER}, large JPEGs at 1/2, 1/4 or 1/8"  # as small as still covers what the model takes
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; anything else a file claims to be is refused
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; other formats are refused
 _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -30,12 +30,12 @@ _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns of harmless oddities in EXIF and palettes, once per sample; what matters is an exception
+# Pillow warns of harmless oddities in EXIF and palettes, once per sample; real problems are exceptions
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class BadSample(Exception):
-    """One sample cannot be used: `status` goes to the table's column of that name, the text to `error`."""
+    """A sample that cannot be used: `status` and the text go to the table's columns status and error."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class BadSample(Exception):
 
 
 def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> Image.Image:
-    """The first frame as an upright RGB picture.
+    """Decode the first frame to an upright RGB picture.
 
     With `least_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as neither side falls below that many pixels
     (libjpeg's scaled DCT: faster, and slightly other pixels). 16-bit grey is scaled to 8 bits (Pillow's own conversion
@@ -56,21 +56,21 @@ def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> 
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
         _check_size(*image.size, limits)
-        if image.format in ("JPEG", "MPO") and _scans(data) > MAX_SCANS:
+        if image.format in ("JPEG", "MPO") and _count_scans(data) > MAX_SCANS:
             raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
         if least_side is not None:
             image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
-        return _rgb(image if turn is None else image.transpose(turn))
+        return _to_rgb(image if turn is None else image.transpose(turn))
     except BadSample:
         raise
     except Image.DecompressionBombError as error:
         raise BadSample("too_large", f"image over the limit of {limits.max_pixels:,} pixels") from error
-    except UnidentifiedImageError as error:  # its own text holds an address in memory, another one in each run
+    except UnidentifiedImageError as error:  # its own text holds a memory address, which differs in each run
         reason = "not a readable JPEG, PNG, WebP or GIF" if data else "0 bytes"
         raise BadSample("bad_image", reason) from error
-    except Exception as error:  # Pillow's plugins raise whatever their parsers meet in broken files
+    except Exception as error:  # Pillow's plugins raise errors of any type for broken files
         reason = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
         raise BadSample("bad_image", f"{type(error).__name__}: {reason}"[:300]) from error
 
@@ -85,8 +85,8 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
         )
 
 
-def _scans(data: bytes) -> int:
-    """Scans of the first picture in a JPEG file, counted to one beyond the limit; what follows its end is not looked at."""
+def _count_scans(data: bytes) -> int:
+    """Count the scans of the first picture in a JPEG file, up to one beyond the limit."""
     at, scans = 2, 0
     while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
         scans += marker[1] == b"\xda"
@@ -97,12 +97,12 @@ def _scans(data: bytes) -> int:
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # EXIF that cannot be read says nothing about a picture that can
+    except Exception:  # the picture may be readable though its EXIF is not
         return 1
     return value if isinstance(value, int) else 1
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):  # 16-bit grey, as I;16 or widened to I
@@ -112,7 +112,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> str:
-    """The caption: part `txt`, else a field of part `json` (`caption`, then `text`, unless `field` names one).
+    """Decode the caption: part `txt`, else a field of part `json` (`caption`, then `text`, unless `field` names one).
 
     Raises BadSample `no_text`, `bad_text` or `too_large`.
     """
@@ -124,11 +124,11 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
             raise BadSample("bad_text", f"caption is not UTF-8: {error.reason} at byte {error.start}") from error
     elif "json" in parts:
         names = [field] if field else ["caption", "text"]
-        record = _json(parts, "bad_text")
-        found = next((record[name] for name in names if record.get(name) is not None), None)
-        if found is not None and not isinstance(found, str):
-            raise BadSample("bad_text", f"the caption in json is a {type(found).__name__}, not a string")
-        text = found
+        record = _parse_json(parts, "bad_text")
+        value = next((record[name] for name in names if record.get(name) is not None), None)
+        if value is not None and not isinstance(value, str):
+            raise BadSample("bad_text", f"the caption in json is a {type(value).__name__}, not a string")
+        text = value
     if text is None:
         wanted = f"no json field {field!r}" if field else "no part txt and no caption or text in json"
         raise BadSample("no_text", wanted)
@@ -144,7 +144,7 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
 
 
 def decode_label(parts: dict[str, bytes], field: str | None) -> int:
-    """The class number: part `cls`, else a field of part `json` (`label`, then `cls`, unless `field` names one).
+    """Decode the class number: part `cls`, else a field of part `json` (`label`, then `cls`, unless `field` names one).
 
     Raises BadSample `no_label` or `bad_label`.
     """
@@ -152,7 +152,7 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
     if field is None and "cls" in parts:
         value = parts["cls"].decode("utf-8-sig", "replace").strip()
     elif "json" in parts:
-        record = _json(parts, "bad_label")
+        record = _parse_json(parts, "bad_label")
         names = [field] if field else ["label", "cls"]
         value = next((record[name] for name in names if record.get(name) is not None), None)
     if value is None or value == "":
@@ -166,7 +166,7 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
     return label
 
 
-def _json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
+def _parse_json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
     try:
         record = json.loads(parts["json"])
     except (ValueError, RecursionError) as error:  # ValueError covers bad JSON and bad UTF-8

@@ -1,4 +1,4 @@
-"""Which shards: brace ranges, globs, `::`, lists in a file; local paths and fsspec URLs."""
+"""Find shards: brace ranges, globs, `::`, lists in a file; local paths and fsspec URLs."""
 
 import re
 from collections.abc import Iterable
@@ -45,26 +45,26 @@ class Shard:
         try:
             if self.is_local:
                 return Path(self.url).open("rb")
-            return fsspec.open(self.url, "rb", **_one_request(self.url)).open()  # type: ignore[no-any-return]
+            return fsspec.open(self.url, "rb", **_stream_options(self.url)).open()  # type: ignore[no-any-return]
         except Exception as error:  # each fsspec back end raises errors of its own
-            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}", "shards", self.url) from error
+            raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
 
     def size_and_time(self) -> tuple[int | None, float | None]:
-        """Bytes and time of the last change in seconds, None where the store does not say; raises ShardError."""
+        """Size in bytes and time of the last change in seconds, None where the store does not know; raises ShardError."""
         try:
             if self.is_local:
                 stat = Path(self.url).stat()
                 return stat.st_size, stat.st_mtime
-            store, path = fsspec.core.url_to_fs(self.url, **_one_request(self.url))
+            store, path = fsspec.core.url_to_fs(self.url, **_stream_options(self.url))
             info: dict[str, Any] = store.info(path)
         except Exception as error:
-            raise ShardError(f"shard {self.url} cannot be opened: {_reason(error)}", "shards", self.url) from error
+            raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
         changed: Any = info.get("LastModified") or info.get("mtime") or info.get("created")
         return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
 
 
 def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
-    """The shards a user means, in order and without repeats.
+    """Find the shards of a pattern, in order and without repeats.
 
     A string may hold brace ranges (`x-{000000..000012}.tar`), globs, several patterns joined by `::`, a folder (all its
     tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line.
@@ -75,13 +75,13 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
     ['data/x-08.tar', 'data/x-09.tar', 'data/x-10.tar', 'https://host/y.tar']
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
-    shards = [Shard(url) for url in dict.fromkeys(url for one in sources for url in _expand(str(one), ()))]
+    shards = [Shard(url) for url in dict.fromkeys(url for pattern in sources for url in _expand(str(pattern), ()))]
     if not shards:
         raise ConfigError(
             f"no shards in {', '.join(map(repr, map(str, sources))) or 'an empty list'}; "
             "try 'data/x-{000000..000012}.tar' or 'data/*.tar'",
             "shards",
-            [str(one) for one in sources],
+            [str(pattern) for pattern in sources],
         )
     stems: dict[str, str] = {}
     for shard in shards:
@@ -96,7 +96,7 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
 
 
 def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
-    """What one string means; `lists` are the list files that led here."""
+    """Expand one pattern; `lists` are the list files that led to it."""
     if _is_file(pattern.strip()) and not pattern.strip().endswith(_LISTS):
         return [
             str(Path(pattern.strip()))
@@ -108,13 +108,13 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
                 f"shard {part!r}: pipes are not run; give a path or a URL such as s3://bucket/x.tar", "shards", part
             )
         if part.startswith("@") or part.endswith(_LISTS):
-            urls.extend(_from_list(part.removeprefix("@"), lists))
+            urls.extend(_read_list(part.removeprefix("@"), lists))
         elif part:
-            urls.extend(url for name in braces(part) for url in _glob(name))
+            urls.extend(url for name in expand_braces(part) for url in _glob(name))
     return urls
 
 
-def _from_list(path: str, lists: tuple[str, ...]) -> list[str]:
+def _read_list(path: str, lists: tuple[str, ...]) -> list[str]:
     if path in lists:
         raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it", "shards", path)
     _check_protocol(path)
@@ -122,12 +122,12 @@ def _from_list(path: str, lists: tuple[str, ...]) -> list[str]:
         with fsspec.open(path, "r", encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
     except Exception as error:  # each fsspec back end raises errors of its own
-        raise ConfigError(f"the list of shards {path} cannot be read: {_reason(error)}", "shards", path) from error
+        raise ConfigError(f"the list of shards {path} cannot be read: {_describe(error)}", "shards", path) from error
     return [url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path))]
 
 
 def _glob(name: str) -> list[str]:
-    """The shards that a name without braces stands for, sorted; the name itself where it is no pattern."""
+    """List the shards that match a name without braces, sorted; the name itself where it is no pattern."""
     name = name.removeprefix("file://")
     remote = "://" in name
     _check_protocol(name)
@@ -140,33 +140,33 @@ def _glob(name: str) -> list[str]:
         pattern = f"{name}*" if folder else name
         try:
             store, path = fsspec.core.url_to_fs(pattern)
-            found = [store.unstrip_protocol(path) for path in store.glob(path)]
+            names = [store.unstrip_protocol(path) for path in store.glob(path)]
         except Exception as error:
-            raise ConfigError(f"shards {name!r} cannot be listed: {_reason(error)}", "shards", name) from error
+            raise ConfigError(f"shards {name!r} cannot be listed: {_describe(error)}", "shards", name) from error
     elif folder:
-        found = [str(path) for path in Path(name).iterdir()]
+        names = [str(path) for path in Path(name).iterdir()]
     else:
         root = Path(name).anchor
-        found = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
-    found = sorted(path for path in found if _path(path).lower().endswith(_SUFFIXES))
-    if not found and folder:
+        names = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
+    shards = sorted(path for path in names if _path(path).lower().endswith(_SUFFIXES))
+    if not shards and folder:
         raise ConfigError(
             f"folder {name} holds no .tar or .tar.gz; name another, or a pattern such as 'data/*/*.tar'", "shards", name
         )
-    if not found:
+    if not shards:
         raise ConfigError(
             f"no .tar or .tar.gz matches {name!r}; a pattern reads like 'data/x-*.tar', in quotes", "shards", name
         )
-    return found
+    return shards
 
 
 def _path(url: str) -> str:
-    """The part of a name or URL that names the file; `?` begins a query on the web, and is a wildcard elsewhere."""
+    """The path in a name or URL; `?` begins a query in a web address and is a wildcard elsewhere."""
     return urlsplit(url).path if url.startswith(("http://", "https://")) else url
 
 
-def _one_request(url: str) -> dict[str, Any]:
-    """Options that read a web address as one stream: not every server gives ranges, and a shard outlasts aiohttp's 5 min."""
+def _stream_options(url: str) -> dict[str, Any]:
+    """fsspec options that read a web address as one stream, without ranges and without aiohttp's limit of 5 minutes."""
     if not url.startswith(("http://", "https://")):
         return {}
     import aiohttp
@@ -182,7 +182,7 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def _reason(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:  # a path on this machine
         return str(error.strerror)
     return f"{type(error).__name__}: {error}"
@@ -206,10 +206,10 @@ def _check_protocol(name: str) -> None:
         ) from error
 
 
-def braces(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and numeric ranges `{000..012}` (zeros kept), leftmost first, nested too.
 
-    >>> braces("x-{a,b}{1..2}")
+    >>> expand_braces("x-{a,b}{1..2}")
     ['x-a1', 'x-a2', 'x-b1', 'x-b2']
     """
     import braceexpand

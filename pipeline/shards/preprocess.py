@@ -1,4 +1,4 @@
-"""From a decoded picture to the pixels an encoder wants: resize and crop, in Pillow alone.
+"""Resize and crop a decoded picture to the pixels an encoder takes, with Pillow alone.
 
 Runs in the decode workers, so nothing here imports torch. The result is uint8 (H, W, 3); scaling to [0, 1] and
 normalising happen on the device. Equal to open_clip's inference transform (a test compares them).
@@ -35,11 +35,11 @@ class Preprocess:
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     fill: int = 0
-    draft: bool = field(default=False, repr=False)  # the decoder's part of the identity tells
+    draft: bool = field(default=False, repr=False)  # the decoder's part of the identity has it
 
     @property
     def least_side(self) -> int | None:
-        """The short side to which a JPEG may shrink while it is decoded; None: decode all of it."""
+        """The shortest side, in pixels, to which a JPEG may shrink while it is decoded; None decodes it at full size."""
         return self.size if self.draft else None
 
     def __post_init__(self) -> None:
@@ -69,16 +69,16 @@ class Preprocess:
             short, long = min(width, height), max(width, height)
             long = max(self.size, int(self.size * long / short))
             target = (self.size, long) if width <= height else (long, self.size)
-            image = _centre(image.resize(target, kind) if target != image.size else image, self.size, self.fill)
+            image = _crop_centre(image.resize(target, kind) if target != image.size else image, self.size, self.fill)
         else:
             ratio = max(width, height) / self.size
             target = (max(1, round(width / ratio)), max(1, round(height / ratio)))
-            image = _centre(image.resize(target, kind), self.size, self.fill)
+            image = _crop_centre(image.resize(target, kind), self.size, self.fill)
         return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
 
-def _centre(image: Image.Image, size: int, fill: int) -> Image.Image:
-    """The central size x size of a picture, padded where it is smaller."""
+def _crop_centre(image: Image.Image, size: int, fill: int) -> Image.Image:
+    """Crop the central size x size of a picture, padded where it is smaller."""
     width, height = image.size
     if width < size or height < size:
         left, top = max(0, (size - width) // 2), max(0, (size - height) // 2)

@@ -1,4 +1,4 @@
-"""Shards to raw samples, grouped as webdataset groups them. One damaged shard gives what can be read of it."""
+"""Read a shard's samples, grouped as webdataset groups them; of a damaged shard, what can be read."""
 
 import hashlib
 import re
@@ -15,19 +15,19 @@ if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
 
 __all__ = ["RawSample", "ShardReader"]
 
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # webdataset's own, and the next as well
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # this and _META are webdataset's
 _META = re.compile(r"__[^/]*__($|/)")
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
 READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls"))
-MAX_PART_BYTES = 256_000_000  # a part beyond this is passed over unread; Limits decide below it
+MAX_PART_BYTES = 256_000_000  # chosen; a larger part is skipped unread, smaller ones are left to Limits
 
 
 @dataclass
 class RawSample:
     """A key with its parts as bytes.
 
-    `names` lists all parts, also those not read, and `oversized` the bytes of parts too large to read. `broken` says why
-    parts may be missing or incomplete, where the shard is damaged at this sample.
+    `names` lists all parts, also those not read, and `oversized` the sizes of parts too large to read. Where the shard is
+    damaged at this sample, `broken` says how; parts may be missing.
     """
 
     key: str
@@ -37,7 +37,7 @@ class RawSample:
     oversized: dict[str, int] = field(default_factory=dict)
     duplicate: bool = False
     broken: str | None = None
-    places: dict[str, tuple[int, int]] = field(default_factory=dict)  # offset and bytes of each part, by `index` alone
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)  # offset and size of each part; filled by `index`
 
     @property
     def image(self) -> bytes | None:
@@ -50,7 +50,7 @@ def is_read(name: str, size: int) -> bool:
 
 
 class _Hashed:
-    """A stream that hashes what passes through it, so that a shard is read once."""
+    """A stream that hashes what is read, so that a shard is read once."""
 
     def __init__(self, stream: IO[bytes], url: str) -> None:
         self._stream, self._url = stream, url
@@ -60,7 +60,7 @@ class _Hashed:
     def read(self, size: int) -> bytes:
         try:
             data = self._stream.read(size)
-        except Exception as error:  # a disk or a network that fails is not a damaged tar, and may work the next time
+        except Exception as error:  # a failing disk or network is not a damaged tar, and may work the next time
             reason = f"{type(error).__name__}: {error}"
             raise ShardError(
                 f"shard {self._url} cannot be read after {self.size:,} bytes: {reason}", "shards", self._url
@@ -71,7 +71,7 @@ class _Hashed:
 
 
 class ShardReader:
-    """Iterates over one shard's samples; afterwards `sha256`, `size` and `damage` tell about the shard itself.
+    """Iterates over one shard's samples; afterwards `sha256`, `size` and `damage` describe the shard itself.
 
     A sample is a run of members whose names agree up to the first dot of the file name; a repeated part, or a key seen
     before, starts another sample that is marked as a duplicate. Bytes of a name that are not UTF-8 appear in the key as
@@ -86,7 +86,7 @@ class ShardReader:
         self.sha256 = ""
         self.size = 0
         self.damage: str | None = None
-        self.passed = 0  # bytes of the unpacked tar up to the end of the sample yielded last; `position` reads ahead
+        self.passed = 0  # bytes of the uncompressed tar up to the end of the last yielded sample; `position` is ahead
         self._stream: _Hashed | None = None
 
     @property
@@ -107,9 +107,9 @@ class ShardReader:
         self._finish(members)
 
     def index(self) -> Generator[RawSample, None, None]:
-        """The same samples by their headers alone, with `places` instead of `parts`; for a local tar that is not packed.
+        """Read only the headers of a local uncompressed tar: the same samples with `places` instead of `parts`.
 
-        Hashes nothing; `size` and `damage` are told afterwards.
+        Hashes nothing; afterwards `size` and `damage` are set.
         """
         with self.shard.open() as stream:
             self.size = stream.seek(0, 2)
@@ -125,7 +125,7 @@ class ShardReader:
         self._finish(members)
 
     def _check_whole(self, members: TarMembers) -> None:
-        """A connection that ended early without an error looks like a tar that breaks off; the store knows better."""
+        """Raise ShardError where the store has more bytes: a connection that ended early looks like a tar that breaks off."""
         if self.shard.is_local and not members.damage:
             return
         stored, _ = self.shard.size_and_time()

@@ -1,4 +1,4 @@
-"""Shards to decoded samples while the encoder works: a reading thread ahead of it, decode workers beside it."""
+"""Read and decode shards while the encoder works: one reading thread, and decode workers."""
 
 import queue
 import threading
@@ -21,7 +21,7 @@ Selector = Callable[[Shard, RawSample], bool]
 
 @dataclass
 class Chunk:
-    """Some decoded samples of a shard, in order; `position` is how many of its bytes were read by then."""
+    """Decoded samples of a shard, in order; `position` counts the shard's bytes read so far."""
 
     shard: Shard
     samples: list[Decoded]
@@ -30,7 +30,7 @@ class Chunk:
 
 @dataclass
 class ShardEnd:
-    """A shard was read to its end, or as far as it goes (`damage`)."""
+    """A shard was read to its end, or as far as it can be read (`damage`)."""
 
     shard: Shard
     sha256: str
@@ -87,7 +87,7 @@ def stream(
                 except ShardError as error:
                     put(ShardFailed(shard, str(error)))
             put(None)
-        except BaseException as error:  # handed to the consumer, who raises it
+        except BaseException as error:  # raised in the consuming thread
             put(error)
 
     thread = threading.Thread(target=read, name="noisegate-read", daemon=True)

@@ -1,4 +1,4 @@
-"""A tar stream as its files, in order. Unlike tarfile it goes on after damage, says where it was, and costs little per file.
+"""Read the files of a tar stream in order. Unlike tarfile it continues after damage, reports it, and costs little per file.
 
 Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256.
 """
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 __all__ = ["Member", "TarMembers", "plain_bytes"]
 
 BLOCK = 512
-_CHUNK = 1 << 17  # of gzip this becomes 135 MB at worst
-_HEADER_CHUNK = 1 << 13  # where the data is passed over
+_CHUNK = 1 << 17  # bytes; of gzip they become 135 MB at worst
+_HEADER_CHUNK = 1 << 13  # bytes, where only headers are read
 _EMPTY_TAR = 10_240  # tar's own padding of an archive without files
 _ZEROS = bytes(BLOCK)
-_FILES = b"0\x007S"  # regular, regular of old, contiguous, sparse
-_NO_DATA = b"123456"  # links, devices, folders, pipes: whatever their size says
+_FILES = b"0\x007S"  # regular, regular in old tars, contiguous, sparse
+_NO_DATA = b"123456"  # links, devices, folders, pipes: no data, even if their size is not 0
 _MAX_HEADER_DATA = 1 << 20  # a long name or a pax header beyond this is damage
 
 
 @dataclass
 class Member:
-    """A file of the tar. `data` is None where it was not wanted or is not whole; `broken` then says why it is not."""
+    """A file of the tar. `data` is None where it was not wanted or is incomplete; `broken` says why it is incomplete."""
 
     name: str
     size: int
@@ -34,10 +34,10 @@ class Member:
 class TarMembers:
     """Iterates over the files of a tar or tar.gz, given `read(n)`, which returns at most n bytes and none at the end.
 
-    `wanted(name, size)` tells whether a file's data is kept. Afterwards `damage` is None, or says what is wrong with the
-    tar; `cut` is true where it ends too early, `found` where it has at least one readable header; `beginning` holds the
-    first bytes that are none. `skip(n)` passes over at most n bytes of a source that is not compressed and returns how
-    many: with it the data of files that are not wanted is not read.
+    `wanted(name, size)` decides whether a file's data is kept. Afterwards `damage` is None or describes what is wrong with
+    the tar; `cut` is true where it ends too early, `found` where it has at least one readable header; `beginning` holds the
+    first unreadable bytes. `skip(n)` skips at most n bytes of an uncompressed source and returns how many: with it, unwanted
+    data is not read.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TarMembers:
         self._end(block, ended, bad)
 
     def _contents(self, member: Member, kind: bytes, sparse: bool) -> bool:
-        """Read or pass over a member's data; whether it is a file."""
+        """Read or skip a member's data; return whether it is a file."""
         is_file = kind in _FILES
         if is_file and not sparse and self._wanted(member.name, member.size):
             member.data = self._take(member.size)
@@ -144,7 +144,7 @@ class TarMembers:
         self.damage = f"{self.damage}; {damage}" if self.damage and len(self.damage) < 200 else self.damage or damage
 
     def _more(self) -> bool:
-        """Put the next bytes of the source into the used-up buffer; false at the end."""
+        """Refill the empty buffer from the source; false at the end."""
         try:
             self._buffer, self._start = next(self._source, b""), 0
         except (zlib.error, EOFError) as error:
@@ -169,7 +169,7 @@ class TarMembers:
         return b"".join(parts)
 
     def _skip(self, size: int) -> int:
-        """Pass over `size` bytes, fewer at the end; how many."""
+        """Skip `size` bytes, fewer at the end; return how many."""
         left = size
         buffered = len(self._buffer) - self._start
         if self._skip_source is not None and size > buffered:
@@ -198,7 +198,7 @@ def _header(block: bytes) -> tuple[bytes, int, bytes] | None:
     given = _number(block[148:156])
     if given is None:
         return None
-    # the checksum counts its own eight bytes as spaces; some writers of old summed signed bytes
+    # the checksum counts its own eight bytes as spaces; some old writers summed signed bytes
     if given != sum(block) - sum(block[148:156]) + 256:
         signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 256
         if given != signed:
@@ -211,7 +211,7 @@ def _header(block: bytes) -> tuple[bytes, int, bytes] | None:
 
 
 def _number(field: bytes) -> int | None:
-    """A number of a header: octal digits, or base 256 where the first byte is 0x80 or 0xFF."""
+    """Parse a number of a header: octal digits, or base 256 where the first byte is 0x80 or 0xFF."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     try:
@@ -221,7 +221,7 @@ def _number(field: bytes) -> int | None:
 
 
 def _pax(data: bytes) -> dict[bytes, bytes]:
-    """The records of a pax header, `LENGTH KEY=VALUE` and a line feed; what follows a malformed one is left out."""
+    """Parse the records of a pax header, `LENGTH KEY=VALUE` and a line feed, up to the first malformed one."""
     records = {}
     while data:
         digits, _, _ = data.partition(b" ")
@@ -235,12 +235,12 @@ def _pax(data: bytes) -> dict[bytes, bytes]:
 
 
 def _digits(text: bytes) -> int:
-    """A decimal number; 0 for anything else, also for more digits than any size has."""
+    """Parse a decimal number; 0 for anything else, also for more digits than any size has."""
     return int(text) if text.isdigit() and len(text) < 20 else 0
 
 
 def plain_bytes(read: Callable[[int], bytes], chunk: int = _CHUNK) -> Iterator[bytes]:
-    """The uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
+    """Yield the uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
     data = read(chunk)
     if data[:2] != b"\x1f\x8b":
         while data:

@@ -1,4 +1,4 @@
-"""Decoding in worker processes: order kept, bounded, and a crash of the decoder costs one sample, not the job."""
+"""Decode in worker processes, in order; a crash of the decoder costs one sample, not the job."""
 
 import hashlib
 import multiprocessing
@@ -24,12 +24,12 @@ from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
 __all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
-STARTS = 3  # tries to start workers: one may be killed in that very moment
+STARTS = 3  # tries to start workers, which may be killed just then
 
 
 @dataclass
 class Decoded:
-    """A sample as it goes to the encoder; `status` is final unless the embedding turns out to be invalid."""
+    """A sample for the encoder; `status` is final unless its embedding is invalid."""
 
     key: str
     index: int
@@ -44,7 +44,7 @@ class Decoded:
 
 
 def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptions) -> Decoded:
-    """Decode all parts of a sample; what is wrong with it becomes its status and error.
+    """Decode all parts of a sample; a problem becomes its status and error.
 
     With both tasks a sample is `ok` as long as it has a picture and a caption or a label; what is missing is a flag.
     """
@@ -54,7 +54,7 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
     try:
         if image is None:
             names = ", ".join(raw.names[:8])
-            raise _lost(raw, IMAGE_PARTS) or BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
+            raise _loss(raw, IMAGE_PARTS) or BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
         sample.image_sha256 = hashlib.sha256(image).digest()
         sample.pixels = _pixels(image, preprocess, options.limits)
     except BadSample as error:
@@ -67,12 +67,12 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
     except BadSample as error:
         if source == "txt" and "txt" in raw.parts:
             sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest()
-        problems["text"] = (error.status == "no_text" and _lost(raw, (source,))) or error
+        problems["text"] = (error.status == "no_text" and _loss(raw, (source,))) or error
     try:
         sample.label = decode_label(raw.parts, options.label_field)
     except BadSample as error:
         source = "json" if options.label_field or "cls" not in raw.names else "cls"
-        problems["label"] = (error.status == "no_label" and _lost(raw, (source,))) or error
+        problems["label"] = (error.status == "no_label" and _loss(raw, (source,))) or error
     needed = [problems[p] for t, p in (("pairs", "text"), ("labels", "label")) if t in options.tasks and p in problems]
     flags = ["duplicate_key"] if raw.duplicate else []
     if "image" in problems:
@@ -86,8 +86,8 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
     return sample
 
 
-def _lost(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
-    """Why none of these parts is there, where that is the shard's fault and not the sample's."""
+def _loss(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
+    """The reason why these parts are missing, where the shard is the cause and not the sample."""
     for part in parts:
         if part in raw.parts:
             return None
@@ -112,8 +112,8 @@ def default_workers() -> int:
     return min(16, count_processors())
 
 
-def _start(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+def _set_up_worker(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     reuse_memory(
         16 << 20, 64 << 20
     )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
@@ -138,7 +138,7 @@ class DecodePool:
             )
         self._workers, self._preprocess, self._options = workers, preprocess, options
         self._lock = threading.Lock()
-        self._executor = self._new(workers) if workers else None
+        self._executor = self._start_pool(workers) if workers else None
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +153,7 @@ class DecodePool:
         try:
             if executor is not None:
                 return executor.submit(_decode, chunk, self._preprocess, self._options)
-            return _done(_decode(chunk, self._preprocess, self._options))
+            return _completed(_decode(chunk, self._preprocess, self._options))
         except BrokenProcessPool as error:
             failed: Future[list[Decoded]] = Future()
             failed.set_exception(error)
@@ -171,34 +171,36 @@ class DecodePool:
         return self._one_by_one(chunk)
 
     def _one_by_one(self, chunk: list[RawSample]) -> list[Decoded]:
-        """Each sample alone in a process, so that it is clear which one kills it."""
-        found: list[Decoded] = []
-        while len(found) < len(chunk):
-            with self._new(1) as executor:
-                for raw in chunk[len(found) :]:
+        """Decode each sample alone in a process, to find the one that crashes it."""
+        decoded: list[Decoded] = []
+        while len(decoded) < len(chunk):
+            with self._start_pool(1) as executor:
+                for raw in chunk[len(decoded) :]:
                     try:
-                        found += executor.submit(_decode, [raw], self._preprocess, self._options).result()
+                        decoded += executor.submit(_decode, [raw], self._preprocess, self._options).result()
                     except BrokenProcessPool:
-                        found.append(_crashed(raw))
+                        decoded.append(_crashed_sample(raw))
                         break
-        return found
+        return decoded
 
     def _replace(self) -> None:
         with self._lock:
             broken = self._executor is not None and getattr(self._executor, "_broken", False)
             if broken and self._executor is not None:
                 self._executor.shutdown(wait=False, cancel_futures=True)
-                self._executor = self._new(self._workers)
+                self._executor = self._start_pool(self._workers)
 
-    def _new(self, workers: int) -> ProcessPoolExecutor:
+    def _start_pool(self, workers: int) -> ProcessPoolExecutor:
         # spawn, because this process may already run torch's threads, which do not survive a fork
         context = multiprocessing.get_context("spawn")
         for left in reversed(range(STARTS)):
-            executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(os.getpid(),))
+            executor = ProcessPoolExecutor(
+                workers, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
+            )
             try:
                 executor.submit(os.getpid).result()
                 break
-            except BrokenProcessPool as error:  # killed while it started, or it cannot start at all
+            except BrokenProcessPool as error:  # killed while starting, or unable to start
                 executor.shutdown(wait=False, cancel_futures=True)
                 if not left:
                     raise ConfigError(
@@ -210,14 +212,14 @@ class DecodePool:
         return executor
 
 
-def _crashed(raw: RawSample) -> Decoded:
+def _crashed_sample(raw: RawSample) -> Decoded:
     digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
     flags = ("duplicate_key",) if raw.duplicate else ()
     reason = "the decoder crashed on this image"
     return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=digest, flags=flags)
 
 
-def _done(value: list[Decoded]) -> "Future[list[Decoded]]":
+def _completed(value: list[Decoded]) -> "Future[list[Decoded]]":
     future: Future[list[Decoded]] = Future()
     future.set_result(value)
     return future

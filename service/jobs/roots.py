@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.locate import braces, find_shards
+from noisegate.pipeline.shards.locate import expand_braces, find_shards
 from noisegate.service.errors import ApiError
 
 __all__ = ["Roots"]
@@ -208,7 +208,7 @@ def _expand_braces(pattern: str) -> list[str]:
     if count > MAX_SHARDS or pattern.count("{") > 50:
         raise _bad(f"{pattern[:200]!r} stands for more than {MAX_SHARDS:,} shards; split the job")
     try:
-        return braces(pattern)
+        return expand_braces(pattern)
     except (ConfigError, RecursionError) as error:
         raise _unknown(f"{pattern[:200]!r} matches nothing, and its braces do not match one another") from error
 

@@ -1,4 +1,4 @@
-"""What the routes about finished runs share: their tables, and pictures and captions out of their shards, remembered."""
+"""Tables of finished runs, and pictures and captions from their shards, cached for the routes."""
 
 import threading
 from collections import OrderedDict
@@ -14,8 +14,8 @@ from .tables import RunTables
 
 __all__ = ["Browser"]
 
-RUNS = 32  # whose answers are remembered
-PICTURES = 32 << 20  # bytes of small pictures
+RUNS = 32  # whose tables are cached
+PICTURES = 32 << 20  # bytes of small pictures that are cached
 DECODERS = 2  # pictures decoded at a time: a large one takes hundreds of megabytes
 
 

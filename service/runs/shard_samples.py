@@ -1,6 +1,6 @@
-"""One sample of a local shard, found without reading all that lies before it: its caption, and its picture made small.
+"""Show one sample of a local shard: its caption, and its picture, small or as it is.
 
-A position is only served while it still holds what was scored: the key and the picture's digest must be the table's.
+A sample is only served while the shard still holds what was scored: the key and the picture's digest must be the table's.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP":
 
 
 class SampleGone(NoisegateError):
-    """The shard is not where it was, or holds another sample there now; `changed` tells which."""
+    """The shard is gone, or (`changed`) holds another sample at this position."""
 
     def __init__(self, message: str, changed: bool = False) -> None:
         super().__init__(message)
@@ -49,14 +49,14 @@ class ShardSamples:
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
         stem, index = row["shard"], int(row["index"])
-        path = _local(folder, url)
+        path = _find_local(folder, url)
         if path is None:
             raise SampleGone(f"shard {stem} is not where it was when the run was scored")
         try:
             raw = self._sample(path, index)
         except (ShardError, OSError) as error:
             raise SampleGone(f"shard {stem} cannot be read again") from error
-        if raw is None or not _same(raw, row):
+        if raw is None or not _is_same(raw, row):
             raise SampleGone(f"sample {index} of shard {stem} is not the one that was scored", changed=True)
         return raw
 
@@ -85,14 +85,14 @@ class ShardSamples:
             return self._known[name]
 
 
-def _same(raw: RawSample, row: Mapping[str, Any]) -> bool:
+def _is_same(raw: RawSample, row: Mapping[str, Any]) -> bool:
     if raw.key != row["key"]:
         return False
     digest = row["image_sha256"]
     return raw.image is None or not digest or hashlib.sha256(raw.image).digest() == digest
 
 
-def _local(folder: Path, url: str) -> Path | None:
+def _find_local(folder: Path, url: str) -> Path | None:
     if "://" in url:
         return None
     return next((path for path in (Path(url), folder.parent / url) if path.is_file()), None)

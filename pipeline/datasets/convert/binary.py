@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.classes import BUILT_IN
 
-from .samples import check_classes, key_of, label_parts, listed_pictures, png_part
+from .samples import check_classes, key_of, label_parts, picture_samples, png_part
 from .source import Request, Sample, SampleSource, find, missing, need
 
 __all__ = ["read_animal10n", "read_cifar10", "read_cifar100", "read_human_labels"]
@@ -190,7 +190,7 @@ def read_animal10n(request: Request) -> SampleSource:
             "source",
             request.folder,
         )
-    return listed_pictures(request, folder, names, labels, (), _ANIMALS, lambda n: {"class_name": _ANIMALS[labels[n]]})
+    return picture_samples(request, folder, names, labels, (), _ANIMALS, lambda n: {"class_name": _ANIMALS[labels[n]]})
 
 
 def _read_batches(request: Request, folder: str) -> SampleSource:

@@ -26,12 +26,12 @@ _TEXT_NAMES = ("caption", "text", "title", "captions")
 
 
 def read_captioned(request: Request) -> SampleSource:
-    """The first layout of the kind that is there, or the one that was asked for."""
+    """Read the first layout of the kind that is there, or the requested one."""
     readers: dict[str, Callable[[Request], Pairs | None]] = {
-        "features": _features,
-        "annotations": _annotations,
-        "karpathy": _karpathy,
-        "table": _table,
+        "features": _read_features,
+        "annotations": _read_annotations,
+        "karpathy": _read_karpathy,
+        "table": _read_table,
     }
     need(request, ".")
     layouts = request.kind.layouts if request.layout is None else (request.layout,)
@@ -50,14 +50,14 @@ def read_captioned(request: Request) -> SampleSource:
 
 
 def _stems(request: Request) -> tuple[str, ...]:
-    """How files of a split begin: MS-COCO's whole test set is `testall`, its first thousand `test`."""
+    """How file names of a split begin: MS-COCO's whole test set is `testall`, its first thousand `test`."""
     if request.kind.name == "coco" and request.split in ("test", "test1k"):
         return ("testall", "test5k", "test_all") if request.split == "test" else ("test",)
     return ("dev", "val") if request.split == "val" else (request.split,)
 
 
-def _listed(request: Request, ending: str) -> Path | None:
-    """A file of the split, in the folder or in one of its usual sub-folders."""
+def _find_list(request: Request, ending: str) -> Path | None:
+    """Find a file of the split, in the folder or in one of its usual sub-folders."""
     places = (".", *_FOLDERS.get(request.kind.name, ()), "annotations", "data")
     return find(request.folder, *(f"{place}/{stem}{ending}" for place in places for stem in _stems(request)))
 
@@ -65,9 +65,9 @@ def _listed(request: Request, ending: str) -> Path | None:
 # --- precomputed region features ------------------------------------------------------------------------------------------
 
 
-def _features(request: Request) -> Pairs | None:
+def _read_features(request: Request) -> Pairs | None:
     """SPLIT_ims.npy and the captions, 5 per image where there are 5 times as many."""
-    path = _listed(request, "_ims.npy")
+    path = _find_list(request, "_ims.npy")
     if path is None:
         return None
     stem = path.name.removesuffix("_ims.npy")
@@ -80,7 +80,7 @@ def _features(request: Request) -> Pairs | None:
             f"{path} has the shape {regions.shape}; features are (images, regions, width)", "source", path
         )
     if listed.suffix == ".tsv":
-        rows = _wide_enough(listed, read_rows(listed))
+        rows = _check_width(listed, read_rows(listed))
         ids, captions = [row[0].strip() for row in rows], [row[1].strip() for row in rows]
     else:
         captions = read_lines(listed)
@@ -97,7 +97,7 @@ def _features(request: Request) -> Pairs | None:
 
 
 def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str) -> tuple[NDArray[np.int64], int]:
-    """Each caption's image, and how many rows of the array there are for one image (5 where it repeats each)."""
+    """(M,) image of each caption, and the array's rows per image (5 where it repeats each image)."""
     rows, numbers = len(regions), np.arange(captions, dtype=np.int64)
     if captions == CAPTIONS * rows:
         return numbers // CAPTIONS, 1
@@ -116,9 +116,9 @@ def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str)
 # --- pictures -------------------------------------------------------------------------------------------------------------
 
 
-def _annotations(request: Request) -> Pairs | None:
+def _read_annotations(request: Request) -> Pairs | None:
     """SPLIT_caps.txt with the image of each, or of each 5, in SPLIT_ids.txt."""
-    listed, numbers = _listed(request, "_caps.txt"), _listed(request, "_ids.txt")
+    listed, numbers = _find_list(request, "_caps.txt"), _find_list(request, "_ids.txt")
     if listed is None or numbers is None:
         return None
     captions, ids = read_lines(listed), read_lines(numbers)
@@ -132,14 +132,14 @@ def _annotations(request: Request) -> Pairs | None:
     known = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     per = len(captions) // len(ids)
     image_of = np.array([known[ids[i // per]] for i in range(len(captions))], np.int64)
-    names = _names(request, list(known), listed.parent)
+    names = _file_names(request, list(known), listed.parent)
     where = _image_folder(request)
-    load = _loader(where, names, request.check)
+    load = _make_loader(where, names, request.check)
     return Pairs(list(known), captions, image_of, load, (listed, numbers))
 
 
-def _names(request: Request, ids: list[str], folder: Path) -> list[str]:
-    """File names of image ids: by image_name.txt (Flickr30K), as COCO writes its ids, or the id itself."""
+def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
+    """File names of image ids: from image_name.txt (Flickr30K), in COCO's pattern, or the id itself."""
     listed = folder / "image_name.txt"
     if request.kind.name == "flickr30k" and listed.exists() and all(name.isdecimal() for name in ids):
         known = read_lines(listed)
@@ -155,7 +155,7 @@ def _names(request: Request, ids: list[str], folder: Path) -> list[str]:
     return ids
 
 
-def _karpathy(request: Request) -> Pairs | None:
+def _read_karpathy(request: Request) -> Pairs | None:
     """Karpathy's json: `train` with `restval`, the first 5 sentences of each image."""
     name = _KARPATHY[request.kind.name]
     path = find(request.folder, name, f"annotations/{name}", f"karpathy/{name}")
@@ -179,31 +179,31 @@ def _karpathy(request: Request) -> Pairs | None:
     image_of = np.repeat(np.arange(len(said), dtype=np.int64), [len(texts) for texts in said])
     numbers = [number if number is not None else place for place, number in enumerate(n for t in said for _, n in t)]
     where = _image_folder(request)
-    load = _loader(where, names, request.check)
+    load = _make_loader(where, names, request.check)
     return Pairs(ids, captions, image_of, load, (path,), numbers, in_order=False)
 
 
-def _table(request: Request) -> Pairs | None:
+def _read_table(request: Request) -> Pairs | None:
     """Rows of image path and caption; a first row of names may say which columns they are."""
-    path = _listed(request, ".tsv") or _listed(request, ".csv")
+    path = _find_list(request, ".tsv") or _find_list(request, ".csv")
     if path is None:
         return None
-    rows = _wide_enough(path, read_rows(path))
+    rows = _check_width(path, read_rows(path))
     head = [cell.strip().lower() for cell in rows[0]] if rows else []
     image = next((head.index(name) for name in _PATH_NAMES if name in head), None)
     text = next((head.index(name) for name in _TEXT_NAMES if name in head), None)
     if image is not None and text is not None:
-        rows = _wide_enough(path, rows[1:], max(image, text) + 1)
+        rows = _check_width(path, rows[1:], max(image, text) + 1)
     else:
         image, text = 0, 1
     names = [row[image].strip() for row in rows]
     known = {name: place for place, name in enumerate(dict.fromkeys(names))}
     image_of = np.array([known[name] for name in names], np.int64)
-    load = _loader(_image_folder(request), list(known), request.check)
+    load = _make_loader(_image_folder(request), list(known), request.check)
     return Pairs(list(known), [row[text].strip() for row in rows], image_of, load, (path,))
 
 
-def _wide_enough(path: Path, rows: list[list[str]], width: int = 2) -> list[list[str]]:
+def _check_width(path: Path, rows: list[list[str]], width: int = 2) -> list[list[str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) < width:
             raise ConfigError(
@@ -216,12 +216,12 @@ def _image_folder(request: Request) -> Path:
     return request.images or find(request.folder, *_IMAGES) or request.folder
 
 
-def _loader(folder: Path, names: list[str], check: str) -> Callable[[int], dict[str, bytes]]:
-    return partial(_load, folder, names, check)
+def _make_loader(folder: Path, names: list[str], check: str) -> Callable[[int], dict[str, bytes]]:
+    return partial(_load_picture, folder, names, check)
 
 
-def _load(folder: Path, names: list[str], check: str, image: int) -> dict[str, bytes]:
-    """The picture of a name, also without its sub-folder, or with .jpg added where the name is an id."""
+def _load_picture(folder: Path, names: list[str], check: str, image: int) -> dict[str, bytes]:
+    """Load the picture of a name, also without its sub-folder, or with .jpg added where the name is an id."""
     name = names[image]
     tries = [folder / name, folder / Path(name).name, folder / f"{name}.jpg"]
     return picture_file(next((path for path in tries if path.is_file()), tries[0]), check)

@@ -115,7 +115,7 @@ def convert(
         raise ConfigError(f"split {split!r}: {chosen.name} has {', '.join(chosen.splits)}", "split", split)
     if check not in CHECKS:
         raise ConfigError(f"check {check!r} is unknown; use {' or '.join(CHECKS)}", "check", check)
-    given = _options(chosen, options)
+    given = _check_options(chosen, options)
     folder, target = Path(source), Path(out)
     if folder.is_dir() and target.resolve() == folder.resolve():
         raise ConfigError(
@@ -136,10 +136,10 @@ def convert(
     for name in ("images", "noise_file", "label_file"):
         settings.pop(name, None)  # a path may change; the content is in `files` or shows in the samples
     state, already = write_shards(found, target, settings, ShardSize(shard_samples, shard_bytes), progress)
-    return _result(state, found, target, already)
+    return _summarise(state, found, target, already)
 
 
-def _options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
+def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
     """Check the given options and add the kind's defaults."""
     for name, value in given.items():
         if name not in _OPTIONS:
@@ -182,7 +182,7 @@ class State:
         return sum(int(shard["samples"]) for shard in self.shards)
 
 
-def _result(state: State, source: SampleSource, out: Path, already: bool) -> Converted:
+def _summarise(state: State, source: SampleSource, out: Path, already: bool) -> Converted:
     return Converted(
         kind=state.settings["kind"],
         split=state.settings["split"],
@@ -206,13 +206,13 @@ def write_shards(
         state = _read_state(
             out, State({**settings, "shard_samples": size.samples, "shard_bytes": size.size}, source.count)
         )
-        refuse_other_shards(out, {shard["name"] for shard in state.shards} | {_name(state)})
+        refuse_other_shards(out, {shard["name"] for shard in state.shards} | {_shard_name(state)})
         if state.done:
             return state, True
         bad = read_bad(out, state.bad)
         writer = _Writer(source, size, progress, bad, state.written)
         while state.next < source.count:
-            path = out / _name(state)
+            path = out / _shard_name(state)
             with write_shard(path) as shard:
                 writer.fill(shard, state.next)
             if shard.samples:
@@ -227,7 +227,7 @@ def write_shards(
             _write_state(out, state)
             progress(state.next, source.count, path.name if shard.samples else None)
         if not state.shards:
-            raise ConfigError(_hopeless(writer.bad, source.count), "source", None)
+            raise ConfigError(_describe_failure(writer.bad, source.count), "source", None)
         if source.classes:
             write_atomically(out / CLASSES_FILE, "".join(f"{name}\n" for name in source.classes).encode())
         state.done = True
@@ -269,15 +269,15 @@ class _Writer:
             row = {"number": self.number, "key": sample.key, "from": sample.origin}
             self.bad.append({**row, "status": error.status, "error": str(error)})
         if not self._written and len(self.bad) >= HOPELESS:
-            raise ConfigError(_hopeless(self.bad, self._source.count), "source", None)
+            raise ConfigError(_describe_failure(self.bad, self._source.count), "source", None)
         return None
 
 
-def _name(state: State) -> str:
+def _shard_name(state: State) -> str:
     return f"{state.settings['kind']}-{state.settings['split']}-{len(state.shards):06d}.tar"
 
 
-def _hopeless(bad: list[dict[str, Any]], count: int) -> str:
+def _describe_failure(bad: list[dict[str, Any]], count: int) -> str:
     if not bad:
         return "the source holds no samples"
     first = bad[0]

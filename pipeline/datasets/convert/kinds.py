@@ -1,4 +1,4 @@
-"""The data sets that can be converted: which files of which download each needs. Light, because the help prints it."""
+"""The data sets that can be converted and the files each needs. Imports little, because the help prints it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -199,7 +199,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ALL})
 
 
 def find_kind(name: str) -> Kind:
-    """The kind of that name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
+    """Find a kind by name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
     plain = name.lower().replace("-", "").replace("_", "")
     if plain not in KINDS:
         raise ConfigError(

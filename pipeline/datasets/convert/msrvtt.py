@@ -26,9 +26,12 @@ def read_msrvtt(request: Request) -> SampleSource:
     """Videos of the split, by its .csv where it is there, else by the json; the 1k-A test brings one sentence each."""
     path = need(request, "MSRVTT_data.json", "annotation/MSRVTT_data.json", "train_val_videodatainfo.json")
     try:
-        told = json.loads(read_text(path))
-        split = {str(video["video_id"]): str(video["split"]) for video in told["videos"]}
-        said = [(str(one["video_id"]), str(one["caption"]).strip(), one.get("sen_id")) for one in told["sentences"]]
+        contents = json.loads(read_text(path))
+        split = {str(video["video_id"]): str(video["split"]) for video in contents["videos"]}
+        sentences = [
+            (str(entry["video_id"]), str(entry["caption"]).strip(), entry.get("sen_id"))
+            for entry in contents["sentences"]
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{path} is not MSR-VTT's list of videos and sentences ({what})", "source", path) from error
@@ -42,19 +45,19 @@ def read_msrvtt(request: Request) -> SampleSource:
         ids = [row[head.index("video_id")].strip() for row in rows[1:]]
         videos = dict.fromkeys(ids)
         if _SENTENCE in head:
-            said = [(v, row[head.index(_SENTENCE)].strip(), None) for v, row in zip(ids, rows[1:], strict=True)]
+            sentences = [(v, row[head.index(_SENTENCE)].strip(), None) for v, row in zip(ids, rows[1:], strict=True)]
     number = {video: place for place, video in enumerate(videos)}
-    kept = sorted((one for one in said if one[0] in number), key=lambda one: number[one[0]])
+    kept = sorted((entry for entry in sentences if entry[0] in number), key=lambda entry: number[entry[0]])
     features = _Features(request)
     names = list(number)
-    ids_known = [place if one[2] is None else int(one[2]) for place, one in enumerate(kept)]
+    sentence_ids = [place if number is None else int(number) for place, (_, _, number) in enumerate(kept)]
     pairs = Pairs(
         names,
         [text for _, text, _ in kept],
         np.array([number[video] for video, _, _ in kept], np.int64),
         lambda image: {"npy": array_part(features.of(names[image]), request.float16)},
         (path,) if listed is None else (path, listed),
-        ids_known,
+        sentence_ids,
         facts={"features": features.kind},
     )
     return pair_samples(request, pairs)
@@ -72,13 +75,13 @@ class _Features:
 
     def of(self, video: str) -> NDArray[Any]:
         """Raises BadSample where there is none."""
-        found = [_load(folder, video) for folder in self._folders]
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate([one.max(axis=0) if one.ndim == 2 else one for one in found])
+        arrays = [_load_array(folder, video) for folder in self._folders]
+        if len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate([array.max(axis=0) if array.ndim == 2 else array for array in arrays])
 
 
-def _load(place: Path, video: str) -> NDArray[Any]:
+def _load_array(place: Path, video: str) -> NDArray[Any]:
     path = place if place.suffix == ".npz" else find(place, f"{video}.npy", f"{video}.npz")
     if path is None:
         raise BadSample("no_image", f"{place.name} has no {video}.npy or {video}.npz")

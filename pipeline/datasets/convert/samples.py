@@ -25,8 +25,8 @@ __all__ = [
     "json_part",
     "key_of",
     "label_parts",
-    "listed_pictures",
     "picture_file",
+    "picture_samples",
     "png_part",
 ]
 
@@ -107,7 +107,7 @@ def label_parts(picture: Mapping[str, bytes], image_id: str, label: int, known: 
     return {**picture, "cls": str(label).encode(), "json": json_part(record)}
 
 
-def listed_pictures(
+def picture_samples(
     request: Request,
     folder: Path,
     names: Sequence[str],

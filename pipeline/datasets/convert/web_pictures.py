@@ -9,7 +9,7 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-from .samples import is_picture, listed_pictures
+from .samples import is_picture, picture_samples
 from .source import Request, SampleSource, find, missing, need, read_lines, read_rows
 
 __all__ = ["read_cars98n", "read_food101n", "read_webvision"]
@@ -21,12 +21,12 @@ _CARS_FOLDERS = ("images", "img", "img_v3", "CARS_98N")
 
 
 def read_webvision(request: Request) -> SampleSource:
-    """The pictures of the first `classes` classes (50) by the list of the split, google's part for training."""
+    """Read the pictures of the first `classes` classes (50) from the list of the split, google's part for training."""
     classes = MINI if request.classes is None else request.classes
     if not 1 <= classes <= IMAGENET:
         raise ConfigError(f"classes={classes}: WebVision has 1,000; use 50 for mini-WebVision", "classes", classes)
     if request.split == "ilsvrc":
-        return _ilsvrc(request, classes)
+        return _read_ilsvrc(request, classes)
     name = "train_filelist_google.txt" if request.split == "train" else "val_filelist.txt"
     path = need(request, f"info/{name}", name)
     folder = request.folder
@@ -47,7 +47,7 @@ def read_webvision(request: Request) -> SampleSource:
     synsets = find(request.folder, "info/synsets.txt", "synsets.txt")
     known = _synset_names(synsets)[:classes] if synsets else ()
     files = (path,) if synsets is None else (path, synsets)
-    return listed_pictures(request, folder, names, labels, files, known, facts={"class_limit": classes})
+    return picture_samples(request, folder, names, labels, files, known, facts={"class_limit": classes})
 
 
 def _synset_names(path: Path) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def _synset_names(path: Path) -> tuple[str, ...]:
     return tuple(f"{name} ({synset})" if often[name.casefold()] > 1 else name for name, synset in pairs)
 
 
-def _ilsvrc(request: Request, classes: int) -> SampleSource:
+def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
     """ImageNet's validation set: the synsets in order of their numbers are WebVision's classes."""
     place = find(request.folder, "val") or request.folder
     if not place.is_dir():
@@ -84,13 +84,13 @@ def _ilsvrc(request: Request, classes: int) -> SampleSource:
     number = {synset: label for label, synset in enumerate(synsets)}
     labels = [number[name.partition("/")[0]] for name in names]
     known = tuple(synsets[:classes])
-    return listed_pictures(
+    return picture_samples(
         request, place, names, labels, (), (), lambda n: {"synset": known[labels[n]]}, {"class_limit": classes}
     )
 
 
 def read_food101n(request: Request) -> SampleSource:
-    """All pictures of the list, those that people looked at (`verified_…`, with `noisy`), or Food-101's test set."""
+    """Read all pictures of the list, those that people checked (`verified_…`, with `noisy`), or Food-101's test set."""
     listed = {
         "train": "imagelist.tsv",
         "verified_train": "verified_train.tsv",
@@ -110,7 +110,7 @@ def read_food101n(request: Request) -> SampleSource:
             f"{path}: the class of {unknown!r} is not in {named.name}; each row is CLASS/PICTURE", "source", path
         )
     labels = [number[name.partition("/")[0]] for name in names]
-    seen = _verified(request, path) if request.split != "test" else {}
+    seen = _read_verified(request, path) if request.split != "test" else {}
     protocol = "human:food101n.verification"
 
     def known(row: int) -> dict[str, Any]:
@@ -123,13 +123,13 @@ def read_food101n(request: Request) -> SampleSource:
 
     facts = {"verified": sum(name in seen for name in names), "wrong": sum(not seen.get(name, True) for name in names)}
     files = (path, named)
-    return listed_pictures(
+    return picture_samples(
         request, folder, names, labels, files, classes, known, {} if request.split == "test" else facts
     )
 
 
-def _verified(request: Request, listed: Path) -> dict[str, bool]:
-    """Whether the label is right, of the pictures that people looked at; for training their list need not be there."""
+def _read_verified(request: Request, listed: Path) -> dict[str, bool]:
+    """By picture, whether people found its label right; for training this list is optional."""
     path = listed if request.split != "train" else find(request.folder, "meta/verified_train.tsv", "verified_train.tsv")
     if path is None:
         return {}
@@ -146,18 +146,18 @@ def _verified(request: Request, listed: Path) -> dict[str, bool]:
 
 
 def read_cars98n(request: Request) -> SampleSource:
-    """By PRISM's list where it is there; else by folders for training, by cars_annos.mat for the test."""
+    """Read PRISM's list where it is there; else folders for training, cars_annos.mat for the test."""
     need(request, ".")
     name = "CARSN_train.csv" if request.split == "train" else "CARSN_test.csv"
     other = "train.csv" if request.split == "train" else "cars_test.csv"
     listed = find(request.folder, name, f"datalist/{name}", other)
     if listed is not None:
-        return _listed(request, listed)
-    return _folders(request) if request.split == "train" else _annotated(request)
+        return _read_list(request, listed)
+    return _read_folders(request) if request.split == "train" else _read_annotations(request)
 
 
-def _listed(request: Request, path: Path) -> SampleSource:
-    """Rows of a path, of which the last two names count, and a class; classes are numbered from 0 in their order."""
+def _read_list(request: Request, path: Path) -> SampleSource:
+    """Read rows of a path, of which the last two names count, and a class; classes are numbered from 0 in their order."""
     rows = read_rows(path)
     if rows and not rows[0][-1].strip().isdecimal():
         rows = rows[1:]  # names of columns
@@ -176,10 +176,10 @@ def _listed(request: Request, path: Path) -> SampleSource:
     if flat and (folder / Path(names[0]).name).exists():
         names = [Path(name).name for name in names]
     labels = [label[one] for one in given]
-    return listed_pictures(request, folder, names, labels, (path,), (), lambda n: {"source_class": given[n]})
+    return picture_samples(request, folder, names, labels, (path,), (), lambda n: {"source_class": given[n]})
 
 
-def _folders(request: Request) -> SampleSource:
+def _read_folders(request: Request) -> SampleSource:
     place = find(request.folder, *_CARS_FOLDERS) or request.folder
     folders = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
     if not folders:
@@ -192,12 +192,12 @@ def _folders(request: Request) -> SampleSource:
         names += [f"{folder.name}/{name}" for name in found]
         labels += [label] * len(found)
     classes = () if numbered else tuple(folder.name for folder in folders)
-    return listed_pictures(
+    return picture_samples(
         request, place, names, labels, (), classes, lambda n: {"source_class": folders[labels[n]].name}
     )
 
 
-def _annotated(request: Request) -> SampleSource:
+def _read_annotations(request: Request) -> SampleSource:
     """cars_annos.mat of CARS196: the pictures of classes 99 to 196, whatever their own split."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
@@ -207,8 +207,8 @@ def _annotated(request: Request) -> SampleSource:
         raise missing(request, "CARSN_test.csv and no cars_annos.mat")
     try:
         found: dict[str, Any] = loadmat(path, squeeze_me=True, struct_as_record=False)
-        rows = [(str(one.relative_im_path), int(getattr(one, "class"))) for one in _many(found["annotations"])]
-        named = tuple(str(name) for name in _many(found["class_names"]))
+        rows = [(str(one.relative_im_path), int(getattr(one, "class"))) for one in _as_list(found["annotations"])]
+        named = tuple(str(name) for name in _as_list(found["class_names"]))
     except (MatReadError, ValueError, KeyError, AttributeError, TypeError, NotImplementedError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(
@@ -223,11 +223,11 @@ def _annotated(request: Request) -> SampleSource:
     classes = tuple(named[number - 1] for number in label)
     labels = [label[number] for _, number in kept]
     names = [name for name, _ in kept]
-    return listed_pictures(
+    return picture_samples(
         request, request.folder, names, labels, (path,), classes, lambda n: {"source_class": kept[n][1]}
     )
 
 
-def _many(value: Any) -> list[Any]:
-    """One thing stands alone in what `squeeze_me` gives."""
+def _as_list(value: Any) -> list[Any]:
+    """A list, also of the bare value that `squeeze_me` leaves of a single one."""
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else [value]

@@ -1,1 +1,1 @@
-"""The `embedded` estimator: a small CLIP for the drawn scenes, its weights and the program that trained it."""
+"""Train (`train`) and measure (`check`) the `embedded` estimator, a small CLIP for the drawn scenes."""

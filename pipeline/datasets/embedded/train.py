@@ -13,8 +13,11 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from noisegate.pipeline.datasets.scenes import ATTRIBUTES, class_names
+from noisegate.pipeline.datasets.scenes import (
+    ATTRIBUTES,
+    caption,
+    class_names,
+    draw,
+    hard_negative,
+    random_scene,
+    scene_class,
+)
 from noisegate.pipeline.estimators.loading import allow_torchvision
 
 from .check import measure
-from .pool import TEXT_LENGTH, Pool, draw_pool, token_ids
 
 FOLDER = Path(__file__).resolve().parents[2] / "estimators" / "embedded"
+TEXT_LENGTH = 18  # tokens of the longest caption, start and end included
+WORDINGS = 3
+_CHUNK = 500
 CONTEXT = 32
 MEAN, STD = (0.4, 0.38, 0.36), (0.32, 0.31, 0.32)
 PROMPTS = ("{}", "a {}", "a photo of a {}", "a picture of a {}", "a drawing of a {}", "an image of a {}")
@@ -38,6 +51,73 @@ EMBEDDING = 96
 VISION = {"image_size": 64, "layers": [1, 2, 2, 1], "width": 16, "head_width": 64}  # a list of layers means a ResNet
 TEXT = {"context_length": CONTEXT, "vocab_size": 49408, "width": 48, "heads": 4, "layers": 2}
 PREPROCESS = {"size": 64, "mean": MEAN, "std": STD, "interpolation": "bicubic", "resize_mode": "shortest"}
+
+
+EncodeWord = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`images` (N, 64, 64, 3) uint8, `captions` (N, 3, 18) and `changed` (N, 6, 18) token ids, `labels` (N,) int64.
+
+    `changed` holds one caption per attribute of `ATTRIBUTES`, false in that attribute alone.
+    """
+
+    images: NDArray[np.uint8]
+    captions: NDArray[np.int32]
+    changed: NDArray[np.int32]
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def draw_pool(seed: int, count: int, encode: EncodeWord, processes: int = 2) -> Pool:
+    """Draw scenes 0..count-1 of `seed` in several processes; `encode` gives a word's token ids and can be pickled."""
+    starts = range(0, count, _CHUNK)
+    work = partial(draw_part, seed=seed, count=count, encode=encode)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as executor:
+        parts = list(executor.map(work, starts))
+    return Pool(
+        images=np.concatenate([part.images for part in parts]),
+        captions=np.concatenate([part.captions for part in parts]),
+        changed=np.concatenate([part.changed for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+    )
+
+
+def draw_part(start: int, seed: int, count: int, encode: EncodeWord) -> Pool:
+    """Draw up to 500 scenes of `seed` from `start` on, none beyond `count`."""
+    words: dict[str, list[int]] = {}
+    images, captions, changed, labels = [], [], [], []
+    for index in range(start, min(start + _CHUNK, count)):
+        rng = np.random.default_rng([seed, index])  # not `scene_rng`: scenes that people write stay unseen
+        scene = random_scene(rng)
+        images.append(np.asarray(draw(scene)))
+        captions.append([caption(scene, rng) for _ in range(WORDINGS)])
+        changed.append([caption(hard_negative(scene, rng, attribute), rng) for attribute in ATTRIBUTES])
+        labels.append(scene_class(scene))
+    return Pool(
+        np.stack(images),
+        np.stack([token_ids(texts, encode, words) for texts in captions]),
+        np.stack([token_ids(texts, encode, words) for texts in changed]),
+        np.array(labels, np.int64),
+    )
+
+
+def token_ids(texts: Sequence[str], encode: EncodeWord, words: dict[str, list[int]]) -> NDArray[np.int32]:
+    """Token ids (N, 18) of texts, padded with 0; `words` keeps each word's ids, for captions repeat few words."""
+    rows = np.zeros((len(texts), TEXT_LENGTH), np.int32)
+    start, end = 49406, 49407  # CLIP's marks of the start and the end of a text
+    for row, text in zip(rows, texts, strict=True):
+        ids = [start]
+        for word in text.split():
+            if word not in words:
+                words[word] = encode(word)
+            ids += words[word]
+        ids = [*ids[: TEXT_LENGTH - 1], end]
+        row[: len(ids)] = ids
+    return rows
 
 
 def build_model(tokens: int) -> Any:
@@ -50,7 +130,7 @@ def build_model(tokens: int) -> Any:
 
 
 class Encode:
-    """CLIP's tokens of a word; made anew in each process, because the tokenizer does not travel."""
+    """CLIP's tokens of a word; each process makes its own tokenizer, which cannot be pickled."""
 
     def __init__(self) -> None:
         self._tokenizer: Any = None

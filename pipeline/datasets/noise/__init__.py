@@ -1,4 +1,8 @@
-"""Known noise, put in on purpose: mismatched captions and wrong labels, with the mask of what really changed."""
+"""Make known noise: mismatched captions and wrong labels, with the mask of what really changed.
+
+`captions`, `labels` and `pmd` are pure functions on arrays; `shards` (captions) and `label_shards` rewrite shards with them.
+`protocols` names each kind of noise; `class_maps` and `features` load what some of them need.
+"""
 
 from .captions import PairNoise, shuffle_captions, shuffle_images
 from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS, ClassMap, load_class_map

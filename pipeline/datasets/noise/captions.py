@@ -1,4 +1,4 @@
-"""Noisy correspondence made on purpose: some captions change images.
+"""Noisy correspondence made on purpose: some captions move to other images.
 
 Published generators move either the image index of the chosen captions (NCR, BiCro, CRCL) or their strings (NPC, OSA).
 The pairs that result follow the same law, a uniform permutation among the chosen, so there is one function for both.
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class PairNoise:
-    """Who got whose caption, and which pairs are wrong because of it.
+    """Which sample got whose caption, and which pairs are wrong because of it.
 
     source: (N,) int64, a permutation: sample i gets the caption of sample source[i].
     noisy: (N,) bool, true where that caption belongs to another image; not the same as "was chosen".
@@ -34,11 +34,11 @@ class PairNoise:
 
     @property
     def rate(self) -> float:
-        """The realised rate, a few samples below the nominal one unless `derange` was asked for."""
+        """The realised rate, a few samples below the nominal one without `derange`."""
         return float(self.noisy.mean()) if len(self.noisy) else 0.0
 
     def apply(self, captions: Sequence[Item]) -> list[Item]:
-        """The captions as the samples get them.
+        """The captions in their new order.
 
         >>> PairNoise(np.array([1, 0, 2]), np.array([True, True, False])).apply(["a dog", "a cat", "a car"])
         ['a cat', 'a dog', 'a car']
@@ -67,7 +67,7 @@ def shuffle_captions(
     """
     groups = _groups(images)
     chosen = rng.choice(len(groups), size=count_chosen(rate, len(groups)), replace=False)
-    return _pair_noise(groups, chosen, _permuted(chosen, groups, rng, derange))
+    return _make_noise(groups, chosen, _permute(chosen, groups, rng, derange))
 
 
 def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generator, derange: bool = False) -> PairNoise:
@@ -90,8 +90,8 @@ def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generato
     captions = len(groups) // max(len(sizes), 1)
     rows = np.argsort(groups, kind="stable").reshape(len(sizes), captions)
     chosen = rng.choice(len(rows), size=count_chosen(rate, len(rows)), replace=False)
-    permuted = _permuted(chosen, np.arange(len(rows), dtype=np.int64), rng, derange)
-    return _pair_noise(groups, rows[chosen].ravel(), rows[permuted].ravel())
+    permuted = _permute(chosen, np.arange(len(rows), dtype=np.int64), rng, derange)
+    return _make_noise(groups, rows[chosen].ravel(), rows[permuted].ravel())
 
 
 def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
@@ -114,13 +114,13 @@ def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
 
-def _pair_noise(groups: NDArray[np.int64], chosen: NDArray[np.int64], permuted: NDArray[np.int64]) -> PairNoise:
+def _make_noise(groups: NDArray[np.int64], chosen: NDArray[np.int64], permuted: NDArray[np.int64]) -> PairNoise:
     source = np.arange(len(groups), dtype=np.int64)
     source[chosen] = permuted
     return PairNoise(source=source, noisy=groups[source] != groups)
 
 
-def _permuted(
+def _permute(
     chosen: NDArray[np.int64], groups: NDArray[np.int64], rng: np.random.Generator, derange: bool
 ) -> NDArray[np.int64]:
     """`chosen` in another order; with `derange` every element meets an element of another group."""
@@ -138,8 +138,8 @@ def _permuted(
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):
         if own[i] != theirs[i]:
-            continue  # mended as the partner of an earlier one
-        # An exchange with j mends i and keeps j right unless j, or what j has, is of i's own group. Each of the two
+            continue  # corrected as the partner of an earlier one
+        # An exchange with j corrects i and keeps j right unless j, or what j has, is of i's own group. Each of the two
         # sets has as many elements as the group, at most half of all, and both hold i: a free j always remains.
         free = np.flatnonzero((own != own[i]) & (theirs != own[i]))
         j = rng.choice(free)

@@ -1,4 +1,4 @@
-"""Which class is mistaken for which: the maps that asymmetric label noise uses."""
+"""Class maps for asymmetric label noise: which class is mistaken for which."""
 
 import json
 from collections import Counter
@@ -42,22 +42,22 @@ CIFAR100_SUPERCLASSES: tuple[tuple[int, ...], ...] = (
 )
 
 
-def _frozen(values: Sequence[int]) -> NDArray[np.int64]:
+def _freeze(values: Sequence[int]) -> NDArray[np.int64]:
     array = np.asarray(values, dtype=np.int64)
     array.setflags(write=False)
     return array
 
 
-def _circular(groups: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+def _map_to_next(groups: Sequence[Sequence[int]]) -> NDArray[np.int64]:
     """(C,) int64: each class goes to the next member of its group, the last to the first."""
     following = {member: group[(i + 1) % len(group)] for group in groups for i, member in enumerate(group)}
-    return _frozen([following[member] for member in range(len(following))])
+    return _freeze([following[member] for member in range(len(following))])
 
 
 # (10,) int64: bird to airplane, cat to dog and back, deer to horse, truck to automobile, the others to themselves.
-CIFAR10_MAP: NDArray[np.int64] = _frozen([0, 1, 0, 5, 7, 3, 6, 7, 8, 1])
+CIFAR10_MAP: NDArray[np.int64] = _freeze([0, 1, 0, 5, 7, 3, 6, 7, 8, 1])
 # (100,) int64: the next class inside the super-class, circular (TANGO supplement, asymmetric noise).
-CIFAR100_MAP: NDArray[np.int64] = _circular(CIFAR100_SUPERCLASSES)
+CIFAR100_MAP: NDArray[np.int64] = _map_to_next(CIFAR100_SUPERCLASSES)
 CLASS_MAPS: Mapping[str, NDArray[np.int64]] = MappingProxyType({"cifar10": CIFAR10_MAP, "cifar100": CIFAR100_MAP})
 
 
@@ -70,7 +70,7 @@ class ClassMap:
 
 
 def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) -> ClassMap:
-    """A built-in map (`cifar10`, `cifar100`), `next` (each class to the following one, the last to the first), or a file.
+    """Load a built-in map (`cifar10`, `cifar100`), `next` (each class to the following one, the last to the first), or a file.
 
     The file is JSON, an object of classes with the classes they become, each by id or, where `names` are given, by name;
     a class that it leaves out stays as it is. classes: C; a built-in map brings its own.
@@ -87,24 +87,24 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
                 "class_map",
                 source,
             )
-        return ClassMap(f"next:{classes}", _circular([range(classes)]))
+        return ClassMap(f"next:{classes}", _map_to_next([range(classes)]))
     target = np.arange(classes, dtype=np.int64)
     mapped: set[int] = set()
-    for one, other in _read(Path(source)).items():
-        start, end = (_class_id(str(source), value, classes, names) for value in (one, other))
+    for given, mistaken in _read_map(Path(source)).items():
+        start, end = (_class_id(str(source), value, classes, names) for value in (given, mistaken))
         if start in mapped:
             raise ConfigError(
-                f"class_map={str(source)!r}: {one!r} names class {start} again; map each class once",
+                f"class_map={str(source)!r}: {given!r} names class {start} again; map each class once",
                 "class_map",
                 str(source),
             )
         mapped.add(start)
         target[start] = end
     same = next((name for name, known in CLASS_MAPS.items() if np.array_equal(known, target)), None)
-    return ClassMap(same or f"map:{array_digest({'class_map': target})[:8]}", _frozen(target.tolist()))
+    return ClassMap(same or f"map:{array_digest({'class_map': target})[:8]}", _freeze(target.tolist()))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_map(path: Path) -> dict[str, Any]:
     example = 'write for example {"cat": "dog", "dog": "cat"}'
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -131,10 +131,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _class_id(source: str, value: object, classes: int, names: Sequence[str]) -> int:
-    """The id of a class that is given by name, or by id as a number or a string."""
+    """The id of a class given by name, or by id as a number or a string."""
     if isinstance(value, str):
-        wanted = _plain(value)
-        found = next((i for i, name in enumerate(names) if _plain(name) == wanted), None)
+        wanted = _normalise(value)
+        found = next((i for i, name in enumerate(names) if _normalise(name) == wanted), None)
         if found is not None:
             return found
     if isinstance(value, int | str) and not isinstance(value, bool) and str(value).strip().isdecimal():
@@ -151,5 +151,5 @@ def _class_id(source: str, value: object, classes: int, names: Sequence[str]) ->
     raise ConfigError(f"class_map={source!r}: {value!r} is no class; {known}", "class_map", source)
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
     return " ".join(name.replace("_", " ").split()).casefold()

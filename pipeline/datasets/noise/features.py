@@ -1,4 +1,4 @@
-"""What instance-dependent label noise looks at: rows of an array, a run's embeddings, or thumbnails of the pictures."""
+"""Features for instance-dependent label noise: rows of an array, a run's embeddings, or thumbnails of the pictures."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -18,10 +18,10 @@ from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool
 
-__all__ = ["Features", "digested", "load_features", "load_rows", "thumbnails"]
+__all__ = ["Features", "load_features", "load_rows", "make_thumbnails", "name_with_digest"]
 
-SIDE = 8  # pixels: small enough to hold for a million pictures, enough for colour and layout
-Source = str | Path | NDArray[Any]
+SIDE = 8  # pixels; chosen: 384 MB for a million pictures, enough for colour and layout
+ArraySource = str | Path | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,23 +33,25 @@ class Features:
     known: NDArray[np.bool_]
 
 
-def load_features(source: Source | None, shards: Sequence[Shard], digests: Sequence[str], workers: int = 0) -> Features:
-    """Features of all samples of `shards`, in order.
+def load_features(
+    source: ArraySource | None, shards: Sequence[Shard], digests: Sequence[str], workers: int = 0
+) -> Features:
+    """Load the features of all samples of `shards`, in order.
 
     `source` is an array, an .npy file of one, a folder that `noisegate annotate` wrote from the same shards (`digests`:
     their SHA-256), or None for thumbnails.
     """
     if source is None:
-        return thumbnails(shards, workers)
+        return make_thumbnails(shards, workers)
     if isinstance(source, str | Path) and Path(source).is_dir():
-        return _embeddings(Path(source), shards, digests)
+        return _read_embeddings(Path(source), shards, digests)
     rows = load_rows(source, "features")
     known: NDArray[np.bool_] = np.isfinite(rows).all(axis=1)
-    return Features(digested("array", rows), rows, known)
+    return Features(name_with_digest("array", rows), rows, known)
 
 
-def load_rows(source: Source, setting: str) -> NDArray[Any]:
-    """A matrix of numbers, given as such or as an .npy file; `setting` is named when it is something else."""
+def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
+    """Load a matrix of numbers from an array or an .npy file; errors name `setting`."""
     if isinstance(source, np.ndarray):
         rows = source
     else:
@@ -73,8 +75,8 @@ def load_rows(source: Source, setting: str) -> NDArray[Any]:
     return rows
 
 
-def thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
-    """(N, 192) int16: pictures of 8 x 8 pixels in RGB, less their mean; whole numbers, so that every machine agrees.
+def make_thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
+    """(N, 192) int16: pictures of 8 x 8 pixels in RGB minus their mean; integers, so that every machine agrees.
 
     Without the centring all rows would point the same way, and each class would have one target.
     """
@@ -94,10 +96,10 @@ def thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
     if known.any():
         rows[known] = np.stack([picture.reshape(-1) for picture in pixels if picture is not None])
         rows[known] -= np.rint(rows[known].mean(axis=0)).astype(np.int16)
-    return Features(digested(f"thumbnails-{SIDE}x{SIDE}", rows), rows, known)
+    return Features(name_with_digest(f"thumbnails-{SIDE}x{SIDE}", rows), rows, known)
 
 
-def _embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[str]) -> Features:
+def _read_embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[str]) -> Features:
     run = RunFolder(folder)
     record = run.read_run()
     if record is None:
@@ -128,9 +130,9 @@ def _embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[str]) -
         parts.append(read_embeddings(run.embeddings(shard.stem), "image"))
     rows = np.concatenate(parts)
     known: NDArray[np.bool_] = (rows != 0).any(axis=1)  # a sample that could not be encoded is a row of zeros
-    return Features(digested(str(record["scorer"]["model"]), rows), rows, known)
+    return Features(name_with_digest(str(record["scorer"]["model"]), rows), rows, known)
 
 
-def digested(name: str, rows: NDArray[Any]) -> str:
-    """The name with eight hexadecimal digits of the rows, because they, not their origin, decide the noise."""
+def name_with_digest(name: str, rows: NDArray[Any]) -> str:
+    """The name with 8 hexadecimal digits of the rows, which decide the noise."""
     return f"{name}:{array_digest({'rows': rows})[:8]}"

@@ -1,4 +1,4 @@
-"""Wrong labels in shards: rewrite them with noise by one of the label protocols, and record what was changed."""
+"""Wrong labels in shards: rewrite them by one of the label protocols and record what was changed."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
 from .class_maps import load_class_map
-from .features import Source, digested, load_features, load_rows
+from .features import ArraySource, load_features, load_rows, name_with_digest
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor
 from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
@@ -30,7 +30,7 @@ MAX_CLASSES = 25_000  # transition counts are a matrix: 5 GB at this size
 
 @dataclass(frozen=True)
 class LabelNoiseReport:
-    """What was written: of `samples`, `untouched` could not be changed (no label, no features), `noisy` are wrong now.
+    """What was written: `noisy` of `samples` are wrong now, `untouched` could not be changed (no label, no features).
 
     transitions: (true class, given class, number of samples) for each that occurs among the others.
     """
@@ -53,7 +53,7 @@ class LabelNoiseReport:
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What was read: labels (N,) int64 with -1 for none, each shard's SHA-256, and the classes' number and names."""
+    """What was read: labels (N,) int64 with -1 for none, each shard's SHA-256, number and names of the classes."""
 
     shards: Sequence[Shard]
     labels: NDArray[np.int64]
@@ -68,8 +68,8 @@ class _Data:
 
 
 @dataclass(frozen=True, eq=False)
-class _Made:
-    """The noise of the samples `rows`, and the id of how it was made."""
+class _MadeNoise:
+    """The noise of the samples `rows`, and the id of its protocol."""
 
     identity: str
     rows: NDArray[np.int64]
@@ -86,9 +86,9 @@ def noise_labels(
     classes: int | str | Path | None = None,
     inclusive: bool = False,
     class_map: str | Path | None = None,
-    features: Source | None = None,
+    features: ArraySource | None = None,
     temperature: float | None = None,
-    posteriors: Source | None = None,
+    posteriors: ArraySource | None = None,
     kind: str | None = None,
     factor: float | None = None,
     label_field: str | None = None,
@@ -108,12 +108,12 @@ def noise_labels(
         known = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "labels")
         raise ConfigError(f"protocol={protocol!r}: this does not change labels; use {known}", "protocol", protocol)
     options: dict[str, object] = {"inclusive": inclusive, "class_map": class_map, "temperature": temperature}
-    options |= {"kind": kind, "factor": factor, "features": _shown(features), "posteriors": _shown(posteriors)}
+    options |= {"kind": kind, "factor": factor, "features": _describe(features), "posteriors": _describe(posteriors)}
     check_options(protocol, options)
     if seed < 0:
         raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
     refuse_own_field("label_field", label_field, "label", "true_label")
-    make: Callable[[_Data], _Made]
+    make: Callable[[_Data], _MadeNoise]
     if protocol == "pmd":
         if posteriors is None or kind is None:
             raise _missing(protocol, "posteriors" if posteriors is None else "kind")
@@ -121,31 +121,31 @@ def noise_labels(
             raise ConfigError(
                 f"rate={rate} and factor={factor}: the one follows from the other; give one of them", "factor", factor
             )
-        make = partial(_pmd, posteriors=posteriors, kind=kind, rate=rate, factor=factor, seed=seed)
+        make = partial(_make_pmd, posteriors=posteriors, kind=kind, rate=rate, factor=factor, seed=seed)
     elif rate is None:
         raise _missing(protocol, "rate")
     elif protocol == "symmetric":
-        make = partial(_symmetric, rate=rate, inclusive=inclusive, seed=seed)
+        make = partial(_make_symmetric, rate=rate, inclusive=inclusive, seed=seed)
     elif protocol == "asymmetric":
         if class_map is None:
             raise _missing(protocol, "class_map")
-        make = partial(_asymmetric, class_map=class_map, rate=rate, seed=seed)
+        make = partial(_make_asymmetric, class_map=class_map, rate=rate, seed=seed)
     else:
         make = partial(
-            _instance_dependent, features=features, temperature=temperature, workers=workers, rate=rate, seed=seed
+            _make_instance_dependent, features=features, temperature=temperature, workers=workers, rate=rate, seed=seed
         )
-    data = _read(find_shards(shards), classes, label_field)
+    data = _read_labels(find_shards(shards), classes, label_field)
     return _write(data, make(data), Path(out), label_field)
 
 
-def _symmetric(data: _Data, *, rate: float, inclusive: bool, seed: int) -> _Made:
+def _make_symmetric(data: _Data, *, rate: float, inclusive: bool, seed: int) -> _MadeNoise:
     identity = protocol_id("symmetric", rate=rate, classes=data.classes, inclusive=inclusive, seed=seed)
     rows = np.flatnonzero(data.labelled)
     rng = np.random.default_rng(seed)
-    return _Made(identity, rows, symmetric(data.labels[rows], data.classes, rate, rng, inclusive))
+    return _MadeNoise(identity, rows, symmetric(data.labels[rows], data.classes, rate, rng, inclusive))
 
 
-def _asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -> _Made:
+def _make_asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -> _MadeNoise:
     found = load_class_map(class_map, data.classes, data.names)
     if data.classes_given and len(found.target) != data.classes:
         raise ConfigError(
@@ -156,18 +156,20 @@ def _asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -
         )
     rows = np.flatnonzero(data.labelled)
     identity = protocol_id("asymmetric", rate=rate, class_map=found.name, seed=seed)
-    return _Made(identity, rows, asymmetric(data.labels[rows], found.target, rate, np.random.default_rng(seed)))
+    return _MadeNoise(identity, rows, asymmetric(data.labels[rows], found.target, rate, np.random.default_rng(seed)))
 
 
-def _instance_dependent(
-    data: _Data, *, features: Source | None, temperature: float | None, workers: int, rate: float, seed: int
-) -> _Made:
+def _make_instance_dependent(
+    data: _Data, *, features: ArraySource | None, temperature: float | None, workers: int, rate: float, seed: int
+) -> _MadeNoise:
     found = load_features(features, data.shards, data.digests, workers)
     _check_rows("features", len(found.rows), len(data.labels))
     rows = np.flatnonzero(data.labelled & found.known)
     if not len(rows):
         raise ConfigError(
-            "features: no sample has both a label and features; give another --features", "features", _shown(features)
+            "features: no sample has both a label and features; give another --features",
+            "features",
+            _describe(features),
         )
     settings = {"temperature": "auto" if temperature is None else temperature}
     identity = protocol_id(
@@ -176,10 +178,12 @@ def _instance_dependent(
     noise = instance_dependent(
         data.labels[rows], found.rows[rows], data.classes, rate, np.random.default_rng(seed), temperature
     )
-    return _Made(identity, rows, noise)
+    return _MadeNoise(identity, rows, noise)
 
 
-def _pmd(data: _Data, *, posteriors: Source, kind: str, rate: float | None, factor: float | None, seed: int) -> _Made:
+def _make_pmd(
+    data: _Data, *, posteriors: ArraySource, kind: str, rate: float | None, factor: float | None, seed: int
+) -> _MadeNoise:
     eta = load_rows(posteriors, "posteriors")
     _check_rows("posteriors", len(eta), len(data.labels))
     if data.classes_given and eta.shape[1] != data.classes:
@@ -192,11 +196,11 @@ def _pmd(data: _Data, *, posteriors: Source, kind: str, rate: float | None, fact
     used = eta[rows]
     if factor is None:
         factor = 1.0 if rate is None else pmd_factor(used, kind, rate)
-    identity = protocol_id("pmd", kind=kind, posteriors=digested("array", eta), factor=factor, seed=seed)
-    return _Made(identity, rows, pmd(data.labels[rows], used, kind, np.random.default_rng(seed), factor))
+    identity = protocol_id("pmd", kind=kind, posteriors=name_with_digest("array", eta), factor=factor, seed=seed)
+    return _MadeNoise(identity, rows, pmd(data.labels[rows], used, kind, np.random.default_rng(seed), factor))
 
 
-def _read(shards: Sequence[Shard], classes: int | str | Path | None, field: str | None) -> _Data:
+def _read_labels(shards: Sequence[Shard], classes: int | str | Path | None, field: str | None) -> _Data:
     labels: list[int] = []
     digests: list[str] = []
     problem = "the shards hold no samples"
@@ -217,12 +221,12 @@ def _read(shards: Sequence[Shard], classes: int | str | Path | None, field: str 
         raise ConfigError(
             f"none of {len(array):,} samples in {len(shards)} shards has a label; {problem}", "label_field", field
         )
-    count, names = _classes(classes, int(array.max()) + 1)
+    count, names = _count_classes(classes, int(array.max()) + 1)
     return _Data(shards, array, digests, count, names, classes is not None)
 
 
 def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
-    """A truth that is known and is another than the label would be lost, and the label would be taken for the truth."""
+    """Refuse a sample whose clean_label is another class: the label would be recorded as the truth, and the truth lost."""
     if b'"clean_label"' not in raw.parts.get("json", b""):
         return
     true = json_record(raw).get("clean_label")
@@ -240,7 +244,7 @@ def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
         )
 
 
-def _classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[str, ...]]:
+def _count_classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[str, ...]]:
     """How many classes there are, and their names where they are known."""
     if isinstance(classes, str) and classes.isdecimal():
         classes = int(classes)
@@ -258,7 +262,7 @@ def _classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[st
     return count, names
 
 
-def _write(data: _Data, made: _Made, out: Path, field: str | None) -> LabelNoiseReport:
+def _write(data: _Data, made: _MadeNoise, out: Path, field: str | None) -> LabelNoiseReport:
     labels = data.labels.copy()
     labels[made.rows] = made.noise.labels
     noisy = labels != data.labels
@@ -294,8 +298,8 @@ def _missing(protocol: str, name: str) -> ConfigError:
     return ConfigError(f"{name}: {protocol} needs it; give for example {name}={example!r}", name, None)
 
 
-def _shown(source: Source | None) -> str | None:
-    """A source as a message would name it: an array is too long."""
+def _describe(source: ArraySource | None) -> str | None:
+    """A source as messages name it."""
     return "an array" if isinstance(source, np.ndarray) else None if source is None else str(source)
 
 

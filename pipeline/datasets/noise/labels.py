@@ -1,4 +1,4 @@
-"""Wrong labels made on purpose, by class: symmetric, asymmetric, instance dependent. By posterior: `pmd`."""
+"""Wrong labels made on purpose: symmetric, asymmetric and instance-dependent noise. By posterior: `pmd`."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .protocols import check_rate, count_chosen
 
 __all__ = ["LabelNoise", "asymmetric", "check_labels", "instance_dependent", "symmetric"]
 
-ROWS_AT_ONCE = 16_384  # rows times classes of float64 scores are held at once: 131 MB for 1,000 classes
+ROWS_AT_ONCE = 16_384  # with 1,000 classes the float64 scores take 131 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class LabelNoise:
 
     @classmethod
     def between(cls, true: NDArray[np.int64], given: NDArray[np.int64], classes: int) -> "LabelNoise":
-        """What happened on the way from the true labels to the given ones.
+        """The noise by which the true labels became the given ones.
 
         >>> LabelNoise.between(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).transitions.tolist()
         [[1, 1], [0, 1]]
@@ -165,7 +165,7 @@ def instance_dependent(
 
 
 def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
-    """(N,) int64 class ids, all below `classes`; the number is never guessed, for the last class may be absent."""
+    """(N,) int64 class ids, checked to lie below `classes`, which is never guessed: the last class may be absent."""
     array = np.asarray(labels)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         raise ConfigError(
@@ -196,7 +196,7 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
 
 
 def _truncated_normal(mean: float, deviation: float, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(size,) float64 in [0, 1]; what falls outside is drawn again."""
+    """(size,) float64 in [0, 1]; values outside are drawn again."""
     if mean in (0.0, 1.0) or deviation == 0:
         return np.full(size, mean)
     values = rng.normal(mean, deviation, size)

@@ -1,4 +1,4 @@
-"""The noise protocols by name, and an id that says exactly which noise a table, a run or a figure was made with."""
+"""The noise protocols by name, ids that say exactly which noise was used, and noise rates."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ class Protocol:
         return {name: _value(name, given.get(name, default)) for name, default in self.parameters.items()}
 
 
-# A class map, features or posteriors enter an id as a name of theirs: the map's name, a digest, a file.
+# A class map, features or posteriors enter an id by name: the map's name, a digest, a file.
 EXAMPLES: Mapping[str, Value] = MappingProxyType(
     {
         "rate": 0.4,
@@ -137,7 +137,7 @@ def find_protocol(name: str) -> Protocol:
 
 
 def check_options(name: str, given: Mapping[str, object]) -> None:
-    """Refuse an option that another protocol has; None and False count as not given.
+    """Refuse an option that only other protocols have; None and False count as not given.
 
     >>> check_options("symmetric", {"rate": 0.4, "inclusive": True, "class_map": None, "derange": False})
     """
@@ -185,14 +185,14 @@ def _value(name: str, value: object) -> Value:
 
 
 def check_rate(rate: float) -> float:
-    """The rate itself, once it is known to lie in [0, 1]."""
+    """The rate as a float, checked to lie in [0, 1]."""
     if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
         raise ConfigError(f"rate={rate!r}: a noise rate lies between 0 and 1, for example rate=0.4", "rate", rate)
     return float(rate)
 
 
 def count_chosen(rate: float, count: int) -> int:
-    """int(rate * count), of the decimal rate that was written: 0.29 of 100 is 29, where floats alone give 28.
+    """int(rate * count) of the decimal rate as written: 0.29 of 100 is 29, where floats alone give 28.
 
     >>> count_chosen(0.29, 100), int(0.29 * 100)
     (29, 28)

@@ -1,4 +1,4 @@
-"""Known noise in shards: rewrite them with wrong captions and record, sample by sample, what was changed."""
+"""Wrong captions in shards: rewrite them and record, sample by sample, what was changed."""
 
 import hashlib
 import json
@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 TRUTH_FILE = "noise.parquet"
-OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # of the json, written with the noise
+OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # json fields that record the noise
 
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """What was written: `noisy` of `samples` are wrong now, `untouched` had nothing that could be changed."""
+    """What was written: `noisy` of `samples` are wrong now, `untouched` had no caption."""
 
     out: str
     protocol: str
@@ -76,7 +76,7 @@ def noise_captions(
     if seed < 0:
         raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
     found = find_shards(shards)
-    captions, images = _captions(found, text_field)
+    captions, images = _read_captions(found, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
     shuffle = shuffle_captions if protocol == "shuffle-captions" else shuffle_images
     moved = shuffle(images[usable], rate, np.random.default_rng(seed), derange)
@@ -142,21 +142,22 @@ def rewrite_shards(
     return [str(target) for target in targets.values()]
 
 
-def _captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | None], NDArray[np.int64]]:
-    """Captions (None where there is none) and picture ids; samples with the same picture share an id."""
+def _read_captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | None], NDArray[np.int64]]:
+    """Read captions (None where there is none) and picture ids (N,); samples with the same picture share an id."""
     captions: list[str | None] = []
     problem = ""
     ids: dict[bytes, int] = {}
     images: list[int] = []
-    for shard, raw in ((one, raw) for one in shards for raw in ShardReader(one)):
-        refuse_noisy(raw, shard)
-        try:
-            captions.append(decode_text(raw.parts, field, Limits()))
-        except BadSample as error:
-            captions.append(None)
-            problem = problem or str(error)
-        picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
-        images.append(ids.setdefault(picture, len(ids)))
+    for shard in shards:
+        for raw in ShardReader(shard):
+            refuse_noisy(raw, shard)
+            try:
+                captions.append(decode_text(raw.parts, field, Limits()))
+            except BadSample as error:
+                captions.append(None)
+                problem = problem or str(error)
+            picture = hashlib.sha256(raw.image if raw.image is not None else f"none {len(images)}".encode()).digest()
+            images.append(ids.setdefault(picture, len(ids)))
     if not captions:
         raise ConfigError(f"the {len(shards)} shards hold no samples", "shards", None)
     if all(caption is None for caption in captions):
@@ -167,7 +168,7 @@ def _captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str | No
 
 
 def refuse_noisy(raw: RawSample, shard: Shard) -> None:
-    """Noise on noise would lose the record of the first."""
+    """Refuse a sample that is noisy already: the record of the first noise would be lost."""
     if b'"noise_protocol"' in raw.parts.get("json", b""):
         raise ConfigError(
             f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards",
@@ -177,7 +178,7 @@ def refuse_noisy(raw: RawSample, shard: Shard) -> None:
 
 
 def refuse_own_field(setting: str, field: str | None, what: str, example: str) -> None:
-    """What is to be spoilt cannot lie where the record of the noise goes: one of the two would be lost."""
+    """Refuse a caption or label in a field where the noise is recorded: one of the two would be lost."""
     if field in OWN_FIELDS:
         raise ConfigError(
             f"{setting}={field!r}: the noise writes this field itself, and the right {what} would be lost; write shards "
@@ -192,5 +193,5 @@ def json_record(raw: RawSample) -> dict[str, Any]:
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
     except (ValueError, RecursionError):
-        record = {}  # a broken json is replaced by one that holds the mask
+        record = {}  # a broken json is replaced by one with the record of the noise
     return record if isinstance(record, dict) else {}

@@ -1,4 +1,7 @@
-"""Drawn scenes with captions: data that any machine can make for itself, where the truth about each pair is known."""
+"""Drawn scenes with captions: data that any machine can make, where the truth about each pair is known.
+
+`scene` has the facts of a scene, `draw` its pixels, `caption` its words; `shards` writes many of them.
+"""
 
 from .caption import caption
 from .draw import draw

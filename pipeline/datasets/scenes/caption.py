@@ -1,4 +1,4 @@
-"""Words for a scene: the same facts in many wordings, from a vocabulary of about seventy words."""
+"""Captions for a scene: the same facts in many wordings, from about seventy words."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ _COMPANIONS = (" and {}", " with {}")
 
 
 def caption(scene: Scene, rng: np.random.Generator) -> str:
-    """Tell shape, colour, size, position, count and background; a companion is told of half the time.
+    """Describe shape, colour, size, position, count and background; a companion is mentioned half the time.
 
     >>> from noisegate.pipeline.datasets.scenes.scene import Group
     >>> caption(Scene(Group("circle", "red", "large", "left", 2), "white"), np.random.default_rng(0))

@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Scene:
-    """A scene; `seed` fixes what no caption tells: exact places, tilts and shades.
+    """A scene; `seed` fixes what no caption mentions: exact places, tilts and shades.
 
     The companion is a single small object that shares neither shape, colour nor position with the main group, so no
     sentence about the main group can be true of it.

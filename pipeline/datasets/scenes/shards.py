@@ -1,4 +1,4 @@
-"""Scenes as webdataset shards."""
+"""Write scenes as shards."""
 
 import io
 import itertools
@@ -17,13 +17,13 @@ from .caption import caption
 from .draw import draw
 from .scene import changed_attributes, class_names, hard_negative, random_scene, scene_class
 
-_WRITTEN = 1  # sets these streams apart from those of training, which are seeded with (seed, index) alone
+_WRITTEN = 1  # a third seed number: training of the embedded model uses (seed, index) alone
 
 
 def scene_rng(seed: int, index: int) -> np.random.Generator:
-    """Give the generator of scene `index`: it depends on nothing else, so any part of a set can be made alone.
+    """The generator of scene `index`, so that any part of a set can be made alone.
 
-    No seed gives scenes that the embedded estimator was trained on; those have generators of their own.
+    No seed gives scenes that the embedded estimator was trained on.
     """
     return np.random.default_rng([seed, index, _WRITTEN])
 

@@ -25,7 +25,7 @@ from noisegate.pipeline.datasets.noise import (
     symmetric,
 )
 from noisegate.pipeline.datasets.noise.class_maps import load_class_map
-from noisegate.pipeline.datasets.noise.features import thumbnails
+from noisegate.pipeline.datasets.noise.features import make_thumbnails
 from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport, noise_labels
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.custom import CustomEstimator
@@ -266,7 +266,7 @@ def pictured(tmp_path: Path) -> Path:
 
 
 def test_thumbnails_are_small_centred_and_missing_where_there_is_no_picture(pictured: Path) -> None:
-    found = thumbnails(find_shards(pictured))
+    found = make_thumbnails(find_shards(pictured))
     assert found.rows.shape == (100, 192)
     assert np.flatnonzero(~found.known).tolist() == [70]
     assert not found.rows[70].any()
@@ -286,7 +286,7 @@ def test_without_features_the_noise_follows_the_pictures(pictured: Path, tmp_pat
     assert after["s00070"]["png"] == b"no picture"
     wanted = instance_dependent(
         np.delete(labels_of(pictured), 70),
-        np.delete(thumbnails(find_shards(pictured)).rows, 70, axis=0),
+        np.delete(make_thumbnails(find_shards(pictured)).rows, 70, axis=0),
         CLASSES,
         1,
         np.random.default_rng(0),
