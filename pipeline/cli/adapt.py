@@ -25,7 +25,10 @@ def adapt(
     pretrained: Pretrained = None,
     device: Device = "auto",
     pairs: Annotated[
-        int, typer.Option("--pairs", help="Pairs to read, the first ones; 10,000 of 224 px take 1.5 GB of memory.")
+        int,
+        typer.Option(
+            "--pairs", help="Number of pairs to read, from the start; 10,000 of 224 px take 1.5 GB of memory."
+        ),
     ] = 10_000,
     keep: Annotated[
         float,
@@ -33,13 +36,13 @@ def adapt(
             "--keep", help="Train on pairs that are clean with a probability above this (.95 for class prompts)."
         ),
     ] = 0.8,
-    steps: Annotated[int, typer.Option("--steps", help="Steps of AdamW.", rich_help_panel=TRAINING)] = 100,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs in a step.", rich_help_panel=TRAINING)] = 128,
+    steps: Annotated[int, typer.Option("--steps", help="Number of steps of AdamW.", rich_help_panel=TRAINING)] = 100,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs per step.", rich_help_panel=TRAINING)] = 128,
     learning_rate: Annotated[
         float, typer.Option("--lr", help="Highest learning rate.", rich_help_panel=TRAINING)
     ] = 1e-5,
     weight_decay: Annotated[
-        float, typer.Option("--weight-decay", help="Of the weight matrices.", rich_help_panel=TRAINING)
+        float, typer.Option("--weight-decay", help="Weight decay of the weight matrices.", rich_help_panel=TRAINING)
     ] = 0.2,
     workers: Workers = None,
     seed: Seed = 0,
@@ -52,10 +55,10 @@ def adapt(
 
     [cyan]noisegate annotate 'data/{000000..000099}.tar' --model local-dir:adapted --out tables[/]
 
-    Clean are the pairs of small loss, by a mixture of two Gaussians. For open_clip models: embedded, a name with
-    --pretrained, hf-hub: or local-dir:. Worth it where your pictures or captions are unlike those of the web; look
-    whether the loss on held-out pairs falls. β is measured anew, because the embeddings move; annotate takes that of auto,
-    unless --beta says otherwise.
+    Pairs with a small loss count as clean, by a mixture of two Gaussians. Works for open_clip models: embedded, a name with
+    --pretrained, hf-hub: or local-dir:. Worth a try if your pictures or captions differ from those of the web; check that
+    the loss on held-out pairs falls. β is measured again, because the embeddings change; annotate uses auto unless --beta is
+    given.
     """
     from noisegate.pipeline.system.progress import progress_for
     from noisegate.pipeline.tools.adapt import Tuning

@@ -18,12 +18,14 @@ def calibrate(
     shards: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Shards to look at; without them only the model's own β (random_inputs).", show_default=False
+            help="Shards to measure; without them only the model's own β (random_inputs).", show_default=False
         ),
     ] = None,
     model: Model = "embedded",
     pretrained: Pretrained = None,
-    samples: Annotated[int, typer.Option(min=20, help="Pairs to read from the shards, the first ones.")] = 2_000,
+    samples: Annotated[
+        int, typer.Option(min=20, help="Number of pairs to read, from the start of the shards.")
+    ] = 2_000,
     text_field: TextField = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -32,7 +34,7 @@ def calibrate(
     seed: Seed = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print β with its deviation, sample size and 95 % interval for each mode, and which one `auto` takes.
+    """Print β with its deviation, sample size and 95 % interval for each mode, and the one that `auto` chooses.
 
     [cyan]noisegate calibrate --model ViT-B-32 --pretrained openai[/]
 

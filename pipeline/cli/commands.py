@@ -1,4 +1,4 @@
-"""All commands of `noisegate`, and what their errors become."""
+"""All commands of `noisegate`; errors become one message and an exit code."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ from .help_layout import Group, arrange, flowing
 
 __all__ = ["app", "main"]
 
-# What a second run of a command that was stopped finds of the first; of all other commands, nothing.
+# how to resume a command that was stopped; all others start over
 STOPPED = {
     "annotate": "run the same command again, without --overwrite, and it goes on",
     "score-embeddings": "run the same command again, without --overwrite: a neighbour search goes on, the rest starts over",
@@ -95,7 +95,7 @@ for module in (
     doctor,
 ):
     module.register(app)
-for package in entry_points(group="noisegate.commands"):  # service and trainers, which this package must not know
+for package in entry_points(group="noisegate.commands"):  # of service and trainers, which pipeline must not import
     package.load().register(app)
 arrange(app)
 
@@ -117,31 +117,31 @@ def _options(
 
 
 def main() -> None:
-    """Run the command; what goes wrong on purpose becomes one message, not a traceback."""
+    """Run the command; print a NoisegateError as one message, without a traceback."""
     os.environ.setdefault("WDS_SECURE", "1")
     try:
         app()
     except NoisegateError as error:
         _fail(str(error), 130 if isinstance(error, StoppedError) else 2)
     except KeyboardInterrupt:
-        _fail(_how_to_go_on(), 130)
+        _fail(_resume_hint(), 130)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer and rich both make a plain 1 of it
-            _nobody_reads()
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
+            _exit_on_closed_pipe()
         if end.code != 130:
             raise
-        _fail(_how_to_go_on(), 130)  # typer's own code for Ctrl-C, which it leaves without a word
+        _fail(_resume_hint(), 130)  # typer's exit code for Ctrl-C, which it does not explain
     except BrokenPipeError:
-        _nobody_reads()
+        _exit_on_closed_pipe()
 
 
-def _how_to_go_on() -> str:
+def _resume_hint() -> str:
     return STOPPED.get(next((word for word in sys.argv[1:] if not word.startswith("-")), ""), STARTS_OVER)
 
 
-def _nobody_reads() -> None:
-    """Whoever read the output went away; end as a program that the signal of that had killed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has somewhere to go
+def _exit_on_closed_pipe() -> None:
+    """The reader of the output has closed the pipe; exit with the code of SIGPIPE."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output must not raise again
     sys.exit(141)
 
 

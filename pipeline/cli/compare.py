@@ -22,11 +22,13 @@ def register(app: typer.Typer) -> None:
 def compare(
     first: Annotated[Path, typer.Argument(help="A folder of tables.", show_default=False)],
     second: Annotated[Path, typer.Argument(help="Another one, over the same shards.", show_default=False)],
-    top: Annotated[int, typer.Option("--top", min=0, help="Samples to list that they disagree on most.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=0, help="Number of samples to list that they disagree on most.")
+    ] = 10,
     seed: Seed = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Two runs over the same data, by another model, β or method: do they rank and cut alike, and where do they not?
+    """Compare two runs over the same data, with another model, β or method: how they rank and cut, and where they differ.
 
     [cyan]noisegate compare tables-vit-b32 tables-vit-l14 --top 20[/]
     """
@@ -39,7 +41,7 @@ def compare(
 
 
 def print_comparison(found: "Comparison", output: Output) -> None:
-    """Correlations, the cuts against one another, and the samples they disagree on."""
+    """Print correlations, agreement of the cuts, and the samples they disagree on."""
     output.say(f"A: [cyan]{escape(found.first)}[/], {found.rows[0]:,} rows")
     output.say(f"B: [cyan]{escape(found.second)}[/], {found.rows[1]:,} rows")
     over = "all of them" if found.compared == found.matched else f"a seeded sample of {found.compared:,}"

@@ -35,7 +35,7 @@ def convert(
         str | None,
         typer.Option(
             "--layout",
-            help="features, annotations, karpathy or table, where a source has several (default: the first).",
+            help="features, annotations, karpathy or table, if a source has several (default: the first).",
             show_default=False,
             rich_help_panel=CAPTIONS,
         ),
@@ -64,14 +64,14 @@ def convert(
         Path | None,
         typer.Option(
             "--images",
-            help="Folder of the pictures, where it is not in the source.",
+            help="Folder of the pictures, if it is not in the source.",
             show_default=False,
             rich_help_panel=CAPTIONS,
         ),
     ] = None,
     float16: Annotated[
         bool,
-        typer.Option("--float16", help="Features in half the bytes.", rich_help_panel=CAPTIONS),
+        typer.Option("--float16", help="Store features as float16, in half the bytes.", rich_help_panel=CAPTIONS),
     ] = False,
     labels: Annotated[
         str | None,
@@ -86,7 +86,7 @@ def convert(
         Path | None,
         typer.Option(
             "--label-file",
-            help="cifar10n, cifar100n: CIFAR-N's file, where it is not in the source.",
+            help="cifar10n, cifar100n: CIFAR-N's file, if it is not in the source.",
             show_default=False,
             rich_help_panel=LABELS,
         ),
@@ -95,19 +95,22 @@ def convert(
         int | None,
         typer.Option(
             "--classes",
-            help="webvision: the first so many (default: 50, mini-WebVision).",
+            help="webvision: number of classes to keep, from the first (default: 50, mini-WebVision).",
             show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
     check: Annotated[
-        str, typer.Option("--check", help="Of pictures: header (quick), or full decoding.", rich_help_panel="Shards")
+        str,
+        typer.Option(
+            "--check", help="Check pictures by their header (quick), or by full decoding.", rich_help_panel="Shards"
+        ),
     ] = "header",
     samples: Annotated[
-        int, typer.Option("--shard-samples", help="Most samples of a shard.", rich_help_panel="Shards")
+        int, typer.Option("--shard-samples", help="Largest number of samples in a shard.", rich_help_panel="Shards")
     ] = 1_000,
     megabytes: Annotated[
-        int, typer.Option("--shard-mb", help="Most megabytes of a shard.", rich_help_panel="Shards")
+        int, typer.Option("--shard-mb", help="Largest size of a shard in MB.", rich_help_panel="Shards")
     ] = 500,
     quiet: Quiet = False,
     as_json: JsonOption = False,
@@ -122,9 +125,9 @@ def convert(
 
     [cyan]noisegate convert food101n food-101 --split test --out food101n/test[/]
 
-    Picture files keep their bytes. Each sample's json has the image's id and what is known of the truth (noisy, clean_label),
+    Picture files are copied unchanged. Each sample's json has the image's id and the known truth (noisy, clean_label),
     which `noisegate evaluate` reads; classes.txt beside the shards is for --classes of `noisegate annotate`. A sample that
-    cannot be read is left out and listed in _bad_samples.jsonl. Stopped, the same command goes on.
+    cannot be read is left out and listed in _bad_samples.jsonl. If stopped, run the same command again to go on.
     """
     from noisegate.pipeline.datasets.convert.job import convert as run
 

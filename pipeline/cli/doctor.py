@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Say what is installed, which devices there are, what a run would use by itself, and what is wrong.
+    """Print what is installed, which devices there are, what a run would use by default, and what is wrong.
 
     [cyan]noisegate doctor[/]
 

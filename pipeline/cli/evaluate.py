@@ -29,13 +29,13 @@ def evaluate(
         str | None,
         typer.Option(
             "--what",
-            help="pairs or labels (default: what was made noisy; where that is not known, labels if the run scored them).",
+            help="pairs or labels (default: what was made noisy; if that is unknown, labels if the run scored them).",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge the scores of a run by the truth, where it is known.
+    """Compare the scores of a run with the known truth.
 
     [cyan]noisegate evaluate tables[/]
 

@@ -33,7 +33,9 @@ def export(
     ],
     where: Annotated[
         str | None,
-        typer.Option("--where", help="Keep rows for which this holds, over the table's columns.", show_default=False),
+        typer.Option(
+            "--where", help="Keep the rows for which this rule over the table's columns is true.", show_default=False
+        ),
     ] = None,
     columns: Annotated[
         str | None,
@@ -55,7 +57,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Carry the result to other tools: all rows, or those that a rule keeps.
+    """Write the result for other tools: all rows, or those that a rule keeps.
 
     [cyan]noisegate export tables --as shards --where "clean_probability > 0.9" --out kept[/]
 
@@ -66,7 +68,7 @@ def export(
     [cyan]noisegate export tables --as datasets --where "clean and not flags like 'duplicate_of:%'" --out dataset[/]
 
     A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
-    and + - * / %. Text stands in quotes; 'word' in flags looks into the flags; what is null never holds.
+    and + - * / %. Text is quoted; 'word' in flags searches the flags; a comparison with null is false.
     """
     from noisegate.pipeline.export import export as run
     from noisegate.pipeline.export.shards import parse_added_columns

@@ -1,4 +1,4 @@
-"""How help looks: commands in groups by what one wants to do, flags without a type, arguments in capitals."""
+"""Layout of the help: commands in groups by purpose, flags without a type, arguments in capitals."""
 
 import inspect
 from typing import Any
@@ -20,17 +20,17 @@ EXAMPLE = "[cyan]"
 
 
 class _Plain:
-    """Shows no type for options that take no value: `--draft <bool>` looks as if it took one."""
+    """Shows no type for options without a value: `--draft <bool>` looks as if it took one."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in found:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
             if parameter.metavar is None:
                 if parameter.param_type_name == "argument":
                     parameter.metavar = parameter.name.upper()
                 elif parameter.is_flag:
                     parameter.metavar = ""
-        return found
+        return parameters
 
 
 class Command(_Plain, TyperCommand):
@@ -42,7 +42,7 @@ class Group(_Plain, TyperGroup):
 
 
 def arrange(app: typer.Typer) -> None:
-    """Put every registered command into its group, in the order of `GROUPS`; one of another package stays at the end."""
+    """Put every registered command into its group, in the order of `GROUPS`; unknown ones come last."""
     group_of = {name: group for group, names in GROUPS.items() for name in names}
     order = list(group_of)
     app.registered_commands.sort(key=lambda c: order.index(c.name) if c.name in group_of else len(order))
@@ -54,10 +54,12 @@ def arrange(app: typer.Typer) -> None:
 
 
 def flowing(text: str) -> str:
-    """Help from a docstring: sentences flow to the terminal's width, examples stand one under the other behind a $."""
-    found = ""
+    """Help from a docstring: paragraphs fill the terminal's width, examples are listed after a $."""
+    help_text = ""
     for part in inspect.cleandoc(text).split("\n\n"):
         example = part.startswith(EXAMPLE)
-        after_example = found.rpartition("\n")[2].startswith("$")
-        found += ("\n" if example and after_example else "\n\n") + ("$ " if example else "") + " ".join(part.split())
-    return found.strip()
+        after_example = help_text.rpartition("\n")[2].startswith("$")
+        help_text += (
+            ("\n" if example and after_example else "\n\n") + ("$ " if example else "") + " ".join(part.split())
+        )
+    return help_text.strip()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Seed, Shards
+from .options import Seed, Shards, option
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
@@ -34,23 +34,17 @@ def noise(
     ] = "shuffle-captions",
     rate: Annotated[
         float | None,
-        typer.Option("--rate", "-r", help="Share to spoil, 0 to 1. All need it but pmd.", show_default=False),
+        typer.Option("--rate", "-r", help="Share to make wrong, 0 to 1. Required except for pmd.", show_default=False),
     ] = None,
     derange: Annotated[
         bool,
         typer.Option(
-            "--derange", help="Let no caption stay by chance: exactly the rate.", rich_help_panel="Wrong captions"
-        ),
-    ] = False,
-    text_field: Annotated[
-        str | None,
-        typer.Option(
-            "--text-field",
-            help="JSON field with the caption (default: part txt, then caption, text).",
-            show_default=False,
+            "--derange",
+            help="Let no caption keep its place by chance, so that the rate is exact.",
             rich_help_panel="Wrong captions",
         ),
-    ] = None,
+    ] = False,
+    text_field: Annotated[str | None, option("text_field", rich_help_panel="Wrong captions")] = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -92,7 +86,7 @@ def noise(
         float | None,
         typer.Option(
             "--temperature",
-            help="instance-dependent: lower makes one target surer (default: the features' mean length).",
+            help="instance-dependent: a lower value makes one target more likely (default: the features' mean length).",
             show_default=False,
             rich_help_panel=LABELS,
         ),
@@ -118,15 +112,7 @@ def noise(
             rich_help_panel=LABELS,
         ),
     ] = None,
-    label_field: Annotated[
-        str | None,
-        typer.Option(
-            "--label-field",
-            help="JSON field with the class number (default: part cls, then label, cls).",
-            show_default=False,
-            rich_help_panel=LABELS,
-        ),
-    ] = None,
+    label_field: Annotated[str | None, option("label_field", rich_help_panel=LABELS)] = None,
     seed: Seed = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -143,8 +129,8 @@ def noise(
     [cyan]noisegate noise 'clean/*.tar' --protocol pmd --kind II --posteriors p.npy --rate 0.35 --out noisy[/]
 
     The mask is in each sample's json (field noisy; for labels also clean_label) and in noise.parquet;
-    `noisegate evaluate` reads either. Every protocol has an id with all its settings, so that two figures can be
-    compared: the same id on the same shards is the same noise.
+    `noisegate evaluate` reads either. Every protocol has an id with all its settings: the same id on the same shards gives
+    the same noise, so results can be compared.
     """
     from noisegate.pipeline.datasets.noise.label_shards import noise_labels
     from noisegate.pipeline.datasets.noise.protocols import check_options, find_protocol

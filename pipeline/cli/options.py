@@ -24,7 +24,6 @@ __all__ = [
     "BatchSize",
     "Device",
     "Draft",
-    "DropEmbeddings",
     "Dtype",
     "Folder",
     "K",
@@ -120,7 +119,6 @@ Draft = Annotated[bool, option("draft")]
 TextField = Annotated[str | None, option("text_field")]
 Workers = Annotated[int | None, option("workers")]
 Task = Annotated[str, option("tasks")]
-DropEmbeddings = Annotated[bool, option("keep_embeddings")]
 Seed = Annotated[int, option("seed")]
 
 AnchorVectors = Annotated[Path | None, typer.Option("--anchors", help="Text anchors, .npy (A, d).", show_default=False)]

@@ -1,4 +1,4 @@
-"""How commands print: tables for people on standard output, or one JSON object there and all else on standard error."""
+"""How commands print: tables on standard output, or one JSON object there and all else on standard error."""
 
 import json
 import math
@@ -19,19 +19,19 @@ from rich.text import Text
 __all__ = ["JsonOption", "Output", "escape", "number", "percent", "program", "why"]
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, all else on standard error.")
+    bool, typer.Option("--json", help="Print one JSON object on standard output, everything else on standard error.")
 ]
 
 
 class Output:
-    """Prints for people, or with `as_json` as a program wants it."""
+    """Prints tables and text, or with `as_json` one JSON object."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.console = Console(stderr=as_json, highlight=False, soft_wrap=False)
 
     def table(self, title: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:
-        """A two- or more-column table; numbers are expected as text and stand to the right."""
+        """Print a table; from three columns on, all but the first are right-aligned."""
         headed = any(columns)
         table = Table(
             title=Text(title), title_justify="left", title_style="bold", show_header=headed, box=None, pad_edge=False
@@ -40,25 +40,25 @@ class Output:
             right = i > 0 and len(columns) > 2
             table.add_column(name, justify="right" if right else "left", overflow="fold", style="" if i else "cyan")
         for row in rows:
-            table.add_row(*map(Text, row))  # names in it may hold brackets, which are no markup
+            table.add_row(*map(Text, row))  # names may have brackets, which are not markup
         self.console.print(table)
         self.console.print()
 
     def say(self, text: str) -> None:
-        """A line of text as it is; rich markup is honoured, so names from outside go through `escape`."""
+        """Print one line; rich markup is interpreted, so `escape` names from outside."""
         self.console.print(text, soft_wrap=True)
 
     def tell(self, text: str) -> None:
-        """A sentence: broken between words on a terminal, one line elsewhere; markup as in `say`."""
+        """Print a sentence: wrapped on a terminal, one line elsewhere; markup as in `say`."""
         self.console.print(text, soft_wrap=not self.console.is_terminal)
 
     def note(self, text: str) -> None:
-        """What goes on, for whoever watches; never in the way of the results."""
+        """Print progress to standard error."""
         print(text, file=sys.stderr, flush=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Something that takes a while: a spinner where somebody looks, one line where something records."""
+        """Show a spinner on a terminal, or print one line, while the block runs."""
         if sys.stderr.isatty():
             with Console(stderr=True).status(Text(text)):
                 yield
@@ -67,14 +67,14 @@ class Output:
             yield
 
     def result(self, values: Mapping[str, Any]) -> None:
-        """The JSON object, when one was asked for."""
+        """Print the JSON object, if `as_json`."""
         if self.as_json:
             json.dump(_finite(values), sys.stdout, ensure_ascii=False)
             sys.stdout.write("\n")
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity are not JSON."""
+    """Replace NaN and infinity, which are not JSON, by None."""
     if isinstance(value, Mapping):
         return {str(k): _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -93,14 +93,14 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def why(reason: str) -> str:
-    """The reason for a β in words; `crossing` is what a table records for the plain case of `intersection`."""
+    """The reason for a β in words; tables record `crossing` for the plain case of `intersection`."""
     if reason in ("", "crossing"):
         return "where right and shuffled pairs are equally dense" if reason else "–"
     return reason.removesuffix("; crossing")
 
 
 def program(*arguments: str) -> str:
-    """A command line of noisegate that works where this one was typed: by its path unless the shell finds it by name."""
+    """A command line of noisegate that works in the user's shell: by name if the shell finds it, else by path."""
     script = Path(sys.argv[0])
     by_name = shutil.which(script.name)
     if script.name == "__main__.py":

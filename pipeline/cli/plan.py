@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards, TextField, Workers
+from noisegate.pipeline.settings import DecodeOptions, read_tasks
+
+from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards, Task, TextField, Workers
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ def plan(
     shards: Shards,
     model: Model = "embedded",
     pretrained: Pretrained = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure, beside loading the model.")] = 10.0,
-    task: Annotated[str, typer.Option("--task", help="pairs, labels or pairs,labels.")] = "pairs",
+    seconds: Annotated[float, typer.Option(help="Seconds to measure, after loading the model.")] = 10.0,
+    task: Task = "pairs",
     k: Annotated[
         int | None,
         typer.Option("--k", min=1, help="Neighbours per row, for labels (default: 200).", show_default=False),
@@ -33,12 +35,12 @@ def plan(
         list[str] | None,
         typer.Option(
             "--price",
-            help="Per hour: 1.20 for this machine, A100=1.80 for a device of the table; may be repeated.",
+            help="Price per hour: 1.20 for this machine, A100=1.80 for a device of the table; may be repeated.",
             show_default=False,
         ),
     ] = None,
     drop_embeddings: Annotated[
-        bool, typer.Option("--drop-embeddings", help="Count as if embeddings were not kept.")
+        bool, typer.Option("--drop-embeddings", help="Calculate the disk without embeddings.")
     ] = False,
     text_field: TextField = None,
     workers: Workers = None,
@@ -52,16 +54,15 @@ def plan(
 
     [cyan]noisegate plan 'data/{000000..009999}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --price 1.20[/]
 
-    Reads some samples of at most eight shards and writes nothing. Says which stage is the limit and which flag would help;
-    everything that is assumed is printed.
+    Reads some samples of at most eight shards and writes nothing. Prints which stage is the limit, which flag would help,
+    and all assumptions.
     """
     from noisegate.pipeline.estimators import ModelSpec
     from noisegate.pipeline.shards.locate import find_shards
-    from noisegate.pipeline.shards.workers import DecodeOptions
     from noisegate.pipeline.tools.plan import plan as make
 
     output = Output(as_json)
-    options = DecodeOptions(tasks=tuple(t.strip() for t in task.split(",") if t.strip()), text_field=text_field)
+    options = DecodeOptions(tasks=read_tasks(task), text_field=text_field)
     prices = _prices(price or [])
     find_shards(shards)  # a slip in the pattern shows before the model is loaded
     with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):

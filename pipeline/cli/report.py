@@ -20,19 +20,19 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The file (default: report.html in FOLDER).", show_default=False)
     ] = None,
-    gallery: Annotated[int, typer.Option("--gallery", help="Samples in each gallery.")] = 12,
+    gallery: Annotated[int, typer.Option("--gallery", help="Number of samples in each gallery.")] = 12,
     pictures: Annotated[
         bool, typer.Option("--pictures/--no-pictures", help="Read the shards again for pictures and captions.")
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one HTML file to look at: scores, noise, the worst and the best pairs, labels, duplicates, failures, shards.
+    """Write one HTML page: scores, noise, the worst and the best pairs, labels, duplicates, failures, shards.
 
     [cyan]noisegate report tables[/]
 
     [cyan]noisegate report tables --out report.html --gallery 48[/]
 
-    The file holds all it needs, works without a network, and reads only the shards whose samples it shows.
+    The file is self-contained and works without a network; only shards with samples that it shows are read.
     """
     from noisegate.pipeline.inspect.report import write_report
 

@@ -30,7 +30,7 @@ def scenes(
 
     [cyan]noisegate scenes clean --count 2000 --shards 4[/]
 
-    This is the data that the embedded model understands: a trial needs no download.
+    The embedded model understands such scenes, so a trial needs no download.
     """
     from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
     from noisegate.pipeline.datasets.scenes import write_scenes

@@ -24,10 +24,10 @@ def register(app: typer.Typer) -> None:
 
 def show(
     folder: Folder,
-    top: Annotated[int, typer.Option("--top", min=0, help="How many of the worst samples to list.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=0, help="Number of worst samples to list.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """The summary of a run, a histogram of its scores with the cut, and its worst samples.
+    """Print the summary of a run, histograms of its scores with the cut, and its worst samples.
 
     [cyan]noisegate show tables --top 20[/]
     """
@@ -40,14 +40,14 @@ def show(
 
 
 class _Quiet(Output):
-    """Leaves out how long scoring took: here nothing was scored."""
+    """Leaves out speed and time: nothing was scored here."""
 
     def table(self, title: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:
         super().table(title, [row for row in rows if row[0] not in ("speed", "time")], columns)
 
 
 def print_glance(found: "Glance", output: Output) -> None:
-    """Summary, histograms and lists, at most 80 columns wide where the terminal is."""
+    """Print summary, histograms and lists, at most 80 columns wide."""
     from noisegate.pipeline.inspect.show import draw_histogram
 
     print_summary(found.summary, output)
@@ -68,7 +68,7 @@ def print_glance(found: "Glance", output: Output) -> None:
 
 
 def line_of(one: "Worst") -> str:
-    """A sample in one line; a class that was not changed is named once."""
+    """A sample in one line; an unchanged class is named once."""
     changed = f" → {one.refined}" if one.refined != one.given else ""
     classes = "" if one.given is None else f"  {one.given}{changed}"
     caption = "" if one.caption is None else f"  {one.caption}"

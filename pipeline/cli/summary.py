@@ -12,7 +12,7 @@ __all__ = ["print_summary"]
 
 
 def print_summary(summary: "Summary", output: Output) -> None:
-    """The table at the end of a run."""
+    """Print the table at the end of a run."""
     from noisegate.pipeline.scoring.summary import hours_for
 
     beta, calibration = summary.beta, summary.calibration
@@ -60,7 +60,7 @@ def print_summary(summary: "Summary", output: Output) -> None:
 
 
 def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
-    """How many of each kind, one under the other; a failure with the first of its reasons."""
+    """Counts of shards, samples, statuses and flags; a failure with its first reason."""
     counts = [summary.shards, summary.samples, *summary.statuses.values(), *summary.flags.values()]
     width = max(len(f"{count:,}") for count in counts)
     rows = [("shards", f"{summary.shards:{width},}"), ("samples", f"{summary.samples:{width},}")]
@@ -74,7 +74,7 @@ def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
 
 
 def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was learned about pairs that have no cosine."""
+    """Facts about pairs that are judged by their neighbourhoods."""
     calibration, expected = facts["calibration"], facts["expected"]
     return [
         ("estimated noise", f"{_rate(calibration['noise_rate'], calibration['noise_interval'])} by neighbourhoods"),
@@ -86,7 +86,7 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
-    """What was learned about the labels; `alone` where they decide what is clean."""
+    """Facts about the labels; `alone` if only they decide what is clean."""
     from noisegate.pipeline.scoring.summary import label_promise
 
     expected = facts["expected"]

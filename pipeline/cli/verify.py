@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import BatchSize, Device, Folder, Quiet, Seed
+from .options import BatchSize, Device, Folder, Pretrained, Quiet, Seed, option
 from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     folder: Folder,
-    samples: Annotated[int, typer.Option("--samples", min=0, help="Random samples to score again.")] = 200,
-    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="How far their scores may move.")] = 1e-4,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Number of random samples to score again.")] = 200,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0, help="Largest change of a score that is accepted.")
+    ] = 1e-4,
     rescore: Annotated[
         bool, typer.Option("--rescore/--no-rescore", help="Score some samples again; needs the model.")
     ] = True,
@@ -30,28 +32,19 @@ def verify(
         int | None, typer.Option("--shards", min=1, help="Check this many random shards (default: all).")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="As in annotate (default: the recorded one).",
-            rich_help_panel="Model",
-            show_default=False,
-        ),
+        str | None, option("model", help="As in annotate (default: the recorded model).", show_default=False)
     ] = None,
-    pretrained: Annotated[
-        str | None, typer.Option("--pretrained", "-p", help="Likewise.", rich_help_panel="Model", show_default=False)
-    ] = None,
+    pretrained: Pretrained = None,
     device: Device = "auto",
     batch_size: BatchSize = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the shards of a run again, and say in one line whether its tables still belong to them.
+    """Read the shards of a run again, and check whether its tables still belong to them.
 
-    Checks files, digests, keys and their order, pictures, captions and labels, that the scores follow from similarity and
-    β, and that some random samples get the same scores again.
+    Checks files, digests, keys and their order, pictures, captions and labels; that the scores follow from similarity and
+    β; and that some random samples get the same scores again.
 
     [cyan]noisegate verify tables[/]
 

@@ -1,4 +1,4 @@
-"""What a run came to, in numbers: for the terminal, for `--json`, and for whoever called `annotate`."""
+"""Summary of a run in numbers: what `annotate` returns and `--json` prints."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,8 @@ from .columns import RunScores
 
 __all__ = ["Summary", "hours_for", "label_promise", "summarise", "tells_nothing", "unknown_data"]
 
+ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
+CLEAN_DATA = 0.05  # upper end below which data counts as clean
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -24,9 +26,9 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
-    `errors` has the first reason for each status but `ok`. Where a node leaves the scoring to another, `waits_for` says
-    what is still to be done, and the counts are of its own part. `notes` are what encoders said of themselves. `repaired`
-    labels are those whose refined label is another.
+    `errors` has the first reason for each status but `ok`. If a node leaves the scoring to another, `waits_for` says what is
+    left to do, and the counts are those of its own part. `notes` are from the encoders. `repaired` counts labels that were
+    changed.
     """
 
     out: str
@@ -56,45 +58,45 @@ class Summary:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader should know before using the weights."""
+        """What a user should know before using the weights."""
         if self.samples and not self.statuses.get("ok"):
             hint = "; name the caption's json field with --text-field, or score class labels with --task labels"
             reason = next(iter(self.errors.values()), "no reason is on record")
             return [f"no sample could be scored: {reason}{hint if 'no_text' in self.errors else ''}"]
-        found: list[str] = []
+        warnings: list[str] = []
         if 2 * self.flags.get("duplicate", 0) > self.samples:
-            found.append(
-                f"{self.flags['duplicate']:,} of {self.samples:,} samples are flagged as near duplicates; if they are none, "
+            warnings.append(
+                f"{self.flags['duplicate']:,} of {self.samples:,} samples are flagged as near duplicates; if they are not, "
                 "all embeddings point nearly the same way: subtract their mean, or do not drop by that flag"
             )
         near = self.neighbourhood if self.neighbourhood and self.neighbourhood["alone"] else None
         if near and not near["calibration"]:
-            found.append(f"fewer than {MIN_PAIRS} pairs: too few to tell by neighbourhoods which are clean")
+            warnings.append(f"fewer than {MIN_PAIRS} pairs: too few to tell by neighbourhoods which are clean")
         elif near and tells_nothing(PairCalibration.from_dict(near["calibration"])):
-            found.append(
+            warnings.append(
                 "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "
                 "give more pairs, or embeddings that know such data"
             )
         if self.beta is None or not self.scored:
-            return found
+            return warnings
         if self.calibration and tells_nothing(self.calibration):
-            found.append(unknown_data(self.model))
+            warnings.append(unknown_data(self.model))
         if self.zero_weight == self.scored:
-            found.append(
+            warnings.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
             )
         if self.zero_weight == 0:
-            clean = self.calibration is not None and self.calibration.noise_interval[1] < 0.05
+            clean = self.calibration is not None and self.calibration.noise_interval[1] < CLEAN_DATA
             looks = "the captions look clean" if self.labels else "the data looks clean"
-            found.append(
+            warnings.append(
                 f"β {self.beta.value:.4f} lies below every pair, so {'no caption' if self.labels else 'nothing'} is rejected; "
                 + (looks if clean else "try another --beta")
             )
-        return found
+        return warnings
 
     @property
     def judges_pairs(self) -> bool:
-        """Whether captions, too, decide what is clean."""
+        """Whether captions decide what is clean, too."""
         return self.beta is not None or bool(self.neighbourhood and self.neighbourhood["alone"])
 
     @property
@@ -119,19 +121,19 @@ class Summary:
 
 
 def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What label scoring expects of its cut; None where it saw no noise, which does not mean that there is none."""
+    """Precision and recall that label scoring expects of its cut; None if it found no noise to tell them by."""
     if not facts.get("noise_rate") and not facts.get("repairs", True):
         return None
     return facts.get("expected") or None
 
 
 def tells_nothing(calibration: PairCalibration) -> bool:
-    """Whether all given pairs could as well be shuffled ones, as far as the model sees."""
-    return calibration.noise_interval[1] > 0.99
+    """Whether the model cannot tell the given pairs from shuffled ones."""
+    return calibration.noise_interval[1] > ALL_NOISE
 
 
 def unknown_data(model: str) -> str:
-    """What to say when `tells_nothing`."""
+    """The warning if `tells_nothing`."""
     if model == ARRAYS:
         return (
             "the cosines hardly tell your pairs from shuffled ones, so the weights mean little; "
@@ -165,7 +167,7 @@ def summarise(
     waits_for: str | None = None,
     notes: Sequence[str] = (),
 ) -> Summary:
-    """Count over the tables, one shard at a time."""
+    """Read the tables one shard at a time and sum them up."""
     statuses: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     damaged: dict[str, str] = {}
