@@ -17,7 +17,7 @@ from noisegate.pipeline.system.progress import counted
 from .config import TrainConfig, build_method
 from .data.sample_reader import CaptionSource
 from .methods import Method
-from .methods.table_columns import finished_run, require_columns
+from .methods.table_columns import open_finished_run, require_columns
 from .targets import TargetConfig, target_config
 from .tasks import check_task
 
@@ -60,7 +60,7 @@ def check_config(config: TrainConfig) -> CheckedConfig:
             "data.where",
             data.where,
         )
-    run = None if data.table is None else finished_run(data.table, "data.table")
+    run = None if data.table is None else open_finished_run(data.table, "data.table")
     if data.where is not None:
         require_columns(data.table, parse_where(data.where).columns, f"data.where={data.where!r}")
     if method.needs_table and run is None:

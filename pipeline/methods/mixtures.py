@@ -132,7 +132,7 @@ def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: 
 
 def _check_iterations(max_iter: int) -> None:
     if max_iter < 1:
-        raise ConfigError(f"max_iter={max_iter} fits nothing; give at least 1, such as 10")
+        raise ConfigError(f"max_iter={max_iter} fits nothing; give at least 1, such as 10", "max_iter", max_iter)
 
 
 class _Scaled:
@@ -140,10 +140,14 @@ class _Scaled:
 
     def __init__(self, losses: ArrayLike, clean_side: Side) -> None:
         if clean_side not in {"low", "high"}:
-            raise ConfigError(f"clean_side={clean_side!r}; give 'low' (losses) or 'high' (scores)")
+            raise ConfigError(
+                f"clean_side={clean_side!r}; give 'low' (losses) or 'high' (scores)", "clean_side", clean_side
+            )
         values = np.asarray(losses, dtype=np.float64)
         if values.ndim != 1:
-            raise ConfigError(f"losses has shape {values.shape}; give one number per sample, shape (N,)")
+            raise ConfigError(
+                f"losses has shape {values.shape}; give one number per sample, shape (N,)", "losses", values.shape
+            )
         self.known = np.isfinite(values)
         known = values[self.known]
         self.sign = 1.0 if clean_side == "low" else -1.0

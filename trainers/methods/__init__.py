@@ -6,14 +6,13 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
-from .baseline import Baseline
+from .baseline import Baseline, Select
 from .crcl import Crcl
 from .dividemix import DivideMix
 from .gsl import Gsl
 from .lnc import Lnc
 from .ncr import Ncr
 from .osa import Osa
-from .select import Select
 from .ssr import Ssr
 from .tango import Tango
 
@@ -38,9 +37,11 @@ def method_class(config: Mapping[str, Any]) -> type[Method]:
     """The class that `config["name"]` names; raises ConfigError with the names there are."""
     name = config.get("name")
     if name is None:
-        raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}")
+        raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}", "method.name", None)
     if not isinstance(name, str) or name not in METHODS:
         raise ConfigError(
-            f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+            f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}",
+            "method.name",
+            name,
         )
     return METHODS[name]

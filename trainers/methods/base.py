@@ -1,4 +1,4 @@
-"""What a method is, and what it may ask of the run that drives it.
+"""What a method is, and what it may ask of the run that drives it. docs/contributing/method.md writes one step by step.
 
 A method decides which samples an epoch shows, what their loss is, and what it remembers about each; the loop does the rest
 (devices, precision, ranks, optimiser, checkpoints, evaluation). It sees similarities and logits, never a network's inside.
@@ -13,20 +13,6 @@ A method decides which samples an epoch shows, what their loss is, and what it r
 
 A step's loss may add up the losses of several networks, for these share no parameters: one backward serves all. A run that
 goes on in the middle of an epoch loads the state and does not begin the epoch again, so `streams` must follow from the state.
-
-How the others of METHODS fit, as a check of this interface:
-
-LNC (3): `networks = 2`. begin_epoch: for k in 0, 1 run.measure of `triplet(seen.similarity, .2, same=seen.same)`, GMM,
-  swap: network 0 gets network 1's confidences. streams: clean and noisy of each network, {"a_clean": Stream(rows),
-  "b_clean": Stream(rows, order=1), …}; in the warm-up all rows but those that random noise abandon drops. loss: predictions
-  of both networks under no_grad, Ψ2 margins, hardest triplet of each network, added. gamma and w live in (2, N) arrays.
-CRCL (4): epochs: the pieces' sum. begin_epoch: at the start of a piece run.restart(epochs=its length), which draws the
-  networks anew, forgets the optimiser and the best figure, and restarts the schedule. loss: updates the labels (N,) at
-  seen.rows and takes the active complementary loss. All ranks see the whole batch, so their label arrays stay equal.
-GSL (5): as LNC, with a BMM on its own loss, and anchors taken from seen.images and seen.texts of the clean stream.
-TANGO (6): begin_epoch: run.measure of `seen.images["vectors"]` gives (N, d), refined into clean (N,) and soft labels
-  (N, C). loss: x = run.network().pixels(run.on_device(batch).images), mixed with itself by run.random("mixup"), encoded by
-  run.encode_images, its own logits from the anchors, gathered by run.gather.
 """
 
 # ruff: noqa: B027 - most methods leave most hooks as they are
@@ -278,6 +264,8 @@ class Method(ABC):
             return fitting[0]
         if self.config.loss not in fitting:
             raise ConfigError(
-                f"method.loss={self.config.loss} does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
+                f"method.loss={self.config.loss} does not fit task.name={task}; use {' or '.join(fitting)}, or auto",
+                "method.loss",
+                self.config.loss,
             )
         return self.config.loss

@@ -1,14 +1,18 @@
-"""Plain training on everything as it is given: what all the others are measured against."""
+"""Plain training, on everything as given (`baseline`) or on the rows that a rule selects (`select`)."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from noisegate.pipeline.runs.where import parse_where
+
 from .base import ALL, Method, MethodConfig, Run, StepLoss
+from .table_columns import require_columns
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["Baseline", "BaselineConfig"]
+__all__ = ["Baseline", "BaselineConfig", "Select", "SelectConfig"]
 
 
 class BaselineConfig(MethodConfig):
@@ -27,3 +31,25 @@ class Baseline(Method):
 
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
         return StepLoss(self.losses(run.forward(batches[ALL])).mean())
+
+
+class SelectConfig(MethodConfig):
+    """The plain loss over the rows for which `rule` holds."""
+
+    name: Literal["select"] = "select"
+    rule: str = "clean"
+    """over the table's columns, as in `noisegate export --where`; for example clean_probability > 0.9"""
+
+
+class Select(Baseline):
+    """L = mean of L_i over the selected samples; the others are never read."""
+
+    Config: ClassVar[type[MethodConfig]] = SelectConfig
+    needs_table: ClassVar[bool] = True
+    config: SelectConfig
+
+    def where(self) -> str | None:
+        return self.config.rule
+
+    def check(self, table: Path | None) -> None:
+        require_columns(table, parse_where(self.config.rule).columns, f"method.rule={self.config.rule!r}")

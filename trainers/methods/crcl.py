@@ -79,10 +79,16 @@ class Crcl(Method):
         super().__init__(config, task)
         if task != "retrieval":
             raise ConfigError(
-                f"method.name=crcl corrects pairs, and task.name={task} has none; use task.name=retrieval"
+                f"method.name=crcl corrects pairs, and task.name={task} has none; use task.name=retrieval",
+                "task.name",
+                task,
             )
         if self.config.loss != "auto":
-            raise ConfigError(f"method.loss={self.config.loss}: crcl has a loss of its own; use method.loss=auto")
+            raise ConfigError(
+                f"method.loss={self.config.loss}: crcl has a loss of its own; use method.loss=auto",
+                "method.loss",
+                self.config.loss,
+            )
         self.loss_name = "active_complementary"
         self.lengths: tuple[int, ...] = ()
         self.pretrained = False
@@ -92,7 +98,9 @@ class Crcl(Method):
     def epochs(self, wanted: int) -> int:
         given, freeze = self.config.pieces, self.config.freeze
         if given is not None and (not given or min(given) < 1):
-            raise ConfigError(f"method.pieces={given} are no numbers of epochs; use for example [5, 5, 5, 30]")
+            raise ConfigError(
+                f"method.pieces={given} are no numbers of epochs; use for example [5, 5, 5, 30]", "method.pieces", given
+            )
         if given is None:
             self.lengths = split_epochs(wanted, freeze)
         else:
@@ -107,7 +115,7 @@ class Crcl(Method):
 
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
-    def place(self, epoch: int) -> tuple[int, int]:
+    def locate(self, epoch: int) -> tuple[int, int]:
         """Piece j and epoch t of it, both from 1 on."""
         starts = [0, *accumulate(self.lengths)]
         piece = max(j for j, start in enumerate(starts[:-1]) if start <= epoch)
@@ -115,7 +123,7 @@ class Crcl(Method):
 
     def begin_epoch(self, run: Run) -> None:
         """New weights at the start of a piece; Eq. 11 with what the last epoch predicted."""
-        j, t = self.place(run.epoch)
+        j, t = self.locate(run.epoch)
         if run.epoch == 0:
             lengths = ", ".join(map(str, self.lengths))
             run.note(f"crcl: epochs of each piece: {lengths}; labels are frozen in the first {self.config.freeze}")
@@ -151,7 +159,7 @@ class Crcl(Method):
         if self.config.preset == "paper":
             self.probabilities[rows] = matched
             return truncate_labels(self.labels[rows], self.config.truncate)
-        j, t = self.place(epoch)
+        j, t = self.locate(epoch)
         y = self.labels[rows]
         if t > self.config.freeze:
             y = correct_labels(y, matched, self.config.momentum)

@@ -69,7 +69,9 @@ class DivideMix(Method):
         if task != "classification":
             raise ConfigError(
                 f"method.name=dividemix divides by the loss of labels; use task.name=classification (now {task}), or "
-                "method.name=ncr for pairs"
+                "method.name=ncr for pairs",
+                "task.name",
+                task,
             )
         self.warmup = 1
         self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
@@ -81,7 +83,9 @@ class DivideMix(Method):
         if self.warmup >= wanted:
             raise ConfigError(
                 f"method.warmup={self.warmup} leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs="
-                f"{max(2, wanted)}"
+                f"{max(2, wanted)}",
+                "method.warmup",
+                self.warmup,
             )
         return wanted
 

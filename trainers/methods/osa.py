@@ -1,37 +1,48 @@
-"""OSA, One-Step Anti-noise: the table's weights on any per-sample loss. Nothing is computed that training would not.
+"""OSA, One-Step Anti-noise: the table's weights on any per-sample loss (METHODS 2).
 
-w_i = x² (1 - x) where x = s_i - β > 0, else 0      Eq. 5, by `noisegate annotate`, once
-L_re = w_i L_i                                      Eq. 6, here
+    s_i  = cos(image i, text i)                            Eq. 3   by `noisegate annotate`; `prompt_weights`, `image_weights`
+    β    = the cosine of pairs that do not match           Eq. 4   pipeline.pairs.beta: `estimate_beta`
+    w_i  = x² (1 - x) where x = s_i - β > 0, else 0        Eq. 5   pipeline.pairs.osa: `osa_weight`
+    L_re = w_i L_i                                         Eq. 6   `Osa.loss`
+
+Tables hold the weight of image-caption pairs. For labels, s_i is the mean cosine of an image to its class's prompts, or to the
+other images of its class, from the embeddings kept beside the tables; β is where right and shuffled labels are equally dense.
 
 Where a loss puts the images of a class together (image retrieval), L_i is a mean over the others of the class, in which each
 counts by its own weight: the paper does not say so, but a wrong label would else enter the losses of all that share it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.anchors import Anchors, anchors_file
+from noisegate.pipeline.pairs.beta import PAIRS, Beta, PairSample, estimate_beta
 from noisegate.pipeline.pairs.osa import osa_weight
-from noisegate.pipeline.runs.table import read_metadata
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.system.array_types import Float32, Floats, Index
 from noisegate.trainers.losses import weighted
 
-from . import label_weights
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
-from .table_columns import finished_run, require_columns
+from .table_columns import open_finished_run, require_columns
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["Osa", "OsaConfig"]
+__all__ = ["LabelWeights", "Osa", "OsaConfig", "image_weights", "prompt_weights"]
 
-FEW = 0.1
-"""share of samples with a weight below which a note is due"""
+FEW_WEIGHTED = 0.1
+"""share of samples with a weight, below which a note warns that β may be too high; chosen"""
 AUTO = {"retrieval": "osa_weight", "classification": "prompts", "image_retrieval": "images"}
 
 
@@ -68,7 +79,9 @@ class Osa(Method):
         self.mean_weight: float | None = None
         if self.config.mode == "reference" and self.source != "osa_weight":
             raise ConfigError(
-                f"method.mode=reference is about image-text pairs, and the weight is {self.source}; use method.mode=mean1"
+                f"method.mode=reference is about image-text pairs, and the weight is {self.source}; use method.mode=mean1",
+                "method.mode",
+                "reference",
             )
         if self.source in ("prompts", "images"):
             check_beta_mode(self.config.beta)
@@ -86,10 +99,14 @@ class Osa(Method):
     def check(self, table: Path | None) -> None:
         setting = f"method.weight={self.config.weight}"
         if self.source in ("prompts", "images"):
-            run = finished_run(table, setting)
-            lost = label_weights.missing_for(run.path, self.source == "prompts")
-            if lost:
-                raise ConfigError(f"{setting} ({self.source}): {lost}, or use method.weight=label_quality")
+            run = open_finished_run(table, setting)
+            missing = _describe_missing(run.path, self.source == "prompts")
+            if missing:
+                raise ConfigError(
+                    f"{setting} ({self.source}): {missing}, or use method.weight=label_quality",
+                    "method.weight",
+                    self.config.weight,
+                )
         else:
             require_columns(table, self.columns(), setting)
 
@@ -98,14 +115,14 @@ class Osa(Method):
         if self.source in ("prompts", "images"):
             monotone = self.config.monotone if self.config.monotone is not None else self.source == "images"
             found = (
-                label_weights.prompt_weights(run.table, run.stems, self.config.beta, run.seed)
+                prompt_weights(run.table, run.stems, self.config.beta, run.seed)
                 if self.source == "prompts"
-                else label_weights.image_weights(run.table, run.stems, self.config.beta, monotone, run.seed)
+                else image_weights(run.table, run.stems, self.config.beta, monotone, run.seed)
             )
             run.note(f"weights of labels by {self.source}: β {found.beta}")
             self.by_row, values = torch.from_numpy(found.weights), found.weights
         elif self._from_similarity:
-            tables = finished_run(run.table, "method")
+            tables = open_finished_run(run.table, "method")
             self.beta = float(read_metadata(tables.table(next(tables.stems())))["beta"]["value"])
             values = self._weight(torch.from_numpy(run.column("similarity"))).numpy()
         else:
@@ -118,12 +135,14 @@ class Osa(Method):
             run.note(f"weights by {self.source} are worth {effective:.0%} of as many samples of equal weight")
         if share == 1:
             run.note(f"every sample has a weight by {self.source}: nothing is taken for wrong")
-        elif share < FEW:
+        elif share < FEW_WEIGHTED:
             run.note(f"only {share:.1%} of the samples have a weight by {self.source}: β may be too high")
         if not self.mean_weight > 0:
             raise ConfigError(
                 f"method.weight={self.config.weight}: no sample has any weight; look at the cut with: noisegate show "
-                f"{run.table}, or rescore with a smaller --beta"
+                f"{run.table}, or rescore with a smaller --beta",
+                "method.weight",
+                self.config.weight,
             )
 
     def uses_all_parameters(self) -> bool:
@@ -156,3 +175,119 @@ class Osa(Method):
 
     def sample_columns(self) -> dict[str, Array]:
         return {} if self.by_row is None else {"osa_weight": self.by_row.numpy()}
+
+
+@dataclass(frozen=True)
+class LabelWeights:
+    """weights: (total_rows,) in the order of the tables, 0 for failed and unlabelled samples; beta: the β of Eq. 5."""
+
+    weights: Float32
+    beta: Beta
+
+
+def _describe_missing(table: Path, prompts: bool) -> str | None:
+    """The file that weights of labels need and do not find, in words; None where all are there."""
+    run = RunFolder(table)
+    lost = next((stem for stem in run.stems() if not run.embeddings(stem).exists()), None)
+    if lost is not None:
+        return f"{run.embeddings(lost)} is not there; annotate without --drop-embeddings"
+    if prompts and not anchors_file(run).exists():
+        return f"{anchors_file(run)} is not there; annotate with --task labels --classes NAMES"
+    return None
+
+
+def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection", seed: int = 0) -> LabelWeights:
+    """w of s_i = mean cosine of image i to the prompts of its given class (OSA Eq. 3-5, image and class prompt)."""
+    run = RunFolder(table)
+    anchors = Anchors.load(anchors_file(run))
+    count = np.bincount(anchors.labels, minlength=len(anchors.names))
+    centres = np.zeros((len(anchors.names), anchors.embeddings.shape[1]))
+    np.add.at(centres, anchors.labels, anchors.embeddings)
+    return _weigh_labels(run, stems, centres / count[:, None], None, beta, False, seed)
+
+
+def image_weights(
+    table: Path, stems: Sequence[str], beta: str = "intersection", monotone: bool = True, seed: int = 0
+) -> LabelWeights:
+    """w of s_i = mean cosine of image i to the other images of its given class (METHODS 2, image retrieval)."""
+    run = RunFolder(table)
+    sums: dict[int, Floats] = {}
+    counts: dict[int, int] = {}
+    for images, labels in _read_images(run, stems):
+        for label in np.unique(labels[labels >= 0]):
+            rows = images[labels == label]
+            sums[int(label)] = sums.get(int(label), np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
+            counts[int(label)] = counts.get(int(label), 0) + len(rows)
+    if not sums:
+        raise ConfigError(
+            f"data.table={table}: no sample has a label; the shards need a part cls or a json field label",
+            "data.table",
+            table,
+        )
+    centres = np.zeros((max(sums) + 1, len(next(iter(sums.values())))))
+    size = np.zeros(len(centres))
+    for label, total in sums.items():
+        centres[label], size[label] = total, counts[label]
+    return _weigh_labels(run, stems, centres, size, beta, monotone, seed)
+
+
+def _weigh_labels(
+    run: RunFolder, stems: Sequence[str], centres: Floats, size: Floats | None, mode: str, monotone: bool, seed: int
+) -> LabelWeights:
+    """Cosines to the own class, and to one drawn at random for β; then the weights.
+
+    centres: (C, d), means of anchors, or with `size` (C,) sums of the classes' images, the image itself among them.
+    """
+    rng = np.random.default_rng(seed)
+    present = np.flatnonzero(np.ones(len(centres)) if size is None else size > 0)
+    given, other = [], []
+    for images, labels in _read_images(run, stems):
+        known = labels >= 0
+        own = np.where(known, labels, present[0])
+        if own.max(initial=0) >= len(centres):
+            raise ConfigError(
+                f"data.table={run.path}: label {own.max()} has no anchors; annotate with all class names",
+                "data.table",
+                run.path,
+            )
+        drawn = rng.choice(present, len(own))
+        to_own, to_drawn = (np.einsum("nd,nd->n", images, centres[classes]) for classes in (own, drawn))
+        if size is not None:
+            to_own = (to_own - 1) / np.maximum(size[own] - 1, 1)  # rows are units: less the image with itself
+            known &= size[own] > 1
+            to_drawn = to_drawn / size[drawn]
+        given.append(np.where(known, to_own, np.nan))
+        other.append(np.where(known & (drawn != own), to_drawn, np.nan))
+    cosines, shuffled = np.concatenate(given), np.concatenate(other)
+    sample = PairSample(*(_draw_some(values[np.isfinite(values)], rng) for values in (cosines, shuffled)))
+    beta = _estimate_beta(sample, mode, seed)
+    return LabelWeights(osa_weight(cosines.astype(np.float32), beta.value, monotone), beta)
+
+
+def _estimate_beta(sample: PairSample, mode: str, seed: int) -> Beta:
+    """By one of the modes of `pairs.beta`, but `intersection` keeps to the crossing also where all labels look right.
+
+    There the pairs' rule cuts at the mean plus two deviations of the shuffled, which is harmless where captions differ as
+    much as pictures do, and would drop half of the right labels where classes are alike (orange circle, red circle).
+    """
+    learnt = sample.calibration if mode == "intersection" else None
+    if learnt is not None and np.isfinite(learnt.crossing) and learnt.crossing > np.mean(sample.mismatched):
+        spread = learnt.crossing_sd
+        interval = (max(-1.0, learnt.crossing - 1.96 * spread), min(1.0, learnt.crossing + 1.96 * spread))
+        return Beta(learnt.crossing, mode, "crossing", spread, len(sample.given), seed, interval)
+    return estimate_beta(pairs=sample, mode=mode, seed=seed)
+
+
+def _read_images(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[Float32, Index]]:
+    """Unit image rows and given labels of each table; -1 for none and for samples that failed."""
+    for stem in stems:
+        table = run.read(stem, ["status", "label"])
+        ok = pc.equal(table["status"], "ok").to_numpy()
+        labels = np.where(ok, pc.fill_null(table["label"].cast(pa.int64()), -1).to_numpy(), -1)
+        images = read_embeddings(run.embeddings(stem), "image")
+        length = np.linalg.norm(images, axis=1, keepdims=True)
+        yield images / np.maximum(length, 1e-12), np.where(length[:, 0] > 0, labels, -1)
+
+
+def _draw_some(values: Floats, rng: np.random.Generator) -> Floats:
+    return values if len(values) <= PAIRS else rng.choice(values, PAIRS, replace=False)

@@ -29,7 +29,7 @@ from .mixup import mixup, one_hot
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["Ssr", "SsrConfig", "class_weights", "relabelled", "selected"]
+__all__ = ["Ssr", "SsrConfig", "class_weights", "relabel", "select_clean"]
 
 STATE = ("labels", "confidence", "clean", "weights")
 
@@ -60,7 +60,9 @@ class Ssr(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "classification":
-            raise ConfigError(f"method.name=ssr selects by labels; use task.name=classification (now {task})")
+            raise ConfigError(
+                f"method.name=ssr selects by labels; use task.name=classification (now {task})", "task.name", task
+            )
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
@@ -88,13 +90,13 @@ class Ssr(Method):
         known = np.isfinite(found["labels"])
         given = np.where(known, found["labels"], -1).astype(np.int64)
         predicted = np.where(known, found["predicted"], -1).astype(np.int64)
-        self.labels = relabelled(given, predicted, found["top"], self.config.relabel)
+        self.labels = relabel(given, predicted, found["top"], self.config.relabel)
         self.confidence = np.where(self.labels == given, found["own"], found["top"]).astype(np.float32)
         target = run.network()
         assert target.classes is not None
         classes = len(target.classes)
         k = self.config.k or default_k(int(known.sum()), classes)
-        self.clean = selected(found["vectors"], self.labels, classes, k, self.config.select)
+        self.clean = select_clean(found["vectors"], self.labels, classes, k, self.config.select)
         changed = int((self.labels != given).sum())
         run.note(f"ssr: {int(self.clean.sum()):,} of {int(known.sum()):,} samples selected, {changed:,} relabelled")
         self.weights = class_weights(self.labels, self.clean) if self.config.balance else np.ones_like(self.confidence)
@@ -130,16 +132,16 @@ class Ssr(Method):
         return {"clean": self.clean, "refined_label": self.labels, "refined_confidence": self.confidence}
 
 
-def relabelled(given: Index, predicted: Index, confidence: Floats, threshold: float) -> Index:
+def relabel(given: Index, predicted: Index, confidence: Floats, threshold: float) -> Index:
     """y': the prediction where the classifier is surer of it than `threshold`, else the given label; (N,) each.
 
-    >>> relabelled(np.array([0, 0]), np.array([1, 1]), np.array([0.95, 0.8]), 0.9).tolist()
+    >>> relabel(np.array([0, 0]), np.array([1, 1]), np.array([0.95, 0.8]), 0.9).tolist()
     [1, 0]
     """
     return np.where((given >= 0) & (confidence > threshold), predicted, given)
 
 
-def selected(vectors: Floats, labels: Index, classes: int, k: int, threshold: float) -> Mask:
+def select_clean(vectors: Floats, labels: Index, classes: int, k: int, threshold: float) -> Mask:
     """(N,) whether the balanced vote of the k nearest, the sample itself among them, gives its label >= θ_s of the most."""
     neighbours = find_neighbours(vectors, k, include_self=True, device="auto")
     votes = visual_consistency(neighbours, labels, classes).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Does a folder of weight tables hold what a method wants? Asked before anything is loaded."""
+"""Check that a folder of weight tables holds what a method needs, before anything is loaded."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder
 
-__all__ = ["finished_run", "require_columns"]
+__all__ = ["open_finished_run", "require_columns"]
 
 _MADE_BY = {
     "osa_weight": "noisegate annotate SHARDS --out TABLE",
@@ -18,38 +18,51 @@ _MADE_BY = {
 _LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
 
 
-def finished_run(table: Path | None, setting: str) -> RunFolder:
-    """The run in `table`; raises ConfigError where there is none or where it is not finished."""
+def open_finished_run(table: Path | None, setting: str) -> RunFolder:
+    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
     if table is None:
         raise ConfigError(
-            f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
+            f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables",
+            "data.table",
         )
     run = RunFolder(table)
     recorded = run.read_run()
     if recorded is None:
         raise ConfigError(
-            f"data.table={table}: no run there; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
+            f"data.table={table}: no run there; make one with: noisegate annotate SHARDS --out {table}, or give its folder",
+            "data.table",
+            table,
         )
     if recorded.get("finished") is False:
         raise ConfigError(
-            f"data.table={table}: this run is not finished; run the same annotate command again, it goes on"
+            f"data.table={table}: this run is not finished; run the same annotate command again, it goes on",
+            "data.table",
+            table,
         )
     if next(run.stems(), None) is None:
-        raise ConfigError(f"data.table={table}: no tables there; run the same annotate command again")
+        raise ConfigError(
+            f"data.table={table}: no tables there; run the same annotate command again", "data.table", table
+        )
     return run
 
 
 def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
-    """Raises ConfigError where a column does not exist, or holds nothing in all the tables."""
-    run = finished_run(table, setting)
+    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
+    run = open_finished_run(table, setting)
     for name in columns:
         if name == "shard":
             continue
         if name not in ALL_COLUMNS:
-            raise ConfigError(f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}")
+            raise ConfigError(
+                f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}",
+                setting.partition("=")[0],
+                name,
+            )
         if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
             raise ConfigError(
-                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
+                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}",
+                setting.partition("=")[0],
+                name,
             )
 
 

@@ -76,7 +76,9 @@ class Tango(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "classification":
-            raise ConfigError(f"method.name=tango corrects labels; use task.name=classification (now {task})")
+            raise ConfigError(
+                f"method.name=tango corrects labels; use task.name=classification (now {task})", "task.name", task
+            )
         self.anchors: Tensor | None = None  # (A, d) unit rows
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
@@ -224,7 +226,9 @@ def make_anchors(run: Run, source: str) -> Anchors:
     target = run.network()
     if target.classes is None or target.config.head != "prompts":
         raise ConfigError(
-            "method.name=tango classifies by text anchors; use target.head=prompts, with the classes' names as target.classes"
+            "method.name=tango classifies by text anchors; use target.head=prompts, with the classes' names as target.classes",
+            "target.head",
+            target.config.head,
         )
     if target.config.anchors is not None:
         vectors = target.encode_classes()["vectors"].cpu().numpy()
@@ -236,10 +240,12 @@ def make_anchors(run: Run, source: str) -> Anchors:
             if source == "table":
                 raise ConfigError(
                     "method.anchors=table: data.table has no anchors.safetensors; annotate with --task labels --classes NAMES, "
-                    "or use method.anchors=target"
+                    "or use method.anchors=target",
+                    "method.anchors",
+                    source,
                 )
         else:
-            return _fitting(Anchors.load(file), target, str(file))
+            return _require_fitting(Anchors.load(file), target, str(file))
     scratch = bool(getattr(target.config, "from_scratch", True))
     names = target.classes.names
     sentences = target.classes.prompts
@@ -248,7 +254,7 @@ def make_anchors(run: Run, source: str) -> Anchors:
     texts = [sentence for of_class in sentences for sentence in of_class]
     labels = np.repeat(np.arange(len(names)), [len(of_class) for of_class in sentences])
     anchors = Anchors(names, _embed(target, texts), labels.astype(np.int64))
-    alike = _between_classes(anchors)
+    alike = _cosine_between_classes(anchors)
     if alike > PARALLEL:
         run.note(
             f"tango: anchors of different classes have a mean cosine of {alike:.4f}, too near for a classifier; use a "
@@ -257,7 +263,7 @@ def make_anchors(run: Run, source: str) -> Anchors:
     return anchors
 
 
-def _between_classes(anchors: Anchors) -> float:
+def _cosine_between_classes(anchors: Anchors) -> float:
     """Mean cosine of anchors of different classes; 0 where there is one class."""
     cosines = anchors.embeddings @ anchors.embeddings.T
     other = anchors.labels[:, None] != anchors.labels[None, :]
@@ -282,11 +288,13 @@ def _same_model(table: RunFolder, target: "Target") -> bool:
     return wanted[0] is not None and (recorded.get("model"), recorded.get("pretrained")) == wanted
 
 
-def _fitting(anchors: Anchors, target: "Target", file: str) -> Anchors:
+def _require_fitting(anchors: Anchors, target: "Target", file: str) -> Anchors:
     assert target.classes is not None
     if anchors.embeddings.shape[1] != target.width or len(anchors.names) != len(target.classes):
         raise ConfigError(
             f"method.anchors=table: {file} has {len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers, the "
-            f"target {len(target.classes)} in {target.width}; use method.anchors=target"
+            f"target {len(target.classes)} in {target.width}; use method.anchors=target",
+            "method.anchors",
+            "table",
         )
     return anchors

@@ -58,7 +58,9 @@ class TargetConfig(BaseModel):
             if self.classes not in BUILT_IN and not Path(self.classes).is_file():
                 raise ConfigError(
                     f"target.classes={self.classes!r}: no such file; give a list of names, a file with one per line, or "
-                    f"one of {', '.join(BUILT_IN)}"
+                    f"one of {', '.join(BUILT_IN)}",
+                    "target.classes",
+                    self.classes,
                 )
             return load_classes(self.classes, self.prompts)
         filled = prompts(self.classes, self.prompts)
@@ -67,7 +69,9 @@ class TargetConfig(BaseModel):
         if len(self.descriptions) != len(filled):
             raise ConfigError(
                 f"target.descriptions are of {len(self.descriptions)} classes, and target.classes has {len(filled)}; give a "
-                "list of sentences for each, or leave them out"
+                "list of sentences for each, or leave them out",
+                "target.descriptions",
+                len(self.descriptions),
             )
         return ClassSet(self.classes, tuple(own + more for own, more in zip(filled, self.descriptions, strict=True)))
 
@@ -213,7 +217,9 @@ class Target(nn.Module, ABC):
         if self.classes is None or self.config.head != head:
             raise ConfigError(
                 f"target.classes: {'none were given' if self.classes is None else f'target.head is not {head!r}'}; "
-                f"classification needs names, for example classes: [cat, dog] with head: {head}"
+                f"classification needs names, for example classes: [cat, dog] with head: {head}",
+                "target.classes" if self.classes is None else "target.head",
+                None if self.classes is None else self.config.head,
             )
         return self.classes
 
@@ -240,13 +246,17 @@ class Target(nn.Module, ABC):
 def _fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
     if not file.is_file():
         raise ConfigError(
-            f"target.anchors={file}: no such file; give the anchors.safetensors of a table made with --task labels"
+            f"target.anchors={file}: no such file; give the anchors.safetensors of a table made with --task labels",
+            "target.anchors",
+            file,
         )
     found = Anchors.load(file)
     if found.embeddings.shape[1] != width or len(found.names) != classes:
         raise ConfigError(
             f"target.anchors={file}: {len(found.names)} classes in {found.embeddings.shape[1]} numbers, and the target has "
-            f"{classes} in {width}; use a target of that width and the same target.classes, or leave anchors out"
+            f"{classes} in {width}; use a target of that width and the same target.classes, or leave anchors out",
+            "target.anchors",
+            file,
         )
     return found
 

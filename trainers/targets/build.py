@@ -36,13 +36,15 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
     name = config.get("name")
     if not isinstance(name, str) or name not in TARGETS:
         raise ConfigError(
-            f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
+            f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}",
+            "target.name",
+            name,
         )
     kind: type[TargetConfig] = _class(str(name), "Config")
     try:
         return kind.model_validate(dict(config))
     except ValidationError as error:
-        raise ConfigError(_one_line(error, kind)) from error
+        raise _config_error(error, kind) from error
 
 
 def resolve_target(
@@ -63,7 +65,8 @@ def resolve_target(
         if captions is None:
             raise ConfigError(
                 "target.vocabulary: its words are to be taken from captions, and there are none here; give words, or "
-                "kind: hashing"
+                "kind: hashing",
+                "target.vocabulary",
             )
         prompts = classes.anchors if classes is not None else ()
         checked = checked.model_copy(update={"vocabulary": vocabulary.filled(captions(), always=prompts)})
@@ -98,7 +101,9 @@ def load_target(path: Path) -> Target:
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(
             f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa, or "
-            "a file in it, such as runs/001-osa/best.safetensors"
+            "a file in it, such as runs/001-osa/best.safetensors",
+            "weights",
+            path,
         ) from error
     fixed = "class_vectors" in state  # then the file that they came from is not needed any more
     target = build_target({**config, "anchors": None} if fixed else config, weights=False)
@@ -113,10 +118,14 @@ def _class(name: str, suffix: str) -> Any:
     return getattr(import_module(module), kind + suffix)
 
 
-def _one_line(error: ValidationError, kind: type[TargetConfig]) -> str:
+def _config_error(error: ValidationError, kind: type[TargetConfig]) -> ConfigError:
+    """The first of pydantic's errors, in one line."""
     first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
+    place = ".".join(["target", *(str(part) for part in first["loc"])])
     if first["type"] == "extra_forbidden":
-        return f"target.{place} is no setting of {kind.model_fields['name'].default!r}; it knows {', '.join(kind.model_fields)}"
-    reason = first["msg"].removeprefix("Value error, ")
-    return f"target.{place}={first['input']!r}: {reason}" if place else f"target: {reason}"
+        known = ", ".join(kind.model_fields)
+        message = f"{place} is no setting of {kind.model_fields['name'].default!r}; it knows {known}"
+    else:
+        given = f"={first['input']!r}" if first["loc"] else ""
+        message = f"{place}{given}: {first['msg'].removeprefix('Value error, ')}"
+    return ConfigError(message, place, first["input"])

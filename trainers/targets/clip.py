@@ -1,6 +1,8 @@
 """A CLIP of open_clip: fine-tuned whole, its visual tower alone or its heads alone, or trained from scratch."""
 
 import copy
+import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +13,13 @@ from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.estimators.openclip import OpenClipEstimator, preprocess_of, save_local_dir
+from noisegate.pipeline.estimators.loading import allow_torchvision, quietly
+from noisegate.pipeline.estimators.openclip import CONFIG_FILE, OpenClipEstimator, preprocess_of, save_local_dir
+from noisegate.pipeline.estimators.openclip_names import check_name, open_clip_source
 from noisegate.pipeline.estimators.openclip_towers import encode_tokens, trimming_is_exact
 
 from .base import Target, TargetConfig, unit
-from .clip_model import architecture_of, built_in, construct, load
-from .clip_tokens import ClipTokenizer, ClipVocabulary, with_all_tokens
+from .clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens
 from .encoded import Encoded
 from .pictures import Augment, PictureTransform, pixel_scaling
 
@@ -55,7 +58,9 @@ class ClipConfig(TargetConfig):
     @property
     def from_scratch(self) -> bool:
         """Whether training begins with random weights."""
-        return self.model is None or self.pretrained == "random" or (self.pretrained is None and built_in(self.model))
+        return (
+            self.model is None or self.pretrained == "random" or (self.pretrained is None and _is_built_in(self.model))
+        )
 
 
 class Clip(Target):
@@ -67,17 +72,19 @@ class Clip(Target):
         if config.vocabulary.kind == "captions" and not config.from_scratch:
             raise ConfigError(
                 f"target.vocabulary.kind='captions' leaves out rows of the token table, which {config.model} has trained; "
-                "use kind: full, or pretrained: random"
+                "use kind: full, or pretrained: random",
+                "target.vocabulary.kind",
+                config.vocabulary.kind,
             )
         if weights and not config.from_scratch:
-            model, tokenizer, architecture = load(str(config.model), config.pretrained)
+            model, tokenizer, architecture = _load(str(config.model), config.pretrained)
             preprocess = dict(model.visual.preprocess_cfg)
         else:
             if config.architecture is not None:
                 architecture, preprocess = config.architecture, config.preprocess or {}
             else:
-                architecture, preprocess = architecture_of(str(config.model), config.preprocess)
-            model, tokenizer = construct(architecture, preprocess, config.vocabulary, str(config.model or ""))
+                architecture, preprocess = _architecture_of(str(config.model), config.preprocess)
+            model, tokenizer = _construct(architecture, preprocess, config.vocabulary, str(config.model or ""))
         recorded = {"architecture": architecture, "preprocess": preprocess}  # so that a checkpoint needs no other file
         super().__init__(config.model_copy(update=recorded))
         self.model = model
@@ -156,3 +163,73 @@ def _head_names(model: nn.Module, last_layers: int) -> set[str]:
     stages = [f"visual.layer{number}." for number in range(4, max(0, 4 - last_layers), -1)]  # of a ResNet
     kept.update(name for name in names if name.startswith(tuple(stages)))
     return kept
+
+
+def _is_built_in(name: str) -> bool:
+    """Whether the name is one of open_clip's own configurations, which come without weights."""
+    return name != "embedded" and not name.startswith(("local-dir:", "hf-hub:"))
+
+
+def _load(name: str, pretrained: str | None) -> tuple[Any, Any, dict[str, Any]]:
+    """Model, tokenizer and architecture, as the estimators load them."""
+    estimator = OpenClipEstimator.load(name, pretrained, Device("cpu", "float32"))
+    return estimator.module, estimator.tokenizer, dict(estimator.config or {})
+
+
+def _architecture_of(name: str, preprocess: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """model_cfg and preprocess_cfg of a named model, without its weights."""
+    allow_torchvision()
+    import open_clip
+
+    source = open_clip_source(name)
+    if source.startswith("local-dir:"):
+        file = Path(source.removeprefix("local-dir:")) / CONFIG_FILE
+        if not file.is_file():
+            raise ConfigError(
+                f"target.model={name!r}: there is no {file}; give a folder saved by open_clip", "target.model", name
+            )
+        content = json.loads(file.read_text())
+        return content["model_cfg"], preprocess or content.get("preprocess_cfg", {})
+    if source.startswith("hf-hub:"):
+        raise ConfigError(
+            f"target.model={name!r} cannot be built without its weights; use a plain name, such as ViT-B-32",
+            "target.model",
+            name,
+        )
+    check_name(name, source, "random:0")
+    return dict(open_clip.get_model_config(name)), preprocess or {}
+
+
+def _construct(
+    architecture: dict[str, Any], preprocess: dict[str, Any], vocabulary: ClipVocabulary, name: str
+) -> tuple[nn.Module, Any]:
+    """A model with random weights, drawn from torch's global generator, and its tokenizer."""
+    allow_torchvision()
+    import open_clip
+
+    text = dict(architecture.get("text_cfg", {}))
+    if vocabulary.ids:
+        text["vocab_size"] = vocabulary.size
+    own_tokens = {"hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs"} & set(text)
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        # a folder with a configuration is the one way in that knows every kind of open_clip model
+        content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": _sized(preprocess, architecture)}
+        Path(folder, CONFIG_FILE).write_text(json.dumps(content))
+        try:
+            model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, pretrained_text=False)
+            if own_tokens:
+                tokenizer = open_clip.get_tokenizer(name or f"local-dir:{folder}")
+            else:
+                tokenizer = clip_tokenizer(text.get("context_length", 77))
+        except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
+            raise ConfigError(
+                f"target.architecture: open_clip cannot build it ({type(error).__name__}: {error}); give embed_dim, "
+                "vision_cfg and text_cfg as in open_clip's model configurations",
+                "target.architecture",
+                architecture,
+            ) from error
+    return model, tokenizer
+
+
+def _sized(preprocess: dict[str, Any], architecture: dict[str, Any]) -> dict[str, Any]:
+    return {"size": architecture.get("vision_cfg", {}).get("image_size", 224), **preprocess}

@@ -21,8 +21,7 @@ from .base import Target, TargetConfig, unit
 from .encoded import Encoded
 from .pictures import Augment, FeatureTransform, PictureTransform, pixel_scaling
 from .pooling import Pooling, build_pooling
-from .texts import TextKind, WordEncoder
-from .vocabulary import Vocabulary
+from .texts import TextKind, Vocabulary, WordEncoder
 
 __all__ = ["Dual", "DualConfig"]
 
@@ -156,12 +155,16 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), 3)
         raise ConfigError(
-            f"target.backbone={name!r} is no timm model; use {', '.join(close) or 'for example resnet50'}"
+            f"target.backbone={name!r} is no timm model; use {', '.join(close) or 'for example resnet50'}",
+            "target.backbone",
+            name,
         )
     if source not in (None, "download") and not Path(str(source)).is_file():
         raise ConfigError(
             f"target.backbone_weights={source!r}: no such file; give a safetensors file, `download`, or leave it out for "
-            "random weights"
+            "random weights",
+            "target.backbone_weights",
+            source,
         )
     file = {"file": source} if source not in (None, "download") else None
     sizes = {"img_size": config.image_size} if _takes_size(name) else {}
@@ -175,7 +178,9 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
     if grid.ndim == 4 and grid.shape[1] != network.num_features:
         raise ConfigError(
             f"target.backbone={name!r}: its grid is {tuple(grid.shape)}, with channels last; use a network with channels "
-            "first, such as resnet50, or a transformer, such as vit_small_patch16_224"
+            "first, such as resnet50, or a transformer, such as vit_small_patch16_224",
+            "target.backbone",
+            name,
         )
     own = timm.data.resolve_model_data_config(network)
     interpolation = "bilinear" if own["interpolation"] == "bilinear" else "bicubic"

@@ -22,7 +22,7 @@ class Ensemble(Target):
 
     def __init__(self, members: Sequence[Target]) -> None:
         if not members:
-            raise ConfigError("members: none were given; an ensemble needs at least one target")
+            raise ConfigError("members: none were given; an ensemble needs at least one target", "members", 0)
         super().__init__(members[0].config)
         self.members = nn.ModuleList(members)
         self.classes = members[0].classes

@@ -110,7 +110,9 @@ class FeatureTransform:
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise ConfigError(
                 f"features of shape {tuple(np.shape(features))} do not fit target.features={self.width}; they must be "
-                f"(K, {self.width}) or ({self.width},)"
+                f"(K, {self.width}) or ({self.width},)",
+                "target.features",
+                self.width,
             )
         padded = rows.new_zeros(self.parts, self.width)
         padded[: len(rows)] = rows[: self.parts]

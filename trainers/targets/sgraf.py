@@ -27,8 +27,7 @@ from .base import Target, TargetConfig, full_precision, unit
 from .encoded import Encoded, count, take
 from .pictures import FeatureTransform
 from .pooling import mean_pool
-from .texts import WordEncoder
-from .vocabulary import Vocabulary
+from .texts import Vocabulary, WordEncoder
 
 __all__ = ["SAF", "SGR", "SelfPool", "Sgraf", "SgrafConfig", "attend", "similarity_vector"]
 

@@ -16,8 +16,7 @@ from .base import Target, TargetConfig, unit
 from .encoded import Encoded
 from .pictures import FeatureTransform
 from .pooling import max_pool
-from .texts import read_word_vectors
-from .vocabulary import PADDING, Vocabulary
+from .texts import PADDING, Vocabulary, read_word_vectors
 
 __all__ = ["GatedEmbedding", "Video", "VideoConfig"]
 

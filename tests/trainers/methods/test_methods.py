@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
@@ -20,8 +19,9 @@ from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce
 from noisegate.trainers.methods import METHODS, Method, Seen
-from noisegate.trainers.methods.label_weights import image_weights, prompt_weights
+from noisegate.trainers.methods.osa import image_weights, prompt_weights
 from tests.commands import called
+from tests.errors import refused
 
 S = torch.tensor([[0.9, 0.1, 0.3, 0.2], [0.2, 0.5, 0.6, 0.1], [0.0, 0.4, 0.7, 0.3], [0.5, 0.1, 0.2, 0.4]])
 
@@ -127,7 +127,7 @@ def test_a_batch_without_weight_is_not_even_encoded() -> None:
 
 def test_no_weight_at_all_is_refused() -> None:
     run = FakeRun({"osa_weight": np.zeros(4, np.float32)})
-    with pytest.raises(ConfigError, match="no sample has any weight; look at the cut with: noisegate show"):
+    with refused("method.weight", "auto"):
         method(name="osa").prepare(run)  # type: ignore[arg-type]
 
 
@@ -266,11 +266,13 @@ def test_weights_of_labels_need_embeddings_and_anchors(scored: Path, tmp_path: P
     for path in [run.run_file, *(run.table(stem) for stem in run.stems())]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     osa = method("classification", name="osa")
-    with pytest.raises(ConfigError, match=r"is not there; annotate without --drop-embeddings, or use method.weight="):
+    with refused("method.weight", "auto") as caught:
         osa.check(tmp_path)
+    assert "is not there; annotate without --drop-embeddings, or use method.weight=" in str(caught.value)
     (tmp_path / "embeddings").symlink_to(run.embeddings("x").parent)
-    with pytest.raises(ConfigError, match="is not there; annotate with --task labels --classes NAMES"):
+    with refused("method.weight", "auto") as caught:
         osa.check(tmp_path)
+    assert "is not there; annotate with --task labels --classes NAMES" in str(caught.value)
     method("image_retrieval", name="osa").check(tmp_path)
 
 

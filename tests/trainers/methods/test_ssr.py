@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate import train
-from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Seen
-from noisegate.trainers.methods.ssr import Ssr, class_weights, relabelled, selected
+from noisegate.trainers.methods.ssr import Ssr, class_weights, relabel, select_clean
+from tests.errors import refused
 from tests.trainers.runs import TARGET, curve, same_weights, settings
 from tests.trainers.small_targets import small
 
@@ -70,7 +70,7 @@ def ssr(**how: Any) -> Ssr:
 
 
 def test_relabelling_wants_more_than_the_threshold_and_a_label() -> None:
-    found = relabelled(np.array([0, 0, -1]), np.array([1, 1, 1]), np.array([0.9, 0.901, 0.99]), 0.9)
+    found = relabel(np.array([0, 0, -1]), np.array([1, 1, 1]), np.array([0.9, 0.901, 0.99]), 0.9)
     assert found.tolist() == [0, 1, -1]
 
 
@@ -90,7 +90,7 @@ def by_loops(vectors: NDArray[Any], labels: NDArray[Any], classes: int, k: int, 
 def test_selection_is_the_balanced_vote_with_itself(k: int, threshold: float) -> None:
     rng = np.random.default_rng(1)
     vectors, labels = rng.standard_normal((40, 5)), rng.integers(0, 3, 40)
-    found = selected(vectors, labels, 3, k, threshold)
+    found = select_clean(vectors, labels, 3, k, threshold)
     assert found.tolist() == by_loops(vectors, labels, 3, k, threshold)
     assert 0 < found.sum() < 40
 
@@ -99,7 +99,7 @@ def test_rows_without_label_or_feature_are_never_selected() -> None:
     rng = np.random.default_rng(1)
     vectors, labels = rng.standard_normal((10, 5)), np.zeros(10, np.int64)
     labels[2], vectors[5] = -1, np.nan
-    assert np.flatnonzero(~selected(vectors, labels, 1, 4, 1.0)).tolist() == [2, 5]
+    assert np.flatnonzero(~select_clean(vectors, labels, 1, 4, 1.0)).tolist() == [2, 5]
 
 
 def test_class_weights_have_mean_one_and_equal_class_sums() -> None:
@@ -169,7 +169,7 @@ def test_loss_is_weighted_cross_entropy_of_mixed_pictures() -> None:
 
 
 def test_labels_only() -> None:
-    with pytest.raises(ConfigError, match=r"selects by labels; use task\.name=classification"):
+    with refused("task.name", "retrieval"):
         build_method(TrainConfig.parse({"method": {"name": "ssr"}}))
 
 

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import save_file
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.targets import build_target
 from noisegate.trainers.targets.pictures import FeatureTransform
+from tests.errors import refused
 from tests.trainers.small_targets import CAPTIONS, inputs, photo, small
 
 GRID = {
@@ -91,5 +90,5 @@ def test_features_are_cut_and_padded_and_must_fit() -> None:
     many = np.arange(9, dtype=np.float64).reshape(3, 3)
     assert transform(many).tolist() == many[:2].tolist() and transform(many).dtype == torch.float32
     assert transform(np.ones(3)).tolist() == [[1.0] * 3, [0.0] * 3]
-    with pytest.raises(ConfigError, match=r"features of shape \(2, 4\) do not fit target\.features=3"):
+    with refused("target.features", 3):
         transform(np.ones((2, 4)))
