@@ -162,7 +162,9 @@ def test_commands_and_programs_named_in_sentences_have_their_flags(page: Path) -
         known = {flag for p in COMMANDS[name].params for flag in (*p.opts, *p.secondary_opts)} | {"--help"}
         assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", rest)) <= known, f"noisegate {name}{rest}"
     for name, rest in re.findall(r"python -m benchmarks\.([\w.]+)([^`\n|]*)", text):
-        source = (ROOT / "benchmarks" / f"{name.rstrip('.').replace('.', '/')}.py").read_text(encoding="utf-8")
+        program = ROOT / "benchmarks" / name.rstrip(".").replace(".", "/")
+        program = program / "__main__.py" if program.is_dir() else program.with_suffix(".py")
+        source = program.read_text(encoding="utf-8")
         for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
             assert f'"{flag}"' in source, f"benchmarks.{name}{rest}"
 
@@ -345,3 +347,15 @@ def test_pictures_are_drawn_from_a_run(drawn: Path) -> None:
     heights = [float(point.split(",")[1]) for point in line[1].split()]
     assert heights[0] == max(heights), "no weight at the left end"
     assert min(heights) < heights[0]
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    """Every file in docs/architecture.md exists, and defines what is named after it."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:noisegate|pipeline|service|trainers|tests|benchmarks|docs)/[\w/.]*)`", text):
+        assert (ROOT / name).exists() or "NAME" in name, name
+    named = re.findall(r"`([\w/]+\.py)` `(\w+)`", text)
+    assert len(named) > 15
+    for file, symbol in named:
+        code = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(async )?(def|class) {symbol}\b", code, re.MULTILINE), f"{file}: {symbol}"
