@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,19 @@ def test_killing_the_encoder_under_load(tmp_path: Path, gate: Path) -> None:
         assert server.metric("encoder_restarts_total") == 1
 
 
-def test_more_clients_than_places_all_get_an_answer_at_once_or_later(tmp_path: Path, gate: Path) -> None:
+@pytest.fixture(scope="module")
+def small_queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server with room for eight items, and the file that holds its pictures up while it exists."""
+    folder = tmp_path_factory.mktemp("small_queue")
     limits = ("--queue-items", 8, "--max-items", 8)
-    with serve(tmp_path, *GATED, *limits, environment={GATE: str(gate)}) as server, ThreadPoolExecutor(20) as clients:
+    with serve(folder, *GATED, *limits, environment={GATE: str(folder / "gate")}) as server:
+        yield server, folder / "gate"
+
+
+def test_more_clients_than_places_all_get_an_answer_at_once_or_later(small_queue: tuple[Server, Path]) -> None:
+    server, gate = small_queue
+    gate.touch()
+    with ThreadPoolExecutor(20) as clients:
         admitted = [clients.submit(post, server, 10 * i, 4) for i in range(2)]
         until(lambda: server.metric("queue_items") == 8)
         refused = [future.result() for future in [clients.submit(post, server, 100 + i, 1) for i in range(12)]]
@@ -82,17 +93,20 @@ def test_more_clients_than_places_all_get_an_answer_at_once_or_later(tmp_path: P
         assert server.metric("queue_items") == 0
 
 
-def test_a_client_that_hangs_up_gives_its_place_back(tmp_path: Path, gate: Path) -> None:
-    with serve(tmp_path, *GATED, "--queue-items", 8, "--max-items", 8, environment={GATE: str(gate)}) as server:
-        data = json.dumps(body(0, 8)).encode()
-        head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        with server.connect() as connection:
-            connection.sendall(head.encode() + data)
-            until(lambda: server.metric("queue_items") == 8)
-        until(lambda: server.metric("queue_items") == 0)
-        assert server.metric("cancelled_total") == 1
-        gate.unlink()
-        assert code_of(post(server, 50, 8)) == "ok"
+def test_a_client_that_hangs_up_gives_its_place_back(small_queue: tuple[Server, Path]) -> None:
+    server, gate = small_queue
+    gate.touch()
+    data = json.dumps(body(200, 8)).encode()
+    head = (
+        f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    with server.connect() as connection:
+        connection.sendall(head.encode() + data)
+        until(lambda: server.metric("queue_items") == 8)
+    until(lambda: server.metric("queue_items") == 0)
+    assert server.metric("cancelled_total") == 1
+    gate.unlink()
+    assert code_of(post(server, 50, 8)) == "ok"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
