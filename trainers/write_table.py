@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.runs.columns import ALL_COLUMNS
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.runs.table import ALL_COLUMNS, VERSION, RunFolder, read_metadata, replace_columns, table_from
+from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from noisegate.pipeline.runs.table import COLUMNS, METHOD_COLUMNS, VERSION
+from noisegate.pipeline.runs.columns import COLUMNS, METHOD_COLUMNS
+from noisegate.pipeline.runs.table import VERSION
 
 __all__ = ["table_page"]
 

@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .method_columns import METHOD_COLUMNS
+from .columns import ALL_COLUMNS, COLUMNS, METHOD_COLUMNS, WORD
 
 __all__ = [
-    "ALL_COLUMNS",
-    "COLUMNS",
     "VERSION",
     "RunFolder",
     "read_metadata",
@@ -26,41 +24,6 @@ __all__ = [
 ]
 
 VERSION = 1
-_WORD = pa.dictionary(pa.int32(), pa.string())
-
-COLUMNS: dict[str, tuple[pa.DataType, str]] = {
-    "key": (pa.string(), "webdataset key"),
-    "index": (pa.int32(), "position of the sample in its shard"),
-    "status": (
-        _WORD,
-        "ok, or why there is no score: no_image, bad_image, no_text, bad_text, no_label, bad_label, too_large, broken, invalid",
-    ),
-    "error": (pa.string(), "what exactly was wrong, null for ok"),
-    "image_sha256": (pa.binary(32), "of the image's raw bytes"),
-    "text_sha256": (pa.binary(32), "of the caption's bytes"),
-    "similarity": (pa.float32(), "cosine of image and caption"),
-    "osa_weight": (pa.float32(), "x² (1 - x) with x = similarity - β, 0 where x <= 0 (OSA Eq. 5)"),
-    "clean_probability": (pa.float32(), "calibrated chance that the pair, or the label, is right"),
-    "label": (pa.int32(), "given class, null for caption data"),
-    "knn_consistency": (pa.float32(), "p_vis at the given class: the neighbours' balanced vote (TANGO Eq. 9-10)"),
-    "anchor_consistency": (pa.float32(), "p_sem at the given class: share of the nearest text anchors"),
-    "consistency": (pa.float32(), "q at the given class over the largest q"),
-    "probe_consistency": (pa.float32(), "out-of-fold linear probe's probability of the given class"),
-    "label_quality": (pa.float32(), "fused posterior of the given class"),
-    "neighbourhood": (pa.float32(), "agreement of a pair with its neighbours' partners"),
-    "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, the noise-rate-aware cut for labels"),
-    "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
-    "refined_label": (pa.int32(), "what the label should be"),
-    "refined_confidence": (pa.float32(), "probability of refined_label"),
-    "flags": (pa.list_(_WORD), "notes such as duplicate_key, no_neighbours, indegree0"),
-}
-READ_COLUMNS = (
-    "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
-)  # fmt: skip
-SCORE_COLUMNS = {name: kind for name, (kind, _) in COLUMNS.items() if name not in READ_COLUMNS}
-SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
-ALL_COLUMNS = COLUMNS | METHOD_COLUMNS
-"""With those that only some tables have."""
 
 
 def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
@@ -122,7 +85,7 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.T
     for stem in run.stems():
         part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
-        parts.append(part.select(names).add_column(0, pa.field("shard", _WORD), shard))
+        parts.append(part.select(names).add_column(0, pa.field("shard", WORD), shard))
     if not parts:
         raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
     return pa.concat_tables(parts).unify_dictionaries()

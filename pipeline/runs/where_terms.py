@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .table import ALL_COLUMNS
+from .columns import ALL_COLUMNS
 
 __all__ = [
     "KINDS",

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.pair_fit import PairFit
 from noisegate.pipeline.pairs.scorer import pair_columns
-from noisegate.pipeline.runs.table import SCORE_COLUMNS, RunFolder, read_metadata, replace_columns
+from noisegate.pipeline.runs.columns import SCORE_COLUMNS
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 
 if TYPE_CHECKING:
     from noisegate.pipeline.labels.scoring import LabelScores

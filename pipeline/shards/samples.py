@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.system.output_files import whole_path
 
 from .locate import Shard
 from .read import IMAGE_PARTS, RawSample, ShardReader, is_read
@@ -85,10 +86,12 @@ def index_samples(tar: Path) -> pa.Table:
 
 def save_index(index: pa.Table, path: Path) -> None:
     """Write an index to an Arrow file."""
-    temporary = path.with_suffix(".part")
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, index.schema) as writer:
+    with (
+        whole_path(path, path.with_suffix(".part")) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_file(sink, index.schema) as writer,
+    ):
         writer.write_table(index.combine_chunks())
-    temporary.replace(path)  # no fsync: an index that is lost in a power cut is made again
 
 
 def load_index(path: Path) -> pa.Table:

@@ -81,9 +81,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name for what is to become `path`; after an error nothing is left. Nothing is synced to disk."""
-    temporary = temporary_name(path)
+def whole_path(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary name for the file that becomes `path`; after an error nothing is left. Nothing is synced to disk.
+
+    temporary: a fixed name, for writers that hold a lock: the next one overwrites what a killed one left.
+    """
+    temporary = temporary or temporary_name(path)
     try:
         yield temporary
         temporary.replace(path)

@@ -6,9 +6,7 @@ the model as an open_clip folder, and measure β again, because the cone of embe
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from noisegate.pipeline.pairs.scorer import Encoded
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Float64, Index
-from noisegate.pipeline.system.output_files import write_atomically, writing_to
+from noisegate.pipeline.system.output_files import whole_folder, write_atomically
 
 __all__ = ["ADAPT_FILE", "Adaptation", "Tuning", "adapt", "hold_out", "tune"]
 
@@ -197,7 +195,7 @@ def adapt(
     _check(out, pairs, keep, seed)
     found = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
-    with _appearing(out) as folder:
+    with whole_folder(out.absolute()) as folder:
         data, before, split = _read(estimator, found, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
@@ -238,21 +236,6 @@ def adapt(
         record["shards"] = [shard.url for shard in found]
         write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
     return done
-
-
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when all went well and is gone when not."""
-    target = out.absolute()
-    partial = target.with_name(f".{target.name}.partial")
-    with writing_to(target.parent):
-        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-        partial.mkdir()
-        try:
-            yield partial
-            partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)

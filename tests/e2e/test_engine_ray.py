@@ -12,10 +12,10 @@ import pytest
 import ray
 
 from noisegate.pipeline.engines.ray_workers import Ray
-from noisegate.pipeline.neighbours import search
+from noisegate.pipeline.neighbours import disk_search
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.workers import DecodeOptions
-from noisegate.pipeline.system.ray_connection import SLOW_START, connected
+from noisegate.pipeline.system.ray_connection import SLOW_START, connect_to_ray
 from tests.commands import ROOT, called
 from tests.errors import refused
 from tests.fakes import ColourModel, pairs, picture, write_tar
@@ -79,7 +79,7 @@ def test_neighbours_are_searched_on_ray_too_once_the_encoders_have_made_room(
         write_tar(tmp_path / "s" / f"x-{number}.tar", sorted(pictures + labels))
     task = {"estimator": ColourModel, "options": DecodeOptions(tasks=("labels",)), "k": 4}
     score(tmp_path / "s", tmp_path / "plain", **task)
-    monkeypatch.setattr(search, "run_task", lambda task: pytest.fail("searched in this process"))
+    monkeypatch.setattr(disk_search, "run_task", lambda task: pytest.fail("searched in this process"))
     score(tmp_path / "s", tmp_path / "out", engine=TWO, neighbour_memory=2_000_000_000, **task)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
 
@@ -186,12 +186,12 @@ def test_a_ray_that_starts_slowly_is_started_once_more_and_only_once(monkeypatch
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     slow = "The current node timed out during startup."
     busy = BusyHost(slow)
-    with connected(busy):
+    with connect_to_ray(busy):
         assert busy.calls == ["init local", "shutdown", "init local"]
     assert busy.calls[-1] == "shutdown"
     for words, starts in (((slow, slow), 2), (("Could not find any running Ray instance.",), 1)):
         host = BusyHost(*words)
-        with refused("address", "here:1"), connected(host, "here:1"):
+        with refused("address", "here:1"), connect_to_ray(host, "here:1"):
             pass
         assert host.calls.count("init here:1") == starts
 

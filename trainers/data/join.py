@@ -12,7 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.runs.table import ALL_COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.runs.columns import ALL_COLUMNS
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.decode import Limits, decode_text
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 from noisegate.pipeline.shards.samples import TarSamples

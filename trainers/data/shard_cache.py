@@ -14,6 +14,7 @@ from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.samples import TarSamples, index_samples, is_compressed, load_index, save_index
 from noisegate.pipeline.shards.tar import plain_bytes
+from noisegate.pipeline.system.output_files import whole_path
 
 __all__ = ["ShardCache"]
 
@@ -81,8 +82,12 @@ def _digest(shard: Shard, plain: bool) -> str:
 
 def _copy(shard: Shard, to: Path) -> None:
     """Write the uncompressed tar; of a damaged gzip stream as much as can be read: the index records where it ends."""
-    temporary = to.with_suffix(".part")
-    with shard.open() as stream, temporary.open("wb") as out, suppress(EOFError, zlib.error):
+    with (
+        whole_path(to, to.with_suffix(".part")) as temporary,
+        shard.open() as stream,
+        temporary.open("wb") as out,
+        suppress(EOFError, zlib.error),
+    ):
         try:
             for data in plain_bytes(stream.read):
                 out.write(data)
@@ -90,7 +95,6 @@ def _copy(shard: Shard, to: Path) -> None:
             raise ShardError(
                 f"shard {shard.url} cannot be copied to {to.parent}: {error}", "cache", str(to.parent)
             ) from error
-    temporary.replace(to)
 
 
 if os.name == "nt":

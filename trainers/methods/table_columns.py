@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, RunFolder
+from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
+from noisegate.pipeline.runs.table import RunFolder
 
 __all__ = ["open_finished_run", "require_columns"]
 

@@ -37,6 +37,7 @@ from noisegate.pipeline.datasets.scenes import (
     scene_class,
 )
 from noisegate.pipeline.estimators.loading import allow_torchvision
+from noisegate.pipeline.system.output_files import whole_path
 
 from .check import measure
 
@@ -250,10 +251,9 @@ def save(model: Any, used: NDArray[np.int32], out: Path) -> None:
     model_config = {"embed_dim": EMBEDDING, "vision_cfg": VISION, "text_cfg": TEXT}
     config = json.dumps({"model_cfg": model_config, "preprocess_cfg": PREPROCESS}, indent=2) + "\n"
     (out / "open_clip_config.json").write_text(config, encoding="utf-8")
-    partial = out / "open_clip_model.partial"
-    save_file(state, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors keeps its files to their owner
-    partial.replace(out / "open_clip_model.safetensors")
+    with whole_path(out / "open_clip_model.safetensors") as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+        temporary.chmod(0o644)  # safetensors makes its files readable by their owner only
 
 
 def main() -> None:

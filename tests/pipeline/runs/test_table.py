@@ -1,9 +1,6 @@
 """The weight table: its contract, how it is written, and what is said when it is not one."""
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.runs.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from
-from noisegate.pipeline.system.output_files import temporary_name, write_atomically
-from tests.commands import ROOT
+from noisegate.pipeline.runs.columns import COLUMNS
+from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, read_table, table_from
 
 METADATA = {"table_version": VERSION, "shard": {"rows": 2}}
 
@@ -156,34 +152,6 @@ def test_only_whole_tables_of_this_version_are_tables(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"noisegate.table_version": "{"}), path)
     with pytest.raises(TableError, match="not a weight table"):
         read_metadata(path)
-
-
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "x.json"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [file.name for file in path.parent.iterdir()] == ["x.json"]
-    folder = tmp_path / "taken"
-    folder.mkdir()
-    with pytest.raises(OSError, match="taken"):
-        write_atomically(folder, b"three")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["new", "taken"]
-
-
-def test_two_processes_write_the_same_file_under_names_of_their_own(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from noisegate.pipeline.runs.table import temporary_name as t; print(t(Path('x.json')))"
-    other = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
-    )
-    mine = temporary_name(Path("x.json")).name
-    for name in (mine, other.stdout.strip()):
-        assert re.fullmatch(r"\.x\.json\.[0-9a-f]{8}\.tmp", name)
-    assert mine != other.stdout.strip()
-    half = tmp_path / other.stdout.strip()
-    half.write_bytes(b"of another")
-    write_atomically(tmp_path / "x.json", b"mine")
-    assert half.read_bytes() == b"of another"
 
 
 def test_the_run_file_is_json_that_others_can_read(tmp_path: Path) -> None:
