@@ -114,9 +114,8 @@ def default_workers() -> int:
 
 def _set_up_worker(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    reuse_memory(
-        16 << 20, 64 << 20
-    )  # chunks of pixels take longer for new pages than for the copy (benchmarks/stages.py)
+    # new pages for chunks of pixels take longer than copying them (benchmarks/stages.py)
+    reuse_memory(16 << 20, 64 << 20)
     exit_with_parent(parent)
 
 

@@ -16,7 +16,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.classes import BUILT_IN
 
 from .samples import check_classes, key_of, label_parts, picture_samples, png_part
-from .source import Request, Sample, SampleSource, find, missing, need
+from .source import Request, Sample, SampleSource, find, missing, need, unusable
 
 __all__ = ["read_animal10n", "read_cifar10", "read_cifar100", "read_human_labels"]
 
@@ -66,11 +66,10 @@ def _map_records(path: Path, size: int) -> NDArray[np.uint8]:
     """(N, size) bytes, left on disk."""
     whole = path.stat().st_size
     if not whole or whole % size:
-        raise ConfigError(
-            f"{path} has {whole:,} bytes, no multiple of a record's {size:,}; it must be the binary version of the data "
-            "set, unpacked (not the pickled or the Matlab one)",
-            "source",
+        raise unusable(
             path,
+            f"has {whole:,} bytes, no multiple of a record's {size:,}; it must be the binary version of the data "
+            "set, unpacked (not the pickled or the Matlab one)",
         )
     records: NDArray[np.uint8] = np.memmap(path, np.uint8, "r").reshape(-1, size)
     return records

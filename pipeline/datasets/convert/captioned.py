@@ -13,7 +13,7 @@ from noisegate.pipeline.errors import ConfigError
 
 from .pairs import Pairs, pair_samples
 from .samples import array_part, picture_file
-from .source import Request, SampleSource, find, missing, need, read_array, read_lines, read_rows, read_text
+from .source import Request, SampleSource, find, missing, need, read_array, read_lines, read_rows, read_text, unusable
 
 __all__ = ["read_captioned"]
 
@@ -76,9 +76,7 @@ def _read_features(request: Request) -> Pairs | None:
         raise missing(request, f"{stem}_caps.txt or {stem}_caps.tsv beside {path.name}")
     regions = read_array(path)
     if regions.ndim not in (2, 3):
-        raise ConfigError(
-            f"{path} has the shape {regions.shape}; features are (images, regions, width)", "source", path
-        )
+        raise unusable(path, f"has the shape {regions.shape}; features are (images, regions, width)")
     if listed.suffix == ".tsv":
         rows = _check_width(listed, read_rows(listed))
         ids, captions = [row[0].strip() for row in rows], [row[1].strip() for row in rows]
@@ -106,10 +104,8 @@ def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str)
         if per > 1 and rows and all(np.array_equal(regions[0], regions[i]) for i in range(1, per)):
             return numbers // per, per
         return numbers, 1
-    raise ConfigError(
-        f"{path} has {rows:,} images and there are {captions:,} captions; there must be one or {CAPTIONS} for each image",
-        "source",
-        path,
+    raise unusable(
+        path, f"has {rows:,} images and there are {captions:,} captions; there must be one or {CAPTIONS} for each image"
     )
 
 
@@ -123,11 +119,10 @@ def _read_annotations(request: Request) -> Pairs | None:
         return None
     captions, ids = read_lines(listed), read_lines(numbers)
     if not ids or len(captions) not in (len(ids), CAPTIONS * len(ids)):
-        raise ConfigError(
-            f"{listed} has {len(captions):,} captions and {numbers.name} {len(ids):,} images; there must be one or "
-            f"{CAPTIONS} captions for each",
-            "source",
+        raise unusable(
             listed,
+            f"has {len(captions):,} captions and {numbers.name} {len(ids):,} images; there must be one or "
+            f"{CAPTIONS} captions for each",
         )
     known = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     per = len(captions) // len(ids)
@@ -144,10 +139,8 @@ def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
     if request.kind.name == "flickr30k" and listed.exists() and all(name.isdecimal() for name in ids):
         known = read_lines(listed)
         if max(map(int, ids)) >= len(known):
-            raise ConfigError(
-                f"{listed} has {len(known):,} names, and an id is {max(map(int, ids)):,}; give the whole list",
-                "source",
-                listed,
+            raise unusable(
+                listed, f"has {len(known):,} names, and an id is {max(map(int, ids)):,}; give the whole list"
             )
         return [known[int(name)] for name in ids]
     if request.kind.name == "coco" and all(name.isdecimal() for name in ids):
@@ -174,7 +167,7 @@ def _read_karpathy(request: Request) -> Pairs | None:
         said = [[(s["raw"].strip(), s.get("sentid")) for s in entry["sentences"][:CAPTIONS]] for entry in chosen]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is not Karpathy's list of images with sentences ({what})", "source", path) from error
+        raise unusable(path, f"is not Karpathy's list of images with sentences ({what})") from error
     captions = [text for texts in said for text, _ in texts]
     image_of = np.repeat(np.arange(len(said), dtype=np.int64), [len(texts) for texts in said])
     numbers = [number if number is not None else place for place, number in enumerate(n for t in said for _, n in t)]
@@ -206,9 +199,7 @@ def _read_table(request: Request) -> Pairs | None:
 def _check_width(path: Path, rows: list[list[str]], width: int = 2) -> list[list[str]]:
     for number, row in enumerate(rows, start=1):
         if len(row) < width:
-            raise ConfigError(
-                f"{path}: row {number} has {len(row)} of {width} cells; write image and caption in each", "source", path
-            )
+            raise unusable(path, f"row {number} has {len(row)} of {width} cells; write image and caption in each")
     return rows
 
 

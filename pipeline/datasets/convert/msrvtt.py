@@ -8,12 +8,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample
 
 from .pairs import Pairs, pair_samples
 from .samples import array_part
-from .source import Request, SampleSource, find, need, read_rows, read_text
+from .source import Request, SampleSource, find, need, read_rows, read_text, unusable
 
 __all__ = ["read_msrvtt"]
 
@@ -34,14 +33,14 @@ def read_msrvtt(request: Request) -> SampleSource:
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is not MSR-VTT's list of videos and sentences ({what})", "source", path) from error
+        raise unusable(path, f"is not MSR-VTT's list of videos and sentences ({what})") from error
     listed = find(request.folder, *_LISTS[request.split])
     videos = {video: None for video, name in split.items() if name == _SPLITS[request.split]}
     if listed is not None:
         rows = read_rows(listed)
         head = [cell.strip() for cell in rows[0]] if rows else []
         if "video_id" not in head:
-            raise ConfigError(f"{listed} has no column video_id; its first row names its columns", "source", listed)
+            raise unusable(listed, "has no column video_id; its first row names its columns")
         ids = [row[head.index("video_id")].strip() for row in rows[1:]]
         videos = dict.fromkeys(ids)
         if _SENTENCE in head:

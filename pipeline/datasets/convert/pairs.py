@@ -13,7 +13,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample
 
 from .samples import json_part, key_of
-from .source import Request, Sample, SampleSource, read_array, read_lines
+from .source import Request, Sample, SampleSource, read_array, read_lines, unusable
 
 __all__ = ["GivenNoise", "Pairs", "pair_samples", "read_noise_file"]
 
@@ -101,11 +101,7 @@ def pair_samples(request: Request, pairs: Pairs) -> SampleSource:
     In image rows `txt` is the first caption and the json's `captions` are all: trainers take `captions: json:captions`.
     """
     if not len(pairs.captions):
-        raise ConfigError(
-            f"source {request.folder}: --split {request.split} has no captions; check its files",
-            "source",
-            request.folder,
-        )
+        raise unusable(request.folder, f"--split {request.split} has no captions; check its files")
     rows = request.rows or ("captions" if request.split == "train" else "images")
     facts = {**pairs.facts, "rows": rows, "images_in_source": len(pairs.image_ids)}
     if request.noise_file is None:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import FORMATS, BadSample, Limits, decode_image
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 
-from .source import Request, Sample, SampleSource
+from .source import Request, Sample, SampleSource, unusable
 
 __all__ = [
     "CHECKS",
@@ -119,11 +118,7 @@ def picture_samples(
 ) -> SampleSource:
     """Samples of picture files below `folder` with their labels, in this order."""
     if not names:
-        raise ConfigError(
-            f"source {request.folder}: --split {request.split} lists no pictures; check its files",
-            "source",
-            request.folder,
-        )
+        raise unusable(request.folder, f"--split {request.split} lists no pictures; check its files")
     check_classes(labels, classes, request.folder)
 
     def sample(number: int) -> Sample:
@@ -143,8 +138,4 @@ def check_classes(labels: Sequence[int], classes: Sequence[str], place: Path) ->
     """Raise ConfigError where a label has no class."""
     largest = max(labels, default=-1)
     if classes and largest >= len(classes):
-        raise ConfigError(
-            f"source {place}: a label is {largest}, and there are {len(classes)} classes; check its lists",
-            "source",
-            place,
-        )
+        raise unusable(place, f"a label is {largest}, and there are {len(classes)} classes; check its lists")

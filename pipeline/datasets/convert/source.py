@@ -27,6 +27,7 @@ __all__ = [
     "read_lines",
     "read_rows",
     "read_text",
+    "unusable",
 ]
 
 _WHOLE = 64_000_000  # bytes; larger files are known by their size and their beginning
@@ -82,12 +83,8 @@ def find(folder: Path, *names: str) -> Path | None:
 def need(request: Request, *names: str) -> Path:
     """Like `find` in the download's folder; raises ConfigError where none exists."""
     if not request.folder.is_dir():
-        what = "is a file" if request.folder.exists() else "is not there"
-        raise ConfigError(
-            f"source {request.folder} {what}; give the folder of {request.kind.source}: {request.kind.expected}",
-            "source",
-            request.folder,
-        )
+        what = "this is a file" if request.folder.exists() else "no such folder"
+        raise unusable(request.folder, f"{what}; give the folder of {request.kind.source}: {request.kind.expected}")
     found = find(request.folder, *names)
     if found is None:
         raise missing(request, " or ".join(names))
@@ -97,12 +94,14 @@ def need(request: Request, *names: str) -> Path:
 def missing(request: Request, what: str) -> ConfigError:
     """The error for files that are not there: names them, and the downloads they come from."""
     kind = request.kind
-    return ConfigError(
-        f"source {request.folder} has no {what}; {kind.name} --split {request.split} needs {kind.expected} "
-        f"(from {kind.source})",
-        "source",
-        request.folder,
+    return unusable(
+        request.folder, f"has no {what}; {kind.name} --split {request.split} needs {kind.expected} (from {kind.source})"
     )
+
+
+def unusable(path: Path, problem: str) -> ConfigError:
+    """The error for a download's file or folder that cannot be used."""
+    return ConfigError(f"source {path}: {problem}", "source", path)
 
 
 def read_text(path: Path) -> str:
@@ -110,9 +109,9 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text (byte {error.start}); save it as UTF-8", "source", path) from error
+        raise unusable(path, f"is no UTF-8 text (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a readable file", "source", path) from error
+        raise unusable(path, f"cannot be read: {error.strerror}; give a readable file") from error
 
 
 def read_lines(path: Path) -> list[str]:
@@ -134,7 +133,7 @@ def read_rows(path: Path) -> list[list[str]]:
         rows = list(csv.reader(lines, delimiter="\t"))
         return rows if len(rows) == len(lines) else list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     except csv.Error as error:
-        raise ConfigError(f"{path} is no table: {error}; write one row per line", "source", path) from error
+        raise unusable(path, f"is no table: {error}; write one row per line") from error
 
 
 def read_array(path: Path, mmap: bool = True) -> NDArray[Any]:
@@ -142,7 +141,7 @@ def read_array(path: Path, mmap: bool = True) -> NDArray[Any]:
     try:
         found: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"{path} is no .npy of numbers: {error}", "source", path) from error
+        raise unusable(path, f"is no .npy of numbers: {error}") from error
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError
 
 from .samples import is_picture, picture_samples
-from .source import Request, SampleSource, find, missing, need, read_lines, read_rows
+from .source import Request, SampleSource, find, missing, need, read_lines, read_rows, unusable
 
 __all__ = ["read_cars98n", "read_food101n", "read_webvision"]
 
@@ -38,9 +38,7 @@ def read_webvision(request: Request) -> SampleSource:
             continue
         picture, _, label = line.rpartition(" ")
         if not picture or not label.isdecimal():
-            raise ConfigError(
-                f"{path}: line {number} is {line[:60]!r}; each is a picture and a class number", "source", path
-            )
+            raise unusable(path, f"line {number} is {line[:60]!r}; each is a picture and a class number")
         if int(label) < classes:
             names.append(picture.strip())
             labels.append(int(label))
@@ -69,11 +67,10 @@ def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
         raise missing(request, "folder")
     synsets = sorted(path.name for path in place.iterdir() if path.is_dir() and path.name[:1] == "n")
     if len(synsets) not in (classes, IMAGENET):
-        raise ConfigError(
-            f"{place} has {len(synsets)} folders of synsets; all {IMAGENET:,} must be there, or the first {classes} alone, "
-            "because their order gives the class numbers",
-            "source",
+        raise unusable(
             place,
+            f"has {len(synsets)} folders of synsets; all {IMAGENET:,} must be there, or the first {classes} alone, "
+            "because their order gives the class numbers",
         )
     names = [
         f"{synset}/{path.name}"
@@ -106,9 +103,7 @@ def read_food101n(request: Request) -> SampleSource:
     names = [row[0].strip() if request.split != "test" else f"{row[0].strip()}.jpg" for row in rows]
     unknown = next((name for name in names if name.partition("/")[0] not in number), None)
     if unknown is not None:
-        raise ConfigError(
-            f"{path}: the class of {unknown!r} is not in {named.name}; each row is CLASS/PICTURE", "source", path
-        )
+        raise unusable(path, f"the class of {unknown!r} is not in {named.name}; each row is CLASS/PICTURE")
     labels = [number[name.partition("/")[0]] for name in names]
     seen = _read_verified(request, path) if request.split != "test" else {}
     protocol = "human:food101n.verification"
@@ -138,9 +133,7 @@ def _read_verified(request: Request, listed: Path) -> dict[str, bool]:
         if row[0].startswith("class_name"):
             continue
         if len(row) < 2 or row[1].strip() not in ("0", "1"):
-            raise ConfigError(
-                f"{path}: the row of {row[0]!r} has no verification label; it must be 0 or 1", "source", path
-            )
+            raise unusable(path, f"the row of {row[0]!r} has no verification label; it must be 0 or 1")
         found[row[0].strip()] = row[1].strip() == "1"
     return found
 
@@ -163,11 +156,7 @@ def _read_list(request: Request, path: Path) -> SampleSource:
         rows = rows[1:]  # names of columns
     for number, row in enumerate(rows, start=1):
         if len(row) < 2 or not row[-1].strip().isdecimal():
-            raise ConfigError(
-                f"{path}: row {number} is {','.join(row)[:60]!r}; each is an image path and a class number",
-                "source",
-                path,
-            )
+            raise unusable(path, f"row {number} is {','.join(row)[:60]!r}; each is an image path and a class number")
     given = [int(row[-1]) for row in rows]
     label = {name: place for place, name in enumerate(sorted(set(given)))}
     folder = find(request.folder, *_CARS_FOLDERS) or request.folder
@@ -211,15 +200,11 @@ def _read_annotations(request: Request) -> SampleSource:
         named = tuple(str(name) for name in _as_list(found["class_names"]))
     except (MatReadError, ValueError, KeyError, AttributeError, TypeError, NotImplementedError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{path} is not CARS196's list of annotations ({what}); give cars_annos.mat", "source", path
-        ) from error
+        raise unusable(path, f"is not CARS196's list of annotations ({what}); give cars_annos.mat") from error
     kept = [(name, number) for name, number in rows if number >= FIRST_TEST]
     label = {number: place for place, number in enumerate(sorted({number for _, number in kept}))}
     if label and max(label) > len(named):
-        raise ConfigError(
-            f"{path} names {len(named)} classes, and a class is {max(label)}; give cars_annos.mat whole", "source", path
-        )
+        raise unusable(path, f"names {len(named)} classes, and a class is {max(label)}; give cars_annos.mat whole")
     classes = tuple(named[number - 1] for number in label)
     labels = [label[number] for _, number in kept]
     names = [name for name, _ in kept]

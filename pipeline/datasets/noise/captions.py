@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .protocols import count_chosen
+from .protocols import bad_setting, count_chosen
 
 __all__ = ["PairNoise", "shuffle_captions", "shuffle_images"]
 
@@ -81,11 +81,11 @@ def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generato
     groups = _groups(images)
     sizes = np.bincount(groups)
     if len(groups) and sizes.min() != sizes.max():
-        raise ConfigError(
-            f"images: they have {sizes.min()} to {sizes.max()} captions each, which cannot change places together; "
-            "give every image the same number of captions, or use shuffle-captions",
+        raise bad_setting(
             "images",
             None,
+            f"they have {sizes.min()} to {sizes.max()} captions each, which cannot change places together; "
+            "give every image the same number of captions, or use shuffle-captions",
         )
     captions = len(groups) // max(len(sizes), 1)
     rows = np.argsort(groups, kind="stable").reshape(len(sizes), captions)
@@ -98,18 +98,14 @@ def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
     """(N,) int64 ids 0..M-1 of the samples' images."""
     if isinstance(images, int | np.integer):
         if images < 0:
-            raise ConfigError(
-                f"images={images}: a number of samples cannot be negative; give for example images=1000",
-                "images",
-                images,
-            )
+            raise bad_setting("images", images, "a number of samples cannot be negative; give for example images=1000")
         return np.arange(images, dtype=np.int64)
     ids = np.asarray(images)
     if ids.ndim != 1:
-        raise ConfigError(
-            f"images: ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]",
+        raise bad_setting(
             "images",
             ids.shape,
+            f"ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]",
         )
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
@@ -129,11 +125,11 @@ def _permute(
         return permuted
     ids, counts = np.unique(groups[chosen], return_counts=True)
     if 2 * counts.max() > len(chosen):
-        raise ConfigError(
-            f"derange=True: of the {len(chosen)} chosen, {counts.max()} belong to image number {ids[counts.argmax()]}, "
-            "so not all can leave their image; use a higher rate, more images, or derange=False",
+        raise bad_setting(
             "derange",
             True,
+            f"of the {len(chosen)} chosen, {counts.max()} belong to image number {ids[counts.argmax()]}, "
+            "so not all can leave their image; use a higher rate, more images, or derange=False",
         )
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):

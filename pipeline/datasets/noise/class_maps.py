@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import array_digest
+
+from .protocols import bad_setting
 
 __all__ = ["CIFAR10_MAP", "CIFAR100_MAP", "CIFAR100_SUPERCLASSES", "CLASS_MAPS", "ClassMap", "load_class_map"]
 
@@ -82,10 +83,8 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
         return ClassMap(source, CLASS_MAPS[source])
     if source == "next":
         if classes < 2:
-            raise ConfigError(
-                f"class_map='next': with classes={classes} there is no next class; give classes=2 or more",
-                "class_map",
-                source,
+            raise bad_setting(
+                "class_map", source, f"with classes={classes} there is no next class; give classes=2 or more"
             )
         return ClassMap(f"next:{classes}", _map_to_next([range(classes)]))
     target = np.arange(classes, dtype=np.int64)
@@ -93,11 +92,7 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
     for given, mistaken in _read_map(Path(source)).items():
         start, end = (_class_id(str(source), value, classes, names) for value in (given, mistaken))
         if start in mapped:
-            raise ConfigError(
-                f"class_map={str(source)!r}: {given!r} names class {start} again; map each class once",
-                "class_map",
-                str(source),
-            )
+            raise bad_setting("class_map", str(source), f"{given!r} names class {start} again; map each class once")
         mapped.add(start)
         target[start] = end
     same = next((name for name, known in CLASS_MAPS.items() if np.array_equal(known, target)), None)
@@ -110,23 +105,19 @@ def _read_map(path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         if repeated:
-            raise ConfigError(
-                f"class_map={str(path)!r}: {repeated[0]!r} occurs twice; map each class once", "class_map", str(path)
-            )
+            raise bad_setting("class_map", str(path), f"{repeated[0]!r} occurs twice; map each class once")
         return dict(pairs)
 
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ConfigError(
-            f"class_map={str(path)!r}: no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}",
-            "class_map",
-            str(path),
+        raise bad_setting(
+            "class_map", str(path), f"no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}"
         ) from error
     except ValueError as error:  # bad JSON, or not UTF-8
-        raise ConfigError(f"class_map={str(path)!r}: not JSON ({error}); {example}", "class_map", str(path)) from error
+        raise bad_setting("class_map", str(path), f"not JSON ({error}); {example}") from error
     if not isinstance(value, dict) or not value:
-        raise ConfigError(f"class_map={str(path)!r}: this is no object of classes; {example}", "class_map", str(path))
+        raise bad_setting("class_map", str(path), f"this is no object of classes; {example}")
     return value
 
 
@@ -141,14 +132,14 @@ def _class_id(source: str, value: object, classes: int, names: Sequence[str]) ->
         number = int(value)
         if number < classes:
             return number
-        raise ConfigError(
-            f"class_map={source!r}: {value!r} is no class id; with {classes} classes give 0 to {classes - 1}, or say by "
-            "classes how many there are",
+        raise bad_setting(
             "class_map",
             source,
+            f"{value!r} is no class id; with {classes} classes give 0 to {classes - 1}, or say by "
+            "classes how many there are",
         )
     known = f"the classes are {', '.join(names[:5])}, …" if names else "give ids, or classes with their names as well"
-    raise ConfigError(f"class_map={source!r}: {value!r} is no class; {known}", "class_map", source)
+    raise bad_setting("class_map", source, f"{value!r} is no class; {known}")
 
 
 def _normalise(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
+from noisegate.pipeline.errors import MismatchError, ShardError
 from noisegate.pipeline.estimators.base import array_digest
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
@@ -17,6 +17,8 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool
+
+from .protocols import bad_setting
 
 __all__ = ["Features", "load_features", "load_rows", "make_thumbnails", "name_with_digest"]
 
@@ -58,19 +60,15 @@ def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
         try:
             rows = np.load(source, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError as error:
-            raise ConfigError(
-                f"{setting}={str(source)!r}: no such file; give an .npy file of one row per sample", setting, source
-            ) from error
+            raise bad_setting(setting, source, "no such file; give an .npy file of one row per sample") from error
         except (OSError, ValueError, EOFError) as error:
-            raise ConfigError(
-                f"{setting}={str(source)!r}: this is no .npy file; write one with numpy.save", setting, source
-            ) from error
+            raise bad_setting(setting, source, "this is no .npy file; write one with numpy.save") from error
     if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind not in "fiu":
         shape = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "several arrays"
-        raise ConfigError(
-            f"{setting}: {shape} was given; give numbers of shape (samples, columns), one row per sample",
+        raise bad_setting(
             setting,
             getattr(rows, "shape", None),
+            f"{shape} was given; give numbers of shape (samples, columns), one row per sample",
         )
     return rows
 
@@ -103,18 +101,14 @@ def _read_embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[st
     run = RunFolder(folder)
     record = run.read_run()
     if record is None:
-        raise ConfigError(
-            f"features={str(folder)!r}: no run is there; make one with: noisegate annotate SHARDS --out {folder}",
-            "features",
-            folder,
+        raise bad_setting(
+            "features", folder, f"no run is there; make one with: noisegate annotate SHARDS --out {folder}"
         )
     parts = []
     for shard, digest in zip(shards, digests, strict=True):
         table = run.table(shard.stem)
         if not table.exists():
-            raise ConfigError(
-                f"features={str(folder)!r}: this run has no {table.name}; annotate {shard.url} too", "features", folder
-            )
+            raise bad_setting("features", folder, f"this run has no {table.name}; annotate {shard.url} too")
         if read_metadata(table)["shard"]["sha256"] != digest:
             raise MismatchError(
                 f"{table} was made from another shard than {shard.url}; annotate the shards as they are",
@@ -122,11 +116,7 @@ def _read_embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[st
                 folder,
             )
         if not run.embeddings(shard.stem).exists():
-            raise ConfigError(
-                f"features={str(folder)!r}: its embeddings were dropped; annotate without --drop-embeddings",
-                "features",
-                folder,
-            )
+            raise bad_setting("features", folder, "its embeddings were dropped; annotate without --drop-embeddings")
         parts.append(read_embeddings(run.embeddings(shard.stem), "image"))
     rows = np.concatenate(parts)
     known: NDArray[np.bool_] = (rows != 0).any(axis=1)  # a sample that could not be encoded is a row of zeros

@@ -20,7 +20,7 @@ from .class_maps import load_class_map
 from .features import ArraySource, load_features, load_rows, name_with_digest
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor
-from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
+from .protocols import EXAMPLES, PROTOCOLS, bad_setting, check_options, find_protocol, protocol_id
 from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
 
 __all__ = ["LabelNoiseReport", "noise_labels"]
@@ -106,12 +106,12 @@ def noise_labels(
     """
     if find_protocol(protocol).noises != "labels":
         known = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "labels")
-        raise ConfigError(f"protocol={protocol!r}: this does not change labels; use {known}", "protocol", protocol)
+        raise bad_setting("protocol", protocol, f"this does not change labels; use {known}")
     options: dict[str, object] = {"inclusive": inclusive, "class_map": class_map, "temperature": temperature}
     options |= {"kind": kind, "factor": factor, "features": _describe(features), "posteriors": _describe(posteriors)}
     check_options(protocol, options)
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
+        raise bad_setting("seed", seed, "a seed is not negative; give for example seed=7")
     refuse_own_field("label_field", label_field, "label", "true_label")
     make: Callable[[_Data], _MadeNoise]
     if protocol == "pmd":
@@ -148,11 +148,11 @@ def _make_symmetric(data: _Data, *, rate: float, inclusive: bool, seed: int) -> 
 def _make_asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -> _MadeNoise:
     found = load_class_map(class_map, data.classes, data.names)
     if data.classes_given and len(found.target) != data.classes:
-        raise ConfigError(
-            f"class_map={str(class_map)!r}: this is a map of {len(found.target)} classes, and classes gives "
-            f"{data.classes}; leave out classes, or use class_map='next'",
+        raise bad_setting(
             "class_map",
             class_map,
+            f"this is a map of {len(found.target)} classes, and classes gives "
+            f"{data.classes}; leave out classes, or use class_map='next'",
         )
     rows = np.flatnonzero(data.labelled)
     identity = protocol_id("asymmetric", rate=rate, class_map=found.name, seed=seed)
@@ -187,10 +187,10 @@ def _make_pmd(
     eta = load_rows(posteriors, "posteriors")
     _check_rows("posteriors", len(eta), len(data.labels))
     if data.classes_given and eta.shape[1] != data.classes:
-        raise ConfigError(
-            f"posteriors: they have {eta.shape[1]} columns, and classes gives {data.classes}; give one for each class",
+        raise bad_setting(
             "posteriors",
             eta.shape,
+            f"they have {eta.shape[1]} columns, and classes gives {data.classes}; give one for each class",
         )
     rows = np.flatnonzero(data.labelled)
     used = eta[rows]
@@ -256,9 +256,7 @@ def _count_classes(classes: int | str | Path | None, seen: int) -> tuple[int, tu
         count = seen if classes is None else classes
     if not 1 <= count <= MAX_CLASSES:
         where = "the largest label makes it so; " if classes is None else ""
-        raise ConfigError(
-            f"classes={count}: {where}give 1 to {MAX_CLASSES:,}, for example classes=100", "classes", count
-        )
+        raise bad_setting("classes", count, f"{where}give 1 to {MAX_CLASSES:,}, for example classes=100")
     return count, names
 
 

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .protocols import check_rate, count_chosen
+from .protocols import bad_setting, check_rate, count_chosen
 
 __all__ = ["LabelNoise", "asymmetric", "check_labels", "instance_dependent", "symmetric"]
 
@@ -59,11 +59,7 @@ def symmetric(
     """
     true = check_labels(labels, classes)
     if classes < 2:
-        raise ConfigError(
-            f"classes={classes}: symmetric noise needs another class to move to; give classes=2 or more",
-            "classes",
-            classes,
-        )
+        raise bad_setting("classes", classes, "symmetric noise needs another class to move to; give classes=2 or more")
     given = true.copy()
     if inclusive:
         chosen = rng.choice(len(true), size=count_chosen(rate, len(true)), replace=False)
@@ -85,11 +81,11 @@ def asymmetric(labels: ArrayLike, class_map: ArrayLike, rate: float, rng: np.ran
     """
     target = np.asarray(class_map)
     if target.ndim != 1 or not len(target) or not np.issubdtype(target.dtype, np.integer):
-        raise ConfigError(
-            f"class_map: an array of shape {target.shape} and type {target.dtype} was given; "
-            "give one class id for each class, for example [1, 2, 0]",
+        raise bad_setting(
             "class_map",
             target.shape,
+            f"an array of shape {target.shape} and type {target.dtype} was given; "
+            "give one class id for each class, for example [1, 2, 0]",
         )
     classes = len(target)
     if target.min() < 0 or target.max() >= classes:
@@ -129,28 +125,20 @@ def instance_dependent(
     true = check_labels(labels, classes)
     rows = np.asarray(features)
     if rows.ndim != 2 or len(rows) != len(true):
-        raise ConfigError(
-            f"features: an array of shape {rows.shape} was given for {len(true)} labels; give one row for each label",
+        raise bad_setting(
             "features",
             rows.shape,
+            f"an array of shape {rows.shape} was given for {len(true)} labels; give one row for each label",
         )
     if classes < 2:
-        raise ConfigError(
-            f"classes={classes}: label noise needs another class to move to; give classes=2 or more", "classes", classes
-        )
+        raise bad_setting("classes", classes, "label noise needs another class to move to; give classes=2 or more")
     if not 0 <= deviation <= 1:
-        raise ConfigError(
-            f"deviation={deviation!r}: give a number between 0 and 1, for example deviation=0.1", "deviation", deviation
-        )
+        raise bad_setting("deviation", deviation, "give a number between 0 and 1, for example deviation=0.1")
     length = _root_mean_square_length(rows)
     if temperature is None:
         temperature = length
     if not (np.isfinite(temperature) and temperature > 0):
-        raise ConfigError(
-            f"temperature={temperature!r}: give a number above 0, for example temperature=1.0",
-            "temperature",
-            temperature,
-        )
+        raise bad_setting("temperature", temperature, "give a number above 0, for example temperature=1.0")
     flip = rng.random(len(true)) < _truncated_normal(check_rate(rate), deviation, len(true), rng)
     given = true.copy()
     for label in np.unique(true):
@@ -168,11 +156,11 @@ def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
     """(N,) int64 class ids, checked to lie below `classes`, which is never guessed: the last class may be absent."""
     array = np.asarray(labels)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
-        raise ConfigError(
-            f"labels: an array of shape {array.shape} and type {array.dtype} was given; "
-            "give one class id for each sample, for example [0, 2, 1]",
+        raise bad_setting(
             "labels",
             array.shape,
+            f"an array of shape {array.shape} and type {array.dtype} was given; "
+            "give one class id for each sample, for example [0, 2, 1]",
         )
     if array.size and (array.min() < 0 or array.max() >= classes):
         wrong = array[(array < 0) | (array >= classes)][0]
@@ -189,9 +177,7 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
         part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
         total += float(np.einsum("ij,ij->", part, part))
     if not np.isfinite(total):
-        raise ConfigError(
-            "features: some are not finite; leave out the samples that could not be encoded", "features", None
-        )
+        raise bad_setting("features", None, "some are not finite; leave out the samples that could not be encoded")
     return float(np.sqrt(total / len(rows))) if total else 1.0
 
 

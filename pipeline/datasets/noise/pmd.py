@@ -6,11 +6,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float64, Index
 
 from .labels import LabelNoise, check_labels
-from .protocols import check_rate
+from .protocols import bad_setting, check_rate
 
 __all__ = ["PMD_KINDS", "pmd", "pmd_factor", "pmd_flip_probability"]
 
@@ -38,10 +37,8 @@ def pmd(
     eta = _check_posteriors(posteriors)
     true = check_labels(labels, eta.shape[1])
     if len(true) != len(eta):
-        raise ConfigError(
-            f"posteriors: {len(eta)} rows were given for {len(true)} labels; give one row for each label",
-            "posteriors",
-            eta.shape,
+        raise bad_setting(
+            "posteriors", eta.shape, f"{len(eta)} rows were given for {len(true)} labels; give one row for each label"
         )
     first, second, margin = _top_two(eta)
     flip = rng.random(len(true)) < _flip_probability(margin, kind, factor)
@@ -69,25 +66,21 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
     """
     eta = _check_posteriors(posteriors)
     if not len(eta):
-        raise ConfigError(
-            "posteriors: no rows were given; a factor is measured on data, for example on 1,000 rows",
-            "posteriors",
-            eta.shape,
+        raise bad_setting(
+            "posteriors", eta.shape, "no rows were given; a factor is measured on data, for example on 1,000 rows"
         )
     if not 0 < check_rate(rate) < 1:
-        raise ConfigError(
-            f"rate={rate!r}: no factor gives exactly this; ask for a rate inside, for example rate=0.35", "rate", rate
-        )
+        raise bad_setting("rate", rate, "no factor gives exactly this; ask for a rate inside, for example rate=0.35")
     kept = np.sort(1 - _law(kind)(_top_two(eta)[2]))
     kept = kept[kept > 0]
     wanted = len(eta) * (1 - rate)
     if wanted > len(kept):
         always = len(eta) - len(kept)
-        raise ConfigError(
-            f"rate={rate!r}: {always} of {len(eta)} posteriors have no margin and always flip in kind {kind}; "
-            f"ask for a rate above {always / len(eta):.3g}, or use kind='I'",
+        raise bad_setting(
             "rate",
             rate,
+            f"{always} of {len(eta)} posteriors have no margin and always flip in kind {kind}; "
+            f"ask for a rate above {always / len(eta):.3g}, or use kind='I'",
         )
     # Solves sum min(1, kept / factor) = wanted. The sum falls with the factor and is known at each kept value; between
     # two of them only the m smaller terms depend on the factor: sum(smaller) / factor + (number of larger) = wanted.
@@ -98,15 +91,13 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
 
 def _law(kind: str) -> Callable[[Float64], Float64]:
     if kind not in PMD_KINDS:
-        raise ConfigError(
-            f"kind={kind!r}: PMD noise comes in kinds I, II and III; give for example kind='I'", "kind", kind
-        )
+        raise bad_setting("kind", kind, "PMD noise comes in kinds I, II and III; give for example kind='I'")
     return PMD_KINDS[kind]
 
 
 def _flip_probability(margin: Float64, kind: str, factor: float) -> Float64:
     if not (np.isfinite(factor) and factor > 0):
-        raise ConfigError(f"factor={factor!r}: give a number above 0, for example factor=1.2", "factor", factor)
+        raise bad_setting("factor", factor, "give a number above 0, for example factor=1.2")
     flip: Float64 = 1 - np.minimum(1.0, (1 - _law(kind)(margin)) / factor)
     return flip
 
@@ -125,19 +116,17 @@ def _check_posteriors(posteriors: ArrayLike) -> Float64:
     """(N, C) float64, each row divided by its sum, which may be off by what float16 leaves."""
     eta = np.asarray(posteriors, dtype=np.float64)
     if eta.ndim != 2 or eta.shape[1] < 2:
-        raise ConfigError(
-            f"posteriors: shape {eta.shape} was given; give (samples, classes) with 2 classes or more",
-            "posteriors",
-            eta.shape,
+        raise bad_setting(
+            "posteriors", eta.shape, f"shape {eta.shape} was given; give (samples, classes) with 2 classes or more"
         )
     totals = eta.sum(axis=1)
     wrong = np.flatnonzero(~((eta >= 0).all(axis=1) & (np.abs(totals - 1) <= 0.01)))
     if len(wrong):
-        raise ConfigError(
-            f"posteriors: row {wrong[0]} is no distribution (sum {totals[wrong[0]]:g}, least {eta[wrong[0]].min():g}); "
-            "give probabilities that sum to 1, for example a softmax",
+        raise bad_setting(
             "posteriors",
             None,
+            f"row {wrong[0]} is no distribution (sum {totals[wrong[0]]:g}, least {eta[wrong[0]].min():g}); "
+            "give probabilities that sum to 1, for example a softmax",
         )
     normalised: Float64 = eta / totals[:, None]
     return normalised

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -12,10 +13,31 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
-__all__ = ["PROTOCOLS", "Protocol", "check_options", "check_rate", "count_chosen", "find_protocol", "protocol_id"]
+__all__ = [
+    "PROTOCOLS",
+    "Protocol",
+    "bad_setting",
+    "check_options",
+    "check_rate",
+    "count_chosen",
+    "find_protocol",
+    "protocol_id",
+]
 
 Value = bool | int | float | str
 REQUIRED = object()
+
+
+def bad_setting(setting: str, value: object, problem: str) -> ConfigError:
+    """The error `SETTING=VALUE: problem`, without the value where it is missing or the shape of an array."""
+    shown = (
+        ""
+        if value is None or isinstance(value, tuple)
+        else f"={str(value)!r}"
+        if isinstance(value, Path)
+        else f"={value!r}"
+    )
+    return ConfigError(f"{setting}{shown}: {problem}", setting, value)
 
 
 @dataclass(frozen=True)
@@ -128,10 +150,8 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol fo
 def find_protocol(name: str) -> Protocol:
     """The protocol of this name, or a ConfigError that lists all."""
     if name not in PROTOCOLS:
-        raise ConfigError(
-            f"protocol={name!r}: no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}",
-            "protocol",
-            name,
+        raise bad_setting(
+            "protocol", name, f"no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
         )
     return PROTOCOLS[name]
 
@@ -187,7 +207,7 @@ def _value(name: str, value: object) -> Value:
 def check_rate(rate: float) -> float:
     """The rate as a float, checked to lie in [0, 1]."""
     if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
-        raise ConfigError(f"rate={rate!r}: a noise rate lies between 0 and 1, for example rate=0.4", "rate", rate)
+        raise bad_setting("rate", rate, "a noise rate lies between 0 and 1, for example rate=0.4")
     return float(rate)
 
 

@@ -20,7 +20,7 @@ from noisegate.pipeline.shards.writer import write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images
-from .protocols import PROTOCOLS, protocol_id
+from .protocols import PROTOCOLS, bad_setting, protocol_id
 
 __all__ = [
     "TRUTH_FILE",
@@ -74,7 +74,7 @@ def noise_captions(
     refuse_own_field("text_field", text_field, "caption", "true_caption")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
+        raise bad_setting("seed", seed, "a seed is not negative; give for example seed=7")
     found = find_shards(shards)
     captions, images = _read_captions(found, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
@@ -180,11 +180,11 @@ def refuse_noisy(raw: RawSample, shard: Shard) -> None:
 def refuse_own_field(setting: str, field: str | None, what: str, example: str) -> None:
     """Refuse a caption or label in a field where the noise is recorded: one of the two would be lost."""
     if field in OWN_FIELDS:
-        raise ConfigError(
-            f"{setting}={field!r}: the noise writes this field itself, and the right {what} would be lost; write shards "
-            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}",
+        raise bad_setting(
             setting,
             field,
+            f"the noise writes this field itself, and the right {what} would be lost; write shards "
+            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}",
         )
 
 

@@ -264,7 +264,7 @@ def test_the_command_prints_what_it_made(food: Path, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["already"] is True
     wrong = called("convert", "food101n", "nowhere", "--out", "out2", cwd=tmp_path)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "source nowhere is not there" in wrong.stderr
+    assert "source nowhere: no such folder" in wrong.stderr
 
 
 def test_the_help_lists_every_kind(tmp_path: Path) -> None:
