@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators import Identity
 from noisegate.pipeline.runs.columns import ALL_COLUMNS
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
@@ -28,6 +28,7 @@ from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.system.array_types import Mask
 from noisegate.pipeline.system.output_files import writing_to
 
 from .checks import join_rules
@@ -115,7 +116,7 @@ def _check_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any
     return {name: np.full(count, np.nan, np.float32) for name in JUDGEMENT} | dict(columns)
 
 
-def _column(name: str, values: NDArray[Any], seen: NDArray[np.bool_]) -> pa.Array:
+def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
     """As an Arrow array; null for rows that were not trained on, for nan, and for classes below 0."""
     kind = ALL_COLUMNS[name][0]
     unknown = ~seen | (
@@ -226,7 +227,7 @@ def _write_from_shard(
     shard: Shard,
     config: TrainConfig,
     columns: Mapping[str, pa.Array],
-    seen: NDArray[np.bool_],
+    seen: Mask,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write the table of a shard that was trained on without one; return its metadata."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
+from noisegate.pipeline.system.array_types import Mask
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.pipeline.system.processes import exit_with_parent
 
@@ -202,7 +203,7 @@ def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, 
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def kept_rows(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
+def kept_rows(columns: Mapping[str, NDArray[Any]]) -> Mask | None:
     """(N,) rows a method takes for clean: `clean`, weight > 0, or probability or confidence > 0.5; None without these."""
     for name in ("clean", "osa_weight"):
         if name in columns:

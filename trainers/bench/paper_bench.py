@@ -205,7 +205,7 @@ def make_table(
     command = ["annotate", *shards, *(word for pair in options.items() for word in pair)]
     note(f"scoring: noisegate annotate {shards[0]} … {' '.join(word for pair in options.items() for word in pair)}")
     done = subprocess.run(
-        [sys.executable, "-c", "from noisegate.pipeline.cli import main; main()", *command],
+        [sys.executable, "-m", "noisegate", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

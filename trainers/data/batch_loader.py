@@ -24,6 +24,7 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.system.array_types import Index
 
 from .batch import Batch, Dropped
 from .join import JoinedShard, ReadOverrides, join
@@ -38,7 +39,7 @@ class LoaderSettings:
     """Everything a worker needs to load batches."""
 
     shards: list[Shard]
-    offsets: NDArray[np.int64]
+    offsets: Index
     run: RunFolder | None
     cache: ShardCache
     open_shards: int
@@ -61,7 +62,7 @@ class BatchRef:
 
     epoch: int
     number: int
-    rows: NDArray[np.int64]
+    rows: Index
     empty: bool = False
 
 
@@ -135,7 +136,7 @@ class BatchLoader(Dataset[Batch | BatchFailure]):
         ref: BatchRef,
         samples: list[LoadedSample],
         columns: dict[str, Tensor],
-        kept: NDArray[np.int64],
+        kept: Index,
         dropped: list[Dropped],
     ) -> Batch:
         settings = self.settings

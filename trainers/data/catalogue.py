@@ -18,9 +18,11 @@ from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.runs.where import parse_where
 from noisegate.pipeline.shards.decode import BadSample, decode_label
 from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.system.array_types import Index, Mask
 
 from .epoch_order import RowMask
-from .join import column_values
+from .join import ReadOverrides, column_values
+from .sample_reader import CaptionSource
 from .shard_cache import ShardCache
 
 __all__ = ["Catalogue", "RowNeeds", "make_catalogue", "read_labels"]
@@ -36,6 +38,29 @@ class RowNeeds:
     parts: tuple[tuple[str, ...], ...] = ()  # without a table: at least one part of each group
     caption: bool = False  # with a table: a scored caption
     label: str | None = None  # with a table: a value in this column
+
+    @classmethod
+    def of(
+        cls,
+        where: str | None,
+        table: bool,
+        image_parts: Sequence[str],
+        captions: CaptionSource | None,
+        label: bool | str,
+        overrides: ReadOverrides,
+    ) -> RowNeeds:
+        """The needs of a data set that reads these parts, captions and labels."""
+        own_list = captions is not None and captions.field is not None
+        if table:
+            scored_caption = captions is not None and not own_list and overrides.text_field is None
+            column = label if isinstance(label, str) else "label" if label and overrides.label_field is None else None
+            return cls(where, (), scored_caption, column)
+        parts: list[tuple[str, ...]] = [tuple(image_parts)] if image_parts else []
+        if captions is not None:
+            parts.append(("json",) if own_list or overrides.text_field else ("txt", "json"))
+        if label is True:
+            parts.append(("json",) if overrides.label_field else ("cls", "json"))
+        return cls(where, tuple(parts))
 
 
 @dataclass
@@ -120,7 +145,7 @@ def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | No
     return [given[stem] for stem in urls if stem in given], notes
 
 
-def _rows_from_tables(run: RunFolder, shards: Sequence[Shard], needs: RowNeeds) -> Iterator[NDArray[np.bool_]]:
+def _rows_from_tables(run: RunFolder, shards: Sequence[Shard], needs: RowNeeds) -> Iterator[Mask]:
     rule = parse_where(needs.where) if needs.where is not None else None
     names = ["status", *(rule.columns if rule else ())]
     names += ["text_sha256"] if needs.caption else []
@@ -139,9 +164,7 @@ def _rows_from_tables(run: RunFolder, shards: Sequence[Shard], needs: RowNeeds) 
         yield ok
 
 
-def _rows_from_shards(
-    shards: Sequence[Shard], needs: RowNeeds, cache: ShardCache, notes: list[str]
-) -> Iterator[NDArray[np.bool_]]:
+def _rows_from_shards(shards: Sequence[Shard], needs: RowNeeds, cache: ShardCache, notes: list[str]) -> Iterator[Mask]:
     for shard in shards:
         samples = cache.open(shard)
         try:
@@ -155,7 +178,7 @@ def _rows_from_shards(
             samples.close()
 
 
-def read_labels(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> NDArray[np.int64]:
+def read_labels(catalogue: Catalogue, cache: ShardCache, label_field: str | None) -> Index:
     """(total,) classes read from the shards, -1 for rows that are not ok or have none."""
     labels = np.full(catalogue.ok.total, -1, np.int64)
     for number, shard in enumerate(catalogue.shards):

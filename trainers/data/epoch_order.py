@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Index, Mask
 
 __all__ = ["EpochOrder", "MPerClassOrder", "RowMask", "SequentialOrder", "WindowOrder", "make_order", "rank_rows"]
-
-Rows = NDArray[np.int64]
 
 
 class RowMask:
@@ -28,7 +26,7 @@ class RowMask:
     ([1, 3], [2, 3, 4], [True, False, True, True, True])
     """
 
-    def __init__(self, shards: Iterable[NDArray[np.bool_]]) -> None:
+    def __init__(self, shards: Iterable[Mask]) -> None:
         packed, counts, kept = bytearray(), [], []
         for shard in shards:  # one at a time: an iterator may read their tables
             packed += np.packbits(shard).tobytes()
@@ -49,22 +47,22 @@ class RowMask:
         """Digest of the numbers of rows and of the true rows."""
         return hashlib.blake2b(self.counts.tobytes() + self._bits.tobytes(), digest_size=16).digest()
 
-    def shard(self, number: int) -> NDArray[np.bool_]:
+    def shard(self, number: int) -> Mask:
         """The rows of one shard, (count,) bool."""
         packed = self._bits[self._bytes[number] : self._bytes[number + 1]]
         return np.unpackbits(packed, count=int(self.counts[number])).astype(bool)
 
-    def rows(self, number: int) -> Rows:
+    def rows(self, number: int) -> Index:
         """Global numbers of the true rows of one shard."""
-        rows: Rows = np.flatnonzero(self.shard(number)) + self.offsets[number]
+        rows: Index = np.flatnonzero(self.shard(number)) + self.offsets[number]
         return rows
 
-    def to_array(self) -> NDArray[np.bool_]:
+    def to_array(self) -> Mask:
         """(total,) bool by global row number."""
         return np.concatenate([np.zeros(0, bool), *(self.shard(number) for number in range(len(self.counts)))])
 
-    def where(self, mask: NDArray[np.bool_]) -> RowMask:
-        """Rows that are true here and in `mask`, (total,) bool."""
+    def where(self, mask: Mask) -> RowMask:
+        """Index that are true here and in `mask`, (total,) bool."""
         parts = zip(self.offsets[:-1], self.offsets[1:], strict=True)
         return RowMask(self.shard(number) & mask[first:last] for number, (first, last) in enumerate(parts))
 
@@ -76,12 +74,12 @@ class EpochOrder(Protocol):
         """Batches of an epoch."""
         ...
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
         """Global row numbers of each batch, from number `start` on."""
         ...
 
 
-def rank_rows(batch: Rows, rank: int, world: int) -> Rows:
+def rank_rows(batch: Index, rank: int, world: int) -> Index:
     """The rows of a batch that one rank takes: slices that differ by one row at most, possibly empty.
 
     >>> [rank_rows(np.arange(5), rank, 2).tolist() for rank in range(2)]
@@ -91,7 +89,7 @@ def rank_rows(batch: Rows, rank: int, world: int) -> Rows:
 
 
 class _ShardOrder:
-    """Rows shard by shard, cut into batches; only one window of shards is held at a time."""
+    """Index shard by shard, cut into batches; only one window of shards is held at a time."""
 
     def __init__(self, mask: RowMask, batch_size: int, window_shards: int, drop_last: bool) -> None:
         self._mask, self._size, self._window, self._drop_last = mask, batch_size, window_shards, drop_last
@@ -101,7 +99,7 @@ class _ShardOrder:
     def __len__(self) -> int:
         return self._selected // self._size if self._drop_last else -(-self._selected // self._size)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
         shards = self._shard_order(epoch)
         windows = np.array_split(shards, range(self._window, len(shards), self._window))
         passed = start * self._size  # rows of the batches before `start`
@@ -120,10 +118,10 @@ class _ShardOrder:
         if len(left) and not self._drop_last:
             yield left
 
-    def _shard_order(self, epoch: int) -> Rows:
+    def _shard_order(self, epoch: int) -> Index:
         return self._shards
 
-    def _shuffle(self, epoch: int, window: int, rows: Rows) -> Rows:
+    def _shuffle(self, epoch: int, window: int, rows: Index) -> Index:
         return rows
 
 
@@ -141,10 +139,10 @@ class WindowOrder(_ShardOrder):
         super().__init__(mask, batch_size, window_shards, drop_last)
         self._seed = seed
 
-    def _shard_order(self, epoch: int) -> Rows:
+    def _shard_order(self, epoch: int) -> Index:
         return np.random.default_rng([self._seed, epoch, 0]).permutation(self._shards)
 
-    def _shuffle(self, epoch: int, window: int, rows: Rows) -> Rows:
+    def _shuffle(self, epoch: int, window: int, rows: Index) -> Index:
         return np.random.default_rng([self._seed, epoch, 1, window]).permutation(rows)
 
 
@@ -157,7 +155,7 @@ class MPerClassOrder:
     and labels of the selected rows are held, 16 bytes for each.
     """
 
-    def __init__(self, rows: Rows, labels: NDArray[np.int64], batch_size: int, m: int, seed: int) -> None:
+    def __init__(self, rows: Index, labels: Index, batch_size: int, m: int, seed: int) -> None:
         if m < 2 or batch_size % m:
             raise ConfigError(
                 f"sampler 'm_per_class:{m}' does not divide batch_size {batch_size}; use at least two per class, such as "
@@ -183,7 +181,7 @@ class MPerClassOrder:
     def __len__(self) -> int:
         return self._length
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Rows]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Index]:
         rng = np.random.default_rng([self._seed, epoch, 2])
         classes = _Deck(np.arange(len(self._members)), rng)
         samples = [_Deck(group, rng) for group in self._members]
@@ -196,11 +194,11 @@ class MPerClassOrder:
 class _Deck:
     """Draw without replacement, over and over; one draw never holds a value twice."""
 
-    def __init__(self, values: Rows, rng: np.random.Generator) -> None:
+    def __init__(self, values: Index, rng: np.random.Generator) -> None:
         self._values, self._rng = values, rng
         self._left = values[:0]
 
-    def take(self, count: int) -> Rows:
+    def take(self, count: int) -> Index:
         taken, self._left = self._left[:count], self._left[count:]
         if len(taken) < count:
             fresh = self._rng.permutation(self._values)
@@ -214,7 +212,7 @@ class _Deck:
 def make_order(
     sampler: str,
     mask: RowMask,
-    labels: Callable[[Rows], NDArray[np.int64]],
+    labels: Callable[[Index], Index],
     *,
     batch_size: int,
     seed: int,

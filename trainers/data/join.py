@@ -18,6 +18,7 @@ from noisegate.pipeline.shards.decode import Limits, decode_text
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 from noisegate.pipeline.shards.samples import TarSamples
 from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.system.array_types import Index
 
 __all__ = ["EXAMPLES", "JoinedShard", "ReadOverrides", "check_columns", "column_values", "format_share", "join"]
 
@@ -54,7 +55,7 @@ class JoinedShard:
     def __init__(
         self,
         samples: TarSamples,
-        positions: NDArray[np.int64] | None,
+        positions: Index | None,
         columns: dict[str, NDArray[Any]],
         proof: _Proof | None,
         options: DecodeOptions,
@@ -109,7 +110,7 @@ def join(
     return JoinedShard(samples, positions, {name: column_values(table[name]) for name in columns}, proof, options)
 
 
-def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> NDArray[np.int64] | None:
+def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> Index | None:
     """Position in the tar of each row's sample, -1 if missing; None if rows and samples have the same keys in order."""
     if pa.chunked_array([keys]).equals(samples.keys):
         return None

@@ -14,6 +14,7 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
 from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.read import IMAGE_PARTS
+from noisegate.pipeline.system.array_types import Index, Mask
 
 from .batch import Batch, Dropped
 from .batch_loader import BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader
@@ -131,7 +132,8 @@ class WeightedShards:
         self._label, self._max_mismatch = label, max_mismatch
         self._folder = _shared.folder if _shared else _CacheFolder(cache)
         self._cache = ShardCache(self._folder.path, copies=2 * window_shards + 2)
-        needs = self._row_needs(where, image is not None, image_part, table is not None)
+        image_parts: Sequence[str] = () if image is None else (image_part,) if image_part else IMAGE_PARTS
+        needs = RowNeeds.of(where, table is not None, image_parts, self._captions, label, self._overrides)
         if _shared is not None and _shared.needs == needs:
             self._catalogue = _shared.catalogue
         else:
@@ -177,7 +179,7 @@ class WeightedShards:
         """Number of rows that an epoch draws from."""
         return int(self._rows.kept.sum())
 
-    def set_selection(self, mask: NDArray[np.bool_] | None) -> None:
+    def set_selection(self, mask: Mask | None) -> None:
         """From the next iteration on use only rows that are true in `mask`, (total_rows,) bool; None: all rows again.
 
         A selection is not part of the state; set it again before a resumed epoch.
@@ -195,7 +197,7 @@ class WeightedShards:
             rows = self._catalogue.ok.where(mask)
         self._order, self._rows = self._make_order(rows), rows
 
-    def ok_rows(self) -> NDArray[np.int64]:
+    def ok_rows(self) -> Index:
         """Global numbers of all rows that `where` and the table's status allow, in order; `set_selection` does not matter."""
         return np.flatnonzero(self._catalogue.ok.to_array())
 
@@ -220,7 +222,7 @@ class WeightedShards:
                 digest.update(b"".join(column_values(table[name]).tobytes() for name in columns))
         return digest.hexdigest()
 
-    def row_keys(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    def row_keys(self) -> Iterator[tuple[str, Index]]:
         """Each shard's stem with the global numbers of its rows, in order; for writing per-row arrays as tables."""
         offsets = self._catalogue.ok.offsets
         for number, shard in enumerate(self._catalogue.shards):
@@ -305,21 +307,6 @@ class WeightedShards:
             )
 
     # --- preparation ----------------------------------------------------------------------------------------------------
-    def _row_needs(self, where: str | None, image: bool, image_part: str | None, table: bool) -> RowNeeds:
-        parts: list[tuple[str, ...]] = []
-        if image:
-            parts.append((image_part,) if image_part else IMAGE_PARTS)
-        own = self._captions is not None and self._captions.field is not None
-        if self._captions is not None:
-            parts.append(("json",) if own or self._overrides.text_field else ("txt", "json"))
-        if self._label is True:
-            parts.append(("json",) if self._overrides.label_field else ("cls", "json"))
-        named = self._label if isinstance(self._label, str) else None
-        if self._label is True and self._overrides.label_field is None:
-            named = "label"
-        caption = self._captions is not None and not own and self._overrides.text_field is None
-        return RowNeeds(where, (), caption, named) if table else RowNeeds(where, tuple(parts))
-
     def _make_order(self, rows: RowMask) -> EpochOrder:
         """The order over these rows; raise ConfigError if it has no batch."""
         selected = int(rows.kept.sum())
@@ -355,7 +342,7 @@ class WeightedShards:
             )
         return order
 
-    def _labels(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _labels(self, rows: Index) -> Index:
         if not self._label:
             raise ConfigError(
                 f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'",

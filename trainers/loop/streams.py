@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from noisegate.pipeline.system.array_types import Mask
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.methods import Stream
 
@@ -22,7 +22,7 @@ class Streams:
     def __init__(self, data: WeightedShards, seed: int) -> None:
         self._data, self._seed = data, seed
         self._views: dict[tuple[str, int, bool], WeightedShards] = {}
-        self._allowed: NDArray[np.bool_] | None = None
+        self._allowed: Mask | None = None
         self._current: dict[str, WeightedShards] = {}
         self._epoch = 0
 
@@ -59,7 +59,7 @@ class Streams:
             yield from view
             turn, batch = turn + 1, 0
 
-    def _count_rows(self, rows: NDArray[np.bool_]) -> int:
+    def _count_rows(self, rows: Mask) -> int:
         if self._allowed is None:
             self._allowed = np.zeros(self._data.total_rows, bool)
             self._allowed[self._data.ok_rows()] = True

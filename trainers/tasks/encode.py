@@ -6,12 +6,11 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.array_types import Index
 from noisegate.trainers.targets import Encoded, Target
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def image_ids(batch: Batch) -> list[Hashable]:
     return [("row", row) for row in batch.rows.tolist()]
 
 
-def encode_labelled(target: Target, batches: Iterable[Batch], task: str) -> Iterator[tuple[Encoded, NDArray[np.int64]]]:
+def encode_labelled(target: Target, batches: Iterable[Batch], task: str) -> Iterator[tuple[Encoded, Index]]:
     """Encoded images on the target's device with the labels (B,) of their batch."""
     for batch in batches:
         if not len(batch):

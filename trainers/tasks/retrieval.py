@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import BlockRecall, RecallAtK, rsum
+from noisegate.pipeline.system.array_types import Index
 from noisegate.trainers.targets import Encoded, Target, concat, count, take
 
 from .encode import evaluation_mode, image_ids, to_cpu, to_device
@@ -52,7 +52,7 @@ def recalls(
     target: Target,
     images: Encoded,
     texts: Encoded,
-    image_of_caption: NDArray[np.int64],
+    image_of_caption: Index,
     *,
     folds: int = 1,
     ks: Sequence[int] = RANKS,
@@ -77,7 +77,7 @@ def recalls(
     return whole.result(), None if parts is None else parts.result()
 
 
-def _encode(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, Encoded, NDArray[np.int64]]:
+def _encode(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, Encoded, Index]:
     """Encode each image once, in the order of its first row, and every caption; (T,) is the image of each caption."""
     number: dict[Hashable, int] = {}
     images: list[Encoded] = []
