@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.extras import require_extra
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.pairs.scorer import Scorer
+    from noisegate.pipeline.pairs import Scorer
 
 __all__ = ["register"]
 
@@ -114,7 +114,7 @@ def score(
             raise ConfigError(problem, local[0], given[local[0]])
         answer = _ask(url, api_key, wanted, output)
     else:
-        from noisegate.pipeline.pairs.scorer import load_scorer
+        from noisegate.pipeline.pairs import load_scorer
 
         if pretrained is not None and model is None:
             raise ConfigError(

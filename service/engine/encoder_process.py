@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import ModelSpec, as_estimator
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise
-from noisegate.pipeline.pairs.beta import Beta, measure_beta
+from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards.decode import Preprocessor
 from noisegate.pipeline.system.processes import exit_with_parent
 

@@ -14,8 +14,7 @@ from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.labels.tango.visual import VisualVotes
 from noisegate.pipeline.neighbours import HELD_BYTES, RowQuery
-from noisegate.pipeline.pairs.neighbourhood import Side, agreement_of_new_pairs
-from noisegate.pipeline.pairs.neighbourhood_scoring import NEIGHBOURS
+from noisegate.pipeline.pairs import NEIGHBOURS, Side, agreement_of_new_pairs
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.scoring import DUPLICATE_COSINE
 from noisegate.pipeline.system.array_types import Float32, Index

@@ -9,9 +9,16 @@ import numpy as np
 
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.pairs.beta import Beta, estimate_beta
-from noisegate.pipeline.pairs.calibration import PairCalibration
-from noisegate.pipeline.pairs.scorer import PairScores, RecordedScorer, model_of_run, read_scorer, score_pairs
+from noisegate.pipeline.pairs import (
+    Beta,
+    PairCalibration,
+    PairScores,
+    RecordedScorer,
+    estimate_beta,
+    model_of_run,
+    read_scorer,
+    score_pairs,
+)
 from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
 from noisegate.service.settings import Settings

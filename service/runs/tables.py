@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
 from noisegate.pipeline.inspect.show import bin_width, glance, read_class_names
-from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs import PairCalibration
 from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.runs.where import Where, parse_where

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
-from noisegate.pipeline.pairs.beta import PAIRS, Beta, PairSample, estimate_beta
-from noisegate.pipeline.pairs.osa import osa_weight
+from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
