@@ -44,9 +44,9 @@ def run_and_print(command: str, folder: str) -> None:
 
         rows = compare(folder, folder).matched
     else:
-        from noisegate.pipeline.inspect.show import glance
+        from noisegate.pipeline.inspect.show import read_overview
 
-        rows = glance(folder).summary.samples
+        rows = read_overview(folder).summary.samples
     seconds = time.monotonic() - began
     print(json.dumps({"mb": peak_mb(), "rows_per_s": rows / seconds}))
 

@@ -28,11 +28,11 @@ def doctor(as_json: JsonOption = False) -> None:
 
     Nothing is changed or downloaded. Exit code 0: runs will work, though there may be warnings. 1: something would stop them.
     """
-    from noisegate.pipeline.tools.doctor import examine, look_around
+    from noisegate.pipeline.tools.doctor import collect_facts, examine
 
     output = Output(as_json)
     with output.working("looking around"):
-        facts = look_around()
+        facts = collect_facts()
     findings = examine(facts)
     stopped = any(finding.level == "error" for finding in findings)
     print_facts(facts, output)

@@ -42,16 +42,16 @@ def evaluate(
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.inspect.evaluate import decided_by_neighbourhood, evaluate_labels, evaluate_neighbourhood
     from noisegate.pipeline.inspect.evaluate import evaluate as judge
-    from noisegate.pipeline.inspect.truth import wrong_part
+    from noisegate.pipeline.inspect.evaluate import evaluate_labels, evaluate_neighbourhood, is_decided_by_neighbourhood
+    from noisegate.pipeline.inspect.truth import noised_part
     from noisegate.pipeline.runs.table import RunFolder
 
     if what not in (None, "pairs", "labels"):
         raise ConfigError(f"what {what!r} is unknown; use pairs or labels", "what", what)
     output = Output(as_json)
     tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
-    spoilt = wrong_part(RunFolder(folder), truth)
+    spoilt = noised_part(RunFolder(folder), truth)
     noisy = "pairs" if spoilt == "captions" else spoilt
     wanted = what or (noisy if noisy in tasks else "labels" if "labels" in tasks else "pairs")
     if noisy not in (None, wanted):
@@ -62,7 +62,7 @@ def evaluate(
         labels = evaluate_labels(folder, truth)
         print_label_evaluation(labels, output)
         return output.result(labels.to_dict())
-    if decided_by_neighbourhood(folder):
+    if is_decided_by_neighbourhood(folder):
         near = evaluate_neighbourhood(folder, truth)
         print_neighbourhood_evaluation(near, output)
         return output.result(near.to_dict())

@@ -11,7 +11,7 @@ from .output import JsonOption, Output, escape
 from .summary import print_summary
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.inspect.show import Glance, Worst
+    from noisegate.pipeline.inspect.show import RunOverview, WorstSample
 
 __all__ = ["register"]
 
@@ -31,12 +31,12 @@ def show(
 
     [cyan]noisegate show tables --top 20[/]
     """
-    from noisegate.pipeline.inspect.show import glance
+    from noisegate.pipeline.inspect.show import read_overview
 
     output = _Quiet(as_json)
-    found = glance(folder, top)
-    print_glance(found, output)
-    output.result(found.to_dict())
+    overview = read_overview(folder, top)
+    print_overview(overview, output)
+    output.result(overview.to_dict())
 
 
 class _Quiet(Output):
@@ -46,30 +46,30 @@ class _Quiet(Output):
         super().table(title, [row for row in rows if row[0] not in ("speed", "time")], columns)
 
 
-def print_glance(found: "Glance", output: Output) -> None:
+def print_overview(overview: "RunOverview", output: Output) -> None:
     """Print summary, histograms and lists, at most 80 columns wide."""
     from noisegate.pipeline.inspect.show import draw_histogram
 
-    print_summary(found.summary, output)
+    print_summary(overview.summary, output)
     width = min(WIDTH, output.console.width)
-    for histogram in found.histograms:
+    for histogram in overview.histograms:
         output.say(f"\n[bold]{histogram.score}[/] of {sum(histogram.counts):,} samples")
         for line in draw_histogram(histogram, width):
             output.console.print(Text(line), no_wrap=True)
-        worst = found.worst[histogram.score]
+        worst = overview.worst[histogram.score]
         if worst:
             output.say(f"\n[bold]Lowest {histogram.score}[/]")
-        for one in worst:
-            output.console.print(Text(line_of(one)), no_wrap=True, overflow="ellipsis")
-    if found.notes:
+        for sample in worst:
+            output.console.print(Text(format_sample(sample)), no_wrap=True, overflow="ellipsis")
+    if overview.notes:
         output.say("")
-    for note in found.notes:
+    for note in overview.notes:
         output.say(f"[yellow]note[/]: {escape(note)}")
 
 
-def line_of(one: "Worst") -> str:
-    """A sample in one line; an unchanged class is named once."""
-    changed = f" → {one.refined}" if one.refined != one.given else ""
-    classes = "" if one.given is None else f"  {one.given}{changed}"
-    caption = "" if one.caption is None else f"  {one.caption}"
-    return f"{one.score:7.3f}  {one.shard}/{one.key}{classes}{caption}"
+def format_sample(sample: "WorstSample") -> str:
+    """Format a sample in one line; a class that was not changed is named once."""
+    changed = f" → {sample.refined}" if sample.refined != sample.given else ""
+    classes = "" if sample.given is None else f"  {sample.given}{changed}"
+    caption = "" if sample.caption is None else f"  {sample.caption}"
+    return f"{sample.score:7.3f}  {sample.shard}/{sample.key}{classes}{caption}"

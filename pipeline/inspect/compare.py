@@ -134,14 +134,15 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
             raise ConfigError(f"{name} {value} is too small; use {works}", name, value)
     runs = RunFolder(Path(first)), RunFolder(Path(second))
     stems = tuple(list(run.stems()) for run in runs)
-    for run, found in zip(runs, stems, strict=True):
-        if not found:
+    for run, run_stems in zip(runs, stems, strict=True):
+        if not run_stems:
             raise TableError(f"{run.path} has no tables yet; run its annotate command again", "run", run.path)
     sizes = tuple(
-        sum(pq.read_metadata(run.table(s)).num_rows for s in found) for run, found in zip(runs, stems, strict=True)
+        sum(pq.read_metadata(run.table(stem)).num_rows for stem in run_stems)
+        for run, run_stems in zip(runs, stems, strict=True)
     )
     counts = _Counts()
-    sample = _read(runs, stems, min(1.0, most / max(sizes[0], 1)), seed, counts)
+    sample = _read_sample(runs, stems, min(1.0, most / max(sizes[0], 1)), seed, counts)
     if 2 * counts.matched < min(sizes) or not counts.matched:
         raise MismatchError(
             f"{first} and {second} are not of the same data: {counts.matched:,} of {sizes[0]:,} and {sizes[1]:,} rows match "
@@ -165,18 +166,18 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     )
 
 
-def _read(
+def _read_sample(
     runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...], share: float, seed: int, counts: _Counts
 ) -> _Sample:
     """Count over all matching rows, and keep a seeded `share` of them; one shard of each run is in memory at a time."""
-    partner = _partners(runs, stems)
+    partner = _match_shards(runs, stems)
     empty = np.zeros((0, len(SCORES)), np.float32)
     parts: list[tuple[Index, Index, Float32, Float32]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), empty, empty)]
     for place, stem in enumerate(stems[0]):
         if stem not in partner:
             continue
         left, right = runs[0].read(stem, _READ), runs[1].read(partner[stem], _READ)
-        rows, others = _matches(left, right)
+        rows, others = _match_rows(left, right)
         a, b = left.take(rows), right.take(others)
         counts.matched += len(rows)
         for name in ("clean", "refined_label"):
@@ -186,36 +187,34 @@ def _read(
                 pairs = 2 * x.astype(np.int64) + y.astype(np.int64)
                 counts.clean += np.bincount(pairs, minlength=4).reshape(2, 2)
             else:
-                counts.refined_rows, counts.refined_same = (
-                    counts.refined_rows + len(x),
-                    counts.refined_same + int((x == y).sum()),
-                )
+                counts.refined_rows += len(x)
+                counts.refined_same += int((x == y).sum())
         chosen = np.random.default_rng([seed, zlib.crc32(stem.encode())]).random(len(rows)) < share
         parts.append((np.full(int(chosen.sum()), place), rows[chosen], _scores(a, chosen), _scores(b, chosen)))
     return _Sample(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _partners(runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...]) -> dict[str, str]:
-    """The table of the second run for each of the first: the one of the same tar, else the one of the same name."""
+def _match_shards(runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...]) -> dict[str, str]:
+    """Stems of the second run by stems of the first: the table of the same tar, else the one of the same name."""
     digests = {read_metadata(runs[1].table(stem))["shard"]["sha256"]: stem for stem in stems[1]}
     names = set(stems[1])
-    found = {}
+    partners = {}
     for stem in stems[0]:
         digest = read_metadata(runs[0].table(stem))["shard"]["sha256"]
         if digest and digest in digests:
-            found[stem] = digests[digest]
+            partners[stem] = digests[digest]
         elif stem in names:
-            found[stem] = stem
-    return found
+            partners[stem] = stem
+    return partners
 
 
-def _matches(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
+def _match_rows(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
     """Rows of both tables that are the same sample: the same key (repeats in order), and no digest that differs."""
     if left["key"].equals(right["key"]):
         rows = others = np.arange(len(left))
     else:
-        places = {key: row for row, key in enumerate(_numbered(right))}
-        joined = [(row, places[key]) for row, key in enumerate(_numbered(left)) if key in places]
+        places = {key: row for row, key in enumerate(_numbered_keys(right))}
+        joined = [(row, places[key]) for row, key in enumerate(_numbered_keys(left)) if key in places]
         pairs = np.array(joined, np.int64).reshape(-1, 2)
         rows, others = pairs[:, 0], pairs[:, 1]
     same = np.ones(len(rows), bool)
@@ -225,7 +224,8 @@ def _matches(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
     return rows[same], others[same]
 
 
-def _numbered(table: pa.Table) -> list[tuple[str, int]]:
+def _numbered_keys(table: pa.Table) -> list[tuple[str, int]]:
+    """Each key with its number of earlier occurrences in the table."""
     seen: dict[str, int] = {}
     keys = []
     for key in table["key"].to_pylist():
@@ -252,7 +252,7 @@ def _rank_agreements(sample: _Sample) -> tuple[RankAgreement, ...]:
 def _disagreements(
     run: RunFolder, stems: list[str], sample: _Sample, top: int
 ) -> tuple[str | None, list[Disagreement]]:
-    """The first score by which they rank anything differently, and the rows whose ranks are furthest apart."""
+    """The first score by which the runs rank rows differently, and the rows whose ranks differ most."""
     for name in ("label_quality", "similarity", "neighbourhood", "osa_weight", "clean_probability"):
         i = SCORES.index(name)
         known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
@@ -271,7 +271,7 @@ def _disagreements(
     for at, row in zip(order, chosen, strict=True):
         stem, index = stems[int(sample.places[row])], int(sample.rows[row])
         text = captions.get((stem, index))
-        first, second = _named(sample.first[row]), _named(sample.second[row])
+        first, second = _scores_by_name(sample.first[row]), _scores_by_name(sample.second[row])
         rank = float(ranks[0][at]), float(ranks[1][at])
         caption = None if text is None else one_line(text)
         listed.append(Disagreement(stem, keys[int(row)], index, rank, first, second, caption))
@@ -279,13 +279,13 @@ def _disagreements(
 
 
 def _keys(run: RunFolder, stems: list[str], sample: _Sample, chosen: Index) -> dict[int, str]:
-    """Keys of chosen rows of the sample, each table read once."""
-    found: dict[int, str] = {}
+    """Keys of the chosen rows of the sample; each table is read once."""
+    keys_by_row: dict[int, str] = {}
     for place in np.unique(sample.places[chosen]):
         keys = run.read(stems[int(place)], ["key"])["key"]
         for row in chosen[sample.places[chosen] == place]:
-            found[int(row)] = keys[int(sample.rows[row])].as_py()
-    return found
+            keys_by_row[int(row)] = keys[int(sample.rows[row])].as_py()
+    return keys_by_row
 
 
 def _scores(table: pa.Table, chosen: Mask) -> Float32:
@@ -293,5 +293,5 @@ def _scores(table: pa.Table, chosen: Mask) -> Float32:
     return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float32)[chosen] for name in SCORES], axis=1)
 
 
-def _named(scores: Float32) -> dict[str, float]:
+def _scores_by_name(scores: Float32) -> dict[str, float]:
     return {name: float(value) for name, value in zip(SCORES, scores, strict=True) if np.isfinite(value)}

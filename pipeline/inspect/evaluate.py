@@ -1,4 +1,4 @@
-"""A run against the truth, where it is known: how well do its scores find the noise?"""
+"""Evaluate the scores of a run against known noise (`noisegate evaluate`)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,10 +30,10 @@ __all__ = [
     "Evaluation",
     "LabelEvaluation",
     "NeighbourhoodEvaluation",
-    "decided_by_neighbourhood",
     "evaluate",
     "evaluate_labels",
     "evaluate_neighbourhood",
+    "is_decided_by_neighbourhood",
 ]
 
 LABEL_SCORES = ("label_quality", "probe_consistency", "knn_consistency", "anchor_consistency", "consistency")
@@ -54,9 +54,8 @@ class Evaluation:
     best: BestCut
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, flat where a script would look."""
-        plain = asdict(self)
-        return {**plain, "clean_auroc": self.selection.clean_auroc, "beta": self.beta}
+        """As JSON values, with clean_auroc at the top level."""
+        return {**asdict(self), "clean_auroc": self.selection.clean_auroc}
 
 
 def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
@@ -114,8 +113,8 @@ class NeighbourhoodEvaluation:
         return asdict(self)
 
 
-def decided_by_neighbourhood(folder: str | Path) -> bool:
-    """Whether the neighbourhood alone says which pairs are clean."""
+def is_decided_by_neighbourhood(folder: str | Path) -> bool:
+    """Whether the column clean of this run follows from neighbourhoods alone, without a cosine."""
     near = _neighbourhood_facts(RunFolder(Path(folder)))
     return bool(near and near["alone"])
 

@@ -1,4 +1,4 @@
-"""A run at a glance: its summary, how its scores are spread, and its worst samples."""
+"""What `noisegate show` prints: a run's summary, histograms of its scores, and its worst samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from noisegate.pipeline.scoring.summary import Summary, summarise
 
 from .captions import one_line, read_captions
 
-__all__ = ["Glance", "Histogram", "Worst", "draw_histogram", "glance"]
+__all__ = ["Histogram", "RunOverview", "WorstSample", "draw_histogram", "read_overview"]
 
 BINS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -36,7 +36,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstSample:
     """A sample with one of the lowest scores; labels with the class that was given and the one that fits better."""
 
     shard: str
@@ -49,13 +49,13 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class Glance:
-    """What `noisegate show` prints. `worst` lists samples by the score that it is keyed by; `notes` say what is missing."""
+class RunOverview:
+    """A run's summary, histograms and worst samples by score; `notes` say what is missing."""
 
     summary: Summary
     finished: bool
     histograms: tuple[Histogram, ...]
-    worst: Mapping[str, tuple[Worst, ...]]
+    worst: Mapping[str, tuple[WorstSample, ...]]
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,13 +64,13 @@ class Glance:
             **self.summary.to_dict(),
             "finished": self.finished,
             "histograms": [asdict(histogram) for histogram in self.histograms],
-            "worst": {score: [asdict(one) for one in found] for score, found in self.worst.items()},
+            "worst": {score: [asdict(sample) for sample in samples] for score, samples in self.worst.items()},
             "notes": list(self.notes),
         }
 
 
-def glance(folder: str | Path, top: int = 10) -> Glance:
-    """Look at a run, finished or not: nothing is computed anew, and one table is in memory at a time.
+def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
+    """Read a run's tables, finished or not. Scores are not recomputed; one table is in memory at a time.
 
     Raises TableError where there is no run or a table is damaged.
     """
@@ -94,32 +94,32 @@ def glance(folder: str | Path, top: int = 10) -> Glance:
             notes.append("the tables are not all scored with the same β; noisegate verify tells which")
     summary = summarise(run, stems, scores, failed_shards=recorded.get("unreadable"), seconds=0.0)
     histograms, worst = [], {}
-    for score, (mark, name) in _shown(facts, summary).items():
-        found = _histogram(run, stems, score, mark, name)
-        if found is not None:
-            histograms.append(found)
-            worst[score] = tuple(_worst(run, stems, score, top))
-    if any(one.caption is None and one.given is None for found in worst.values() for one in found):
+    for score, (mark, name) in _choose_scores(facts, summary).items():
+        histogram = _histogram(run, stems, score, mark, name)
+        if histogram is not None:
+            histograms.append(histogram)
+            worst[score] = tuple(_find_worst(run, stems, score, top))
+    if any(sample.caption is None and sample.given is None for samples in worst.values() for sample in samples):
         notes.append("captions are shown where the shards are on this machine and as they were")
-    return Glance(summary, finished, tuple(histograms), worst, tuple(notes))
+    return RunOverview(summary, finished, tuple(histograms), worst, tuple(notes))
 
 
-def _shown(facts: Mapping[str, Any], summary: Summary) -> dict[str, tuple[float | None, str]]:
-    """The scores to look at, with their cut: cosines, labels, or neighbourhoods where these decide."""
+def _choose_scores(facts: Mapping[str, Any], summary: Summary) -> dict[str, tuple[float | None, str]]:
+    """The scores to show, each with its cut and the cut's name: cosines, labels, or neighbourhoods where they decide."""
     near = facts.get("neighbourhood")
     if summary.labels and not summary.beta:
         return {"label_quality": (None, "")}
-    shown: dict[str, tuple[float | None, str]] = {"similarity": (summary.beta.value if summary.beta else None, "β")}
+    scores: dict[str, tuple[float | None, str]] = {"similarity": (summary.beta.value if summary.beta else None, "β")}
     if near and near["alone"]:
-        shown = {"neighbourhood": (near["cut"], "cut")}
-    return shown | ({"label_quality": (None, "")} if summary.labels else {})
+        scores = {"neighbourhood": (near["cut"], "cut")}
+    return scores | ({"label_quality": (None, "")} if summary.labels else {})
 
 
 def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | None, name: str) -> Histogram | None:
     """Two passes over one column: its range, then the counts. None where no sample has the score."""
     low, high = np.inf, -np.inf
     for stem in stems:
-        values = _known(run, stem, score)
+        values = _read_scores(run, stem, score)
         low, high = min(low, float(values.min(initial=np.inf))), max(high, float(values.max(initial=-np.inf)))
     if low > high:
         return None
@@ -127,7 +127,7 @@ def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | N
     first, last = int(np.floor((low - anchor) / width)), int(np.floor((high - anchor) / width))
     counts = np.zeros(last - first + 1, np.int64)
     for stem in stems:
-        places = np.floor((_known(run, stem, score) - anchor) / width).astype(np.int64) - first
+        places = np.floor((_read_scores(run, stem, score) - anchor) / width).astype(np.int64) - first
         counts += np.bincount(places, minlength=len(counts))
     edges = tuple(float(anchor + width * i) for i in range(first, last + 2))
     return Histogram(score, edges, tuple(counts.tolist()), mark, name)
@@ -167,35 +167,40 @@ def draw_histogram(histogram: Histogram, width: int = 80) -> list[str]:
 
 
 def _bar(share: float, room: int) -> str:
-    """A bar of whole and eighth blocks; the smallest share that is not 0 is still to be seen."""
+    """A bar of whole and eighth blocks; a share above 0 always shows."""
     eighths = max(round(share * room * 8), 1 if share > 0 else 0)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
-def _worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> list[Worst]:
+def _find_worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> list[WorstSample]:
     """The samples with the lowest scores, the earlier one first where scores tie."""
-    best: list[tuple[float, str, int]] = []
+    lowest: list[tuple[float, str, int]] = []
     for stem in stems:
         values = run.read(stem, [score])[score].to_numpy(zero_copy_only=False)
         known = np.flatnonzero(~np.isnan(values.astype(np.float64)))
-        lowest = known[np.argsort(values[known], kind="stable")[:top]]
-        best = sorted([*best, *((float(values[row]), stem, int(row)) for row in lowest)], key=lambda one: one[0])[:top]
-    tables = {stem: run.read(stem, ["key", "label", "refined_label"]) for stem in dict.fromkeys(s for _, s, _ in best)}
-    keys = {(stem, row): tables[stem]["key"][row].as_py() for _, stem, row in best}
+        rows = known[np.argsort(values[known], kind="stable")[:top]]
+        entries = [*lowest, *((float(values[row]), stem, int(row)) for row in rows)]
+        lowest = sorted(entries, key=lambda entry: entry[0])[:top]
+    tables = {
+        stem: run.read(stem, ["key", "label", "refined_label"]) for stem in dict.fromkeys(s for _, s, _ in lowest)
+    }
+    keys = {(stem, row): tables[stem]["key"][row].as_py() for _, stem, row in lowest}
     captions = read_captions(run, [(*place, key) for place, key in keys.items()])
     names = read_class_names(run) if score == "label_quality" else ()
-    found = []
-    for value, stem, row in best:
+    samples = []
+    for value, stem, row in lowest:
         given = refined = None
         if score == "label_quality":
-            given, refined = (_class(names, tables[stem][name][row].as_py()) for name in ("label", "refined_label"))
+            given, refined = (
+                _class_name(names, tables[stem][name][row].as_py()) for name in ("label", "refined_label")
+            )
         text = captions.get((stem, row))
         caption = None if text is None else one_line(text)
-        found.append(Worst(stem, keys[stem, row], row, value, caption, given, refined))
-    return found
+        samples.append(WorstSample(stem, keys[stem, row], row, value, caption, given, refined))
+    return samples
 
 
-def _known(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
+def _read_scores(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
     column = run.read(stem, ["status", score])
     values: NDArray[np.float64] = (
         column.filter(pc.equal(column["status"], "ok"))[score].drop_null().to_numpy().astype(np.float64)
@@ -211,7 +216,7 @@ def read_class_names(run: RunFolder) -> tuple[str, ...]:
         return ()
 
 
-def _class(names: Sequence[str], number: int | None) -> str:
+def _class_name(names: Sequence[str], number: int | None) -> str:
     if number is None:
         return "–"
     return one_line(names[number], 40) if 0 <= number < len(names) else str(number)

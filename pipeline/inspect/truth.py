@@ -1,4 +1,4 @@
-"""What is known to be wrong: from the shards' own json, or from a file."""
+"""Read which samples are noisy in truth: from the json of the shards, or from a Parquet file."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-__all__ = ["Truth", "read_truth", "wrong_part"]
+__all__ = ["Truth", "noised_part", "read_truth"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,10 @@ def read_truth(run: RunFolder, table: pa.Table, path: Path | None) -> Truth:
     return truth_from_file(table, path) if path else truth_from_shards(run)
 
 
-def wrong_part(run: RunFolder, path: Path | None) -> str | None:
-    """ "captions" or "labels", whichever `noisegate noise` changed; None where that is not on record.
+def noised_part(run: RunFolder, path: Path | None) -> str | None:
+    """The part that `noisegate noise` changed, "captions" or "labels"; None where it is not recorded.
 
-    Looks at the file's metadata, or at the json of the first sample; says nothing where they cannot be read.
+    Recorded in the metadata of the truth file, or in the json of the first sample; None if they cannot be read.
     """
     try:
         if path is not None:
@@ -45,7 +45,7 @@ def wrong_part(run: RunFolder, path: Path | None) -> str | None:
         else:
             shards = (run.read_run() or {}).get("shards") or []
             first = next((raw for entry in shards[:1] for raw in ShardReader(Shard(entry["url"]))), None)
-            identity = str(_record(first).get("noise_protocol", "")) if first else ""
+            identity = str(_read_json(first).get("noise_protocol", "")) if first else ""
     except (OSError, pa.ArrowInvalid, ShardError):
         return None
     protocol = PROTOCOLS.get(identity.partition("(")[0])
@@ -55,7 +55,7 @@ def wrong_part(run: RunFolder, path: Path | None) -> str | None:
 def truth_from_file(table: pa.Table, path: Path) -> Truth:
     """`noisy` and, where there, `clean_label` for the rows of `table`.
 
-    Joined by shard and index, shard and key, or key: whatever the file has.
+    Joined by shard and index, by shard and key, or by key, depending on the columns of the file.
     """
     try:
         truth = pq.read_table(path)
@@ -67,7 +67,7 @@ def truth_from_file(table: pa.Table, path: Path) -> Truth:
     by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
     if by is None or "noisy" not in names:
         raise _file_error(path, f" has the columns {', '.join(sorted(names))}; it needs key and noisy")
-    if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _zero_one(truth["noisy"])):
+    if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _is_zero_one(truth["noisy"])):
         raise _file_error(path, ": the column noisy must be true or false (or 1 and 0) for every sample")
     keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
     row_of = {key: row for row, key in enumerate(keys)}
@@ -95,7 +95,7 @@ def _labels(truth: pa.Table, path: Path) -> NDArray[np.int64]:
     return labels
 
 
-def _zero_one(column: pa.ChunkedArray) -> bool:
+def _is_zero_one(column: pa.ChunkedArray) -> bool:
     return pa.types.is_integer(column.type) and set(column.unique().to_pylist()) <= {0, 1}
 
 
@@ -112,8 +112,8 @@ def truth_from_shards(run: RunFolder) -> Truth:
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
-        for raw in _samples(reader):
-            record = _record(raw)
+        for raw in _read_samples(reader):
+            record = _read_json(raw)
             if not isinstance(record.get("noisy"), bool):
                 raise ConfigError(
                     f"sample {raw.key} of {urls[stem]} has no json field noisy: the truth is not known here. Make noise "
@@ -133,7 +133,7 @@ def truth_from_shards(run: RunFolder) -> Truth:
     return Truth(np.array(mask, dtype=bool), np.array(labels, np.int64) if known else None)
 
 
-def _samples(reader: ShardReader) -> Iterator[RawSample]:
+def _read_samples(reader: ShardReader) -> Iterator[RawSample]:
     try:
         yield from reader
     except ShardError as error:
@@ -144,7 +144,7 @@ def _samples(reader: ShardReader) -> Iterator[RawSample]:
         ) from error
 
 
-def _record(raw: RawSample) -> dict[str, Any]:
+def _read_json(raw: RawSample) -> dict[str, Any]:
     try:
         record = json.loads(raw.parts["json"])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""OSA's domain adaptation: fine-tune the estimator for a few steps on pairs of the data that a mixture takes for clean.
+"""OSA's domain adaptation: fine-tune the estimator for a few steps on the pairs that a mixture model calls clean.
 
 Read some pairs, take each pair's loss, split the losses into clean and noisy, tune both towers on the clean ones, save
 the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A).
@@ -82,7 +82,7 @@ def tune(
     """
     model = estimator.module
     optimiser = torch.optim.AdamW(
-        _groups(model, tuning.weight_decay), lr=tuning.learning_rate, betas=(0.9, 0.98), eps=1e-6
+        _parameter_groups(model, tuning.weight_decay), lr=tuning.learning_rate, betas=(0.9, 0.98), eps=1e-6
     )
     for step, rows in zip(range(tuning.steps), _batches(len(samples), tuning.batch_size, rng), strict=False):
         for group in optimiser.param_groups:
@@ -113,7 +113,7 @@ def tune(
             note(f"step {step + 1} of {tuning.steps}, loss {loss.item():.4f}")
 
 
-def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; gains, biases and the logit scale do not."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
@@ -123,7 +123,7 @@ def _groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Rows of one batch after another, for ever: in a new order each time all have been seen, a short rest left out."""
+    """Yield rows of batches without end: shuffled anew for every pass, an incomplete last batch left out."""
     size = min(size, count)
     while True:
         order = rng.permutation(count)
@@ -132,14 +132,14 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArra
 
 
 ADAPT_FILE = "adapt.json"
-FEWEST = 32  # kept pairs, below which there is nothing to learn from or to measure on
-HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000
-RISE = 0.01  # of the loss on held-out pairs, as a share of it: less is chance
+FEWEST = 32  # minimum kept pairs to train and measure on
+HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000  # of the kept pairs, to measure the loss on
+RISE = 0.01  # relative rise of the held-out loss below which it is chance
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What was done. Losses are means over `held_out` kept pairs that were not trained on."""
+    """Result of `adapt`. Losses are means over `held_out` kept pairs that were not trained on."""
 
     out: str
     source: Identity
@@ -163,7 +163,7 @@ class Adaptation:
 
     @property
     def loss_rose(self) -> bool:
-        """By more than chance and by something that four digits show."""
+        """Whether the loss rose by more than chance and by an amount that four digits show."""
         return self.loss_after - self.loss_before > max(1e-4, RISE * self.loss_before)
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,14 +189,14 @@ def adapt(
 
     A pair is trained on when it belongs to the clean component with a probability above `keep`; OSA takes .8 for
     retrieval and .95 for classification. All is computed in float32, and on a CPU the same seed gives the same bytes.
-    The folder appears whole, with `adapt.json`, once the saved model has been loaded and agrees with the one in memory.
+    The folder appears whole, with `adapt.json`, once the saved model was loaded again and embeds as the one in memory.
     """
     tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
     _check(out, pairs, keep, seed)
-    found = find_shards(shards)
+    located = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
     with whole_folder(out.absolute()) as folder:
-        data, before, split = _read(estimator, found, pairs, workers, seed, note)
+        data, before, split = _read_and_split(estimator, located, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
             raise ConfigError(
@@ -207,11 +207,11 @@ def adapt(
             )
         note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
-        learnt = data.at(rows)
-        loss_before = _loss(estimator, data, before, held_out, seed)
+        training = data.at(rows)
+        loss_before = _mean_loss(estimator, data, before, held_out, seed)
         beta_before = beta_of_random_inputs(estimator, seed=seed)
         rng = np.random.default_rng([seed, 2])
-        tune(estimator, learnt.samples, learnt.pictures, learnt.captions, tuning, rng, note)
+        tune(estimator, training.samples, training.pictures, training.captions, tuning, rng, note)
         save_local_dir(estimator, folder)
         adapted = _load(f"local-dir:{folder}", None, device, tuning.batch_size)
         _require_equal(estimator, adapted, data.at(held_out), model)
@@ -224,16 +224,16 @@ def adapt(
             pairs=len(data.samples),
             kept=len(kept),
             held_out=len(held_out),
-            split=_described(split),
+            split=_split_facts(split),
             loss_before=loss_before,
-            loss_after=_loss(adapted, data, after, held_out, seed),
+            loss_after=_mean_loss(adapted, data, after, held_out, seed),
             beta_before=beta_before,
             beta_after=beta_after,
-            auto_before=_auto(before, beta_before, seed),
-            auto_after=_auto(after, beta_after, seed),
+            auto_before=_auto_beta(before, beta_before, seed),
+            auto_after=_auto_beta(after, beta_after, seed),
         )
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
-        record["shards"] = [shard.url for shard in found]
+        record["shards"] = [shard.url for shard in located]
         write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
     return done
 
@@ -284,7 +284,7 @@ def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> O
     )
 
 
-def _read(
+def _read_and_split(
     estimator: OpenClipEstimator,
     shards: Sequence[Shard],
     pairs: int,
@@ -292,7 +292,7 @@ def _read(
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[_Pairs, Encoded, Split]:
-    """Pairs with finite embeddings, these, and the split of their losses."""
+    """Pairs with finite embeddings, their embeddings, and the split of their losses into clean and noisy."""
     samples = read_pairs(shards, estimator, pairs, workers, note)
     encoded = embed_pairs(estimator, samples)
     valid = np.flatnonzero([sample.status == "ok" for sample in samples])
@@ -304,8 +304,8 @@ def _read(
     return data, encoded, split
 
 
-def _described(split: Split) -> dict[str, Any]:
-    """The mixture as JSON values: what a fall-back leaves open is None."""
+def _split_facts(split: Split) -> dict[str, Any]:
+    """The mixture as JSON values; None for values that a fall-back does not give."""
 
     def known(pair: tuple[float, float]) -> list[float | None]:
         return [value if math.isfinite(value) else None for value in pair]
@@ -330,18 +330,18 @@ def _losses(
     return pair_losses(images, texts, scale, [seed, 0], data.pictures, data.captions)
 
 
-def _loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Index, seed: int) -> float:
-    """Mean loss of some rows, in the same batches whatever the estimator."""
+def _mean_loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, rows: Index, seed: int) -> float:
+    """Mean loss of some rows, in the same batches for every estimator."""
     images, texts = encoded.images[rows], encoded.texts[rows]
     return float(_losses(estimator, data.at(rows), images, texts, seed).mean())
 
 
-def _auto(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
+def _auto_beta(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
     return estimate_beta(images=encoded.images, texts=encoded.texts, random_inputs=lambda: random_inputs, seed=seed)
 
 
 def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
-    """Rows to train on and rows to measure on; a picture with several captions is on one side only."""
+    """Split rows into those to train on and those to measure on; all captions of a picture are on one side."""
     shown, counts = np.unique(pictures[kept], return_counts=True)
     order = np.random.default_rng([seed, 1]).permutation(len(shown))
     wanted = min(HELD_OUT_LIMIT, round(HELD_OUT_SHARE * len(kept)))
@@ -356,10 +356,10 @@ def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
     return kept[~out], kept[out]
 
 
-def _require_equal(one: OpenClipEstimator, other: OpenClipEstimator, data: _Pairs, model: str) -> None:
-    """The saved model must be the tuned one: a configuration that open_clip completes elsewhere could get lost."""
+def _require_equal(tuned: OpenClipEstimator, loaded: OpenClipEstimator, data: _Pairs, model: str) -> None:
+    """Raise unless the loaded model embeds as the tuned one: parts of its configuration could get lost in saving."""
     few = data.samples[:16]
-    ours, theirs = embed_pairs(one, few), embed_pairs(other, few)
+    ours, theirs = embed_pairs(tuned, few), embed_pairs(loaded, few)
     apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())
     if not apart <= 1e-4:
         raise NoisegateError(

@@ -14,7 +14,7 @@ from typing import Literal
 from noisegate.pipeline.system.extras import EXTRAS
 from noisegate.pipeline.system.processes import count_processors
 
-__all__ = ["Defaults", "Facts", "Faiss", "Finding", "Gpu", "Torch", "examine", "look_around"]
+__all__ = ["Defaults", "Facts", "Faiss", "Finding", "Gpu", "Torch", "collect_facts", "examine"]
 
 SHOWN = (
     *("torch", "torchvision", "open_clip_torch", "webdataset", "pyarrow", "numpy", "pillow", "scipy", "scikit-learn"),
@@ -55,7 +55,7 @@ class Faiss:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a run takes where nothing is said."""
+    """Settings that a run uses by default on this machine."""
 
     device: str
     dtype: str
@@ -66,7 +66,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is looked at; sizes in GB, None where the system does not tell."""
+    """What is installed and what the machine has; sizes in GB, None where the system does not tell."""
 
     noisegate: str
     python: str
@@ -89,7 +89,7 @@ class Facts:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def look_around() -> Facts:
+def collect_facts() -> Facts:
     """Import what a run imports, and ask the system; nothing is changed and nothing is downloaded."""
     installed = {d.name: d.version for d in distributions() if d.name}
     torch, faiss = _torch(), _faiss(installed)
@@ -99,7 +99,7 @@ def look_around() -> Facts:
         noisegate=_version("noisegate") or "not installed",
         python=f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})",
         system=platform.platform(),
-        packages={name: found for name in SHOWN if (found := _version(name))},
+        packages={name: installed_version for name in SHOWN if (installed_version := _version(name))},
         unmet=_unmet(installed),
         torch=torch,
         faiss=faiss,
@@ -131,8 +131,8 @@ def _unmet(installed: Mapping[str, str]) -> tuple[str, ...]:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    known = {canonicalize_name(name): found for name, found in installed.items()}
-    found = []
+    known = {canonicalize_name(name): version_ for name, version_ in installed.items()}
+    unmet = []
     for text in (requires("noisegate") or ()) if _version("noisegate") else ():
         wanted = Requirement(text)
         name = canonicalize_name(wanted.name)
@@ -141,8 +141,8 @@ def _unmet(installed: Mapping[str, str]) -> tuple[str, ...]:
         if name == "faiss-cpu" and "faiss-gpu" in known:
             continue
         if name not in known or not wanted.specifier.contains(known[name], prereleases=True):
-            found.append(f"{wanted.name}{wanted.specifier} ({known.get(name, 'absent')})")
-    return tuple(found)
+            unmet.append(f"{wanted.name}{wanted.specifier} ({known.get(name, 'absent')})")
+    return tuple(unmet)
 
 
 def _torch() -> Torch:
@@ -195,8 +195,8 @@ def _memory() -> tuple[float | None, float | None]:
     """Total and available memory; where /proc does not tell the second, the first alone."""
     with suppress(OSError, ValueError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        found = {line[0]: int(line[1]) * 1024 / 1e9 for line in lines if len(line) > 1}
-        return found["MemTotal:"], found.get("MemAvailable:")
+        sizes = {line[0]: int(line[1]) * 1024 / 1e9 for line in lines if len(line) > 1}
+        return sizes["MemTotal:"], sizes.get("MemAvailable:")
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, None
     return None, None
@@ -250,8 +250,8 @@ class Finding:
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything worth saying, errors first."""
-    found = [
+    """List what would stop or slow a run, errors first."""
+    findings = [
         *_check_packages(facts),
         *_check_faiss(facts),
         *_check_torch(facts),
@@ -259,7 +259,7 @@ def examine(facts: Facts) -> list[Finding]:
         *_check_hub(facts),
     ]
     order = {"error": 0, "warning": 1, "note": 2}
-    return sorted(found, key=lambda finding: order[finding.level])
+    return sorted(findings, key=lambda finding: order[finding.level])
 
 
 def _check_packages(facts: Facts) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
-from noisegate.pipeline.inspect.show import bin_width, glance, read_class_names
+from noisegate.pipeline.inspect.show import bin_width, read_class_names, read_overview
 from noisegate.pipeline.pairs import PairCalibration
 from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
@@ -248,7 +248,7 @@ class RunTables:
         return next((lens.column for lens in lenses if lens.rank == column), column)
 
     def _overview(self) -> dict[str, Any]:
-        seen = glance(self.run.path, top=0)
+        seen = read_overview(self.run.path, top=0)
         summary = seen.summary
         names = read_class_names(self.run)
         return {

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from noisegate import read_table
-from noisegate.pipeline.cli.show import line_of
+from noisegate.pipeline.cli.show import format_sample
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.inspect.captions import one_line, read_captions
-from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, glance
+from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, read_overview
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.table import RunFolder
@@ -75,7 +75,7 @@ def test_captions_are_printable_in_one_line(text: str) -> None:
 
 # --- runs of pairs ----------------------------------------------------------------------------------------------------
 def test_the_histogram_counts_every_score_and_beta_is_an_edge(folder: Path) -> None:
-    found = glance(folder / "run")
+    found = read_overview(folder / "run")
     (histogram,) = found.histograms
     similarity = np.array(read_table(folder / "run")["similarity"].drop_null())
     assert sum(histogram.counts) == len(similarity) == 29
@@ -92,7 +92,7 @@ def test_the_histogram_counts_every_score_and_beta_is_an_edge(folder: Path) -> N
 
 
 def test_the_worst_pairs_come_first_with_harmless_captions(folder: Path) -> None:
-    found = glance(folder / "run", top=4)
+    found = read_overview(folder / "run", top=4)
     worst = found.worst["similarity"]
     rows = sorted(
         (row for row in read_table(folder / "run").to_pylist() if row["similarity"] is not None),
@@ -108,7 +108,7 @@ def test_the_worst_pairs_come_first_with_harmless_captions(folder: Path) -> None
 
 def test_the_summary_is_that_of_the_run(folder: Path, tmp_path: Path) -> None:
     made = score(folder / "shards", tmp_path / "run")
-    found = glance(tmp_path / "run").summary
+    found = read_overview(tmp_path / "run").summary
     mine, theirs = found.to_dict(), made.to_dict()
     for timing in ("encoded", "pairs_per_second", "seconds"):
         del mine[timing], theirs[timing]
@@ -119,7 +119,7 @@ def test_the_summary_is_that_of_the_run(folder: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_written(folder: Path) -> None:
     before = files_of(folder / "run")
-    glance(folder / "run")
+    read_overview(folder / "run")
     assert files_of(folder / "run") == before
 
 
@@ -129,7 +129,7 @@ def test_a_run_without_its_shards_has_no_captions_and_says_so(folder: Path, tmp_
     score(tmp_path / "shards", tmp_path / "run")
     write_tar(tmp_path / "shards" / "x-1.tar", pairs(16, 50))  # other keys: not the captions of these rows
     (tmp_path / "shards" / "x-0.tar").unlink()
-    found = glance(tmp_path / "run")
+    found = read_overview(tmp_path / "run")
     assert len(found.worst["similarity"]) == 10
     assert all(one.caption is None for one in found.worst["similarity"])
     assert "captions are shown where the shards are" in found.notes[-1]
@@ -151,22 +151,22 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path, shards: Path) -> 
         score(shards, tmp_path / "run", progress=Notes(stop_after=4))
     done = len(list((tmp_path / "run").glob("*.parquet")))
     assert 0 < done < 3
-    found = glance(tmp_path / "run")
+    found = read_overview(tmp_path / "run")
     assert not found.finished
     assert f"{done} of 3 shards have a table" in found.notes[0]
     assert found.histograms[0].mark is None
     assert found.summary.beta is None
     for path in (tmp_path / "run").glob("*.parquet"):
         path.unlink()
-    empty = glance(tmp_path / "run")
+    empty = read_overview(tmp_path / "run")
     assert (empty.summary.samples, empty.histograms) == (0, ())
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="holds no run"):
-        glance(tmp_path)
+        read_overview(tmp_path)
     with refused("top", -1):
-        glance(tmp_path, top=-1)
+        read_overview(tmp_path, top=-1)
     done = called("show", "nothing", cwd=tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
@@ -186,7 +186,7 @@ def test_labels_show_the_given_and_the_better_class_by_name(tmp_path: Path) -> N
     ]
     write_tar(tmp_path / "shards" / "x.tar", members)
     score(tmp_path / "shards", tmp_path / "run", options=DecodeOptions(tasks=("labels",)), k=4)
-    found = glance(tmp_path / "run", top=4)
+    found = read_overview(tmp_path / "run", top=4)
     assert set(found.worst) == {"label_quality"}
     table = pq.read_table(tmp_path / "run" / "x.parquet").to_pylist()
     first = min(table, key=lambda row: row["label_quality"])
@@ -194,14 +194,14 @@ def test_labels_show_the_given_and_the_better_class_by_name(tmp_path: Path) -> N
     assert (one.key, one.given, one.refined) == (first["key"], str(first["label"]), str(first["refined_label"]))
     names = tuple(f"name-{i}" for i in range(10))
     Anchors(names, np.eye(10, 24, dtype=np.float32), np.arange(10)).save(anchors_file(RunFolder(tmp_path / "run")))
-    assert glance(tmp_path / "run").worst["label_quality"][0].given == f"name-{first['label']}"
+    assert read_overview(tmp_path / "run").worst["label_quality"][0].given == f"name-{first['label']}"
     shown = called("show", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     line = next(line for line in shown.stdout.splitlines() if f"x/{first['key']}" in line)
     assert first["refined_label"] == first["label"], "nothing is repaired in so few"
     assert f"name-{first['label']}" in line and "→" not in line
     changed = replace(one, given="name-3", refined="name-5", caption=None)
-    assert line_of(changed) == f"{one.score:7.3f}  x/{first['key']}  name-3 → name-5"
+    assert format_sample(changed) == f"{one.score:7.3f}  x/{first['key']}  name-3 → name-5"
 
 
 def test_runs_of_arrays(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_runs_of_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", images)
     np.save(tmp_path / "t.npy", images + rng.standard_normal((80, 8)).astype(np.float32))
     score_embeddings(tmp_path / "run", tmp_path / "i.npy", texts=tmp_path / "t.npy")
-    found = glance(tmp_path / "run", top=2)
+    found = read_overview(tmp_path / "run", top=2)
     assert (sum(found.histograms[0].counts), len(found.worst["similarity"])) == (80, 2)
     np.save(tmp_path / "t.npy", rng.standard_normal((80, 5)).astype(np.float32))
     score_embeddings(tmp_path / "apart", tmp_path / "i.npy", texts=tmp_path / "t.npy")
-    apart = glance(tmp_path / "apart")
+    apart = read_overview(tmp_path / "apart")
     assert [histogram.score for histogram in apart.histograms] == ["neighbourhood"]
 
 
