@@ -1,4 +1,4 @@
-"""Text anchors of a run: the embedded prompts of its classes, kept beside the tables so that no model is needed later."""
+"""Text anchors of a run: the embedded prompts of its classes, saved beside the tables so that later steps need no model."""
 
 import hashlib
 import json
@@ -59,18 +59,18 @@ class Anchors:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits of names, vectors and classes."""
+        """First sixteen hex digits of the SHA-256 of names, vectors and classes."""
         parts = json.dumps(self.names).encode(), self.embeddings.tobytes(), self.labels.tobytes()
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        """One safetensors file with the names in its metadata."""
+        """Write one safetensors file with the names in its metadata."""
         arrays = {"anchors": self.embeddings, "labels": self.labels}
         write_atomically(path, save(arrays, metadata={"names": json.dumps(self.names)}))
 
     @classmethod
     def load(cls, path: Path) -> "Anchors":
-        """The inverse of `save`."""
+        """Read what `save` wrote."""
         try:
             with safe_open(path, framework="numpy") as file:
                 names = tuple(json.loads(file.metadata()["names"]))
@@ -90,7 +90,7 @@ def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
 
 
 def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> Anchors:
-    """Anchors from `.npy` files, (A, d) vectors and (A,) classes; classes without names are called by their numbers."""
+    """Read anchors from `.npy` files, (A, d) vectors and (A,) classes; without `names` classes are named by their numbers."""
     rows = open_array(vectors, "anchors", 2)
     classes = np.asarray(open_array(labels, "anchor labels", 1, kinds="iu"), np.int64)
     count = int(classes.max(initial=-1)) + 1

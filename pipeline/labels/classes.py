@@ -1,4 +1,4 @@
-"""Classes and the sentences that stand for them: the prompts behind text anchors (TANGO, K prompts per class)."""
+"""Class names and the prompts that describe each class, which become text anchors (TANGO, K prompts per class)."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"animal10n": tuple(_ANIMAL10N.split()), "cifar10": tuple(_CIFAR10.split()), "cifar100": tuple(_CIFAR100.split())}
 )
 
-# 40 sentences for photographs, TANGO's K. {} is the name; an "a" before it becomes "an" where the name asks for it.
+# 40 sentences for photographs, TANGO's K. {} is the name; an "a" before it becomes "an" before a vowel sound.
 TEMPLATES: tuple[str, ...] = (
     "a photo of a {}.",
     "a picture that shows a {}.",
@@ -94,7 +94,7 @@ _UNCOUNTED = frozenset(
 
 @dataclass(frozen=True)
 class ClassSet:
-    """Classes by id, each with the sentences that stand for it; position in `names` is the class id."""
+    """Class names in id order, and the prompts of each class."""
 
     names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
@@ -114,11 +114,11 @@ class ClassSet:
                 raise ConfigError(
                     f"classes: class {number} has no name; give one, for example 'maple tree'", "classes", name
                 )
-            first = seen.setdefault(_spoken(name).casefold(), number)
+            first = seen.setdefault(_plain_name(name).casefold(), number)
             if first != number:
                 raise ConfigError(
                     f"classes: {name!r} names class {first} and class {number}, and their anchors would be the same; "
-                    f"tell them apart, for example {_spoken(name) + ' (bird)'!r}",
+                    f"tell them apart, for example {_plain_name(name) + ' (bird)'!r}",
                     "classes",
                     name,
                 )
@@ -152,7 +152,7 @@ class ClassSet:
 
 
 def prompts(names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple[tuple[str, ...], ...]:
-    """Each template filled with each name; underscores become spaces, and "a" becomes "an" where it should.
+    """Fill every template with every name; underscores become spaces, and "a" becomes "an" before a vowel sound.
 
     >>> prompts(["sweet_pepper", "apple"], ["a photo of a {}."])
     (('a photo of a sweet pepper.',), ('a photo of an apple.',))
@@ -168,26 +168,26 @@ def prompts(names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple
                 "templates",
                 template,
             )
-    return tuple(tuple(_fill(template, _spoken(name)) for template in templates) for name in names)
+    return tuple(tuple(_fill(template, _plain_name(name)) for template in templates) for name in names)
 
 
 def with_article(name: str) -> str:
-    """The name as spoken, after "a" or "an" if it takes one; by rule, so that a rare word can come out wrong.
+    """Put "a" or "an" before a name that takes one; by rules of spelling, so rare words can come out wrong.
 
     >>> [with_article(name) for name in ("oak_tree", "unicorn", "hour", "MRI scan", "cattle")]
     ['an oak tree', 'a unicorn', 'an hour', 'an MRI scan', 'cattle']
     """
-    spoken = _spoken(name)
-    if spoken.lower() in _UNCOUNTED:
-        return spoken
-    if _SPELLED_OUT.match(spoken):
-        vowel = spoken[0].upper() in "AEFHILMNORSX"
+    plain = _plain_name(name)
+    if plain.lower() in _UNCOUNTED:
+        return plain
+    if _SPELLED_OUT.match(plain):
+        vowel = plain[0].upper() in "AEFHILMNORSX"
     else:
-        plain = unicodedata.normalize("NFKD", spoken)  # é begins with e
-        vowel = bool(_VOWEL_SOUND.match(plain)) or (
-            plain[:1].lower() in tuple("aeiou") and not _CONSONANT_SOUND.match(plain)
+        letters = unicodedata.normalize("NFKD", plain)  # é begins with e
+        vowel = bool(_VOWEL_SOUND.match(letters)) or (
+            letters[:1].lower() in tuple("aeiou") and not _CONSONANT_SOUND.match(letters)
         )
-    return f"{'an' if vowel else 'a'} {spoken}"
+    return f"{'an' if vowel else 'a'} {plain}"
 
 
 def load_classes(
@@ -195,7 +195,7 @@ def load_classes(
     templates: Sequence[str] = TEMPLATES,
     descriptions: Literal["join", "only"] = "join",
 ) -> ClassSet:
-    """Classes from a built-in list (`cifar10`, `cifar100`, `animal10n`) or a file; the order gives the class ids.
+    """Load classes from a built-in list (`cifar10`, `cifar100`, `animal10n`) or a file; the order gives the class ids.
 
     A .json file holds a list of names, or an object of names with sentences about each (the shape of CuPL's files);
     any other file holds one name per line. Sentences join the filled templates, or with `only` replace them.
@@ -230,15 +230,16 @@ def load_classes(
     return ClassSet(tuple(names), tuple(filled + own for filled, own in zip(sentences, extra, strict=True)))
 
 
-def _spoken(name: str) -> str:
+def _plain_name(name: str) -> str:
+    """Replace underscores and runs of spaces by single spaces."""
     return " ".join(name.replace("_", " ").split())
 
 
-def _fill(template: str, spoken: str) -> str:
-    article = with_article(spoken).removesuffix(spoken)  # "a ", "an " or nothing
+def _fill(template: str, plain: str) -> str:
+    article = with_article(plain).removesuffix(plain)  # "a ", "an " or nothing
     # Functions, not replacement strings: a name may hold a backslash.
     corrected = _ARTICLE.sub(lambda match: f"{match[1] + article[1:] if article else ''}{{}}", template)
-    return corrected.replace("{}", spoken)
+    return corrected.replace("{}", plain)
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A log-linear pool of opinions on labels, and the transition that stands between true and given ones."""
+"""Log-linear pool of several class predictions, and the transition matrix from true to given labels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from noisegate.pipeline.system.array_types import Float64, Index
 __all__ = ["Pool", "confident_joint", "fit_pool", "given_true", "log_votes", "readings", "transition_matrix"]
 
 
-FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 is no certainty
+FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 does not exclude a class
 
 
 class Pool(NamedTuple):
-    """π through (weights, bias), and the transition under which it was fitted."""
+    """Weights and biases of the pool π, and the transition matrix under which they were fitted."""
 
     weights: Float64  # (V,)
     bias: Float64  # (C,)
     transition: Float64  # (C, C)
-    loss: float  # mean negative log-likelihood of the given labels, with the faint pull
+    loss: float  # mean negative log-likelihood of the given labels, with the weak regularisation
 
     def predict(self, votes: Float64) -> Float64:
         """π (n, C) of votes (V, n, C)."""
@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 
 
 def fit_pool(votes: Float64, y: Index, transition: Float64, near: Pool | None = None) -> Pool:
-    """Weights and biases that make the given labels likeliest, with a faint pull to no opinion at all."""
+    """Fit weights and biases by maximum likelihood of the given labels, with weak L2 regularisation."""
     count, rows, classes = votes.shape
     reach = transition[:, y].T
 
@@ -54,8 +54,8 @@ def fit_pool(votes: Float64, y: Index, transition: Float64, near: Pool | None = 
     if near is not None:
         start = np.concatenate([near.weights, near.bias])
     bounds = [(0.0, None)] * count + [(None, None)] * classes
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-7})
-    return Pool(np.asarray(found.x[:count]), np.asarray(found.x[count:]), transition, float(found.fun))
+    fit = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-7})
+    return Pool(np.asarray(fit.x[:count]), np.asarray(fit.x[count:]), transition, float(fit.fun))
 
 
 def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Float64:
@@ -71,7 +71,7 @@ def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Float64:
 def readings(votes: Float64, learned: Sequence[int], transition: Float64) -> Float64:
     """The votes (S, n, C), then those of the sources in `learned` once more as true classes explain them.
 
-    A source that learned from given labels speaks of given labels: around a picture of class c its shares are T[c].
+    A source trained on given labels predicts given labels: around a picture of class c its shares are T[c].
     Σ_y p(y | x) log T[c, y] is how well class c explains all of them, not only the share of c itself. Noise that turns
     one class into one other needs it: with 40 % of class a called b, and b called c, the shares of a and b tell what
     the larger of the two hides. 0 where the source abstains.
@@ -108,7 +108,7 @@ def confident_joint(probability: Float64, labels: Index) -> Float64:
 
 
 def transition_matrix(joint: Float64) -> Float64:
-    """T[c, y] > 0, drawn towards the overall rate and an even spread by as much as five rows would."""
+    """T[c, y] > 0, smoothed with five pseudo-rows per class of the overall noise rate, spread evenly."""
     classes, claimed = len(joint), float(1 - np.trace(joint) / joint.sum())
     even = np.full((classes, classes), claimed / (classes - 1))
     np.fill_diagonal(even, 1 - claimed)

@@ -1,4 +1,4 @@
-"""Out-of-fold linear probe: what a multinomial logistic regression on the embeddings says of rows it has not seen.
+"""Out-of-fold linear probe: multinomial logistic regression on the embeddings, which predicts rows it was not trained on.
 
 All folds are solved together, so that one pass over the embeddings serves every fold, and each L2 strength that is
 tried starts from where the one before ended. The solver is L-BFGS in coordinates in which Böhning's bound on the
@@ -27,9 +27,9 @@ __all__ = ["STRENGTHS", "Probe", "fit_probe", "probe_probabilities"]
 
 STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 ROUGH, FINE = 1e-3, 3e-4  # a step that gains less (nats per row) ends the search for λ, and the fit at the chosen λ
-FIRST = 0.3  # λ that is tried first
+FIRST = 0.3  # first λ to try
 MEMORY = 6  # L-BFGS pairs
-STEPS = 40
+STEPS = 40  # most L-BFGS steps per λ
 TRAINED = 2**29  # numbers of the rows trained on: a million rows of 512; they are in memory twice for a moment
 READ = 2**24  # numbers read at a time
 
@@ -45,7 +45,7 @@ def probe_probabilities(
 ) -> Float32:
     """P(given label | embedding) from probes that were not trained on the row: (N, d), (N,) -> (N, classes) float32.
 
-    What `fit_probe` says of every row.
+    The probe of `fit_probe`, applied to every row.
 
     >>> rng = np.random.default_rng(0)
     >>> labels = np.repeat([0, 1], 50)
@@ -68,12 +68,12 @@ def fit_probe(
     strengths: tuple[float, ...] = STRENGTHS,
     most: int = TRAINED,
 ) -> Probe:
-    """One probe for each fold of the rows.
+    """Fit one probe for each fold of the rows.
 
     Minimises mean cross-entropy + λ/2 |W|² on unit-length, centred rows scaled to mean square 1 per dimension, over
     stratified folds; λ is the value in `strengths` with the least held-out loss, sought from 0.3 on in the direction in
     which that loss falls. Rows whose label is outside 0..classes-1 are not trained on. Where the rows have more than
-    `most` numbers, so many of the labelled ones are drawn to train on.
+    `most` numbers, a sample of the labelled rows of that size is trained on.
     """
     rows, given = as_rows(embeddings), np.asarray(labels)
     if given.shape != (len(rows),):
@@ -114,7 +114,7 @@ def fit_probe(
 
 @dataclass(frozen=True)
 class Probe:
-    """Probes of one run, asked about some of its rows at a time."""
+    """Fitted probes of one run; call it with row numbers to predict these rows."""
 
     rows: Rows
     classes: int
@@ -133,7 +133,7 @@ class Probe:
         The numbers of the rows must ascend. nan for a row with nan, inf or no length. With a single class that class has
         probability 1, with none all are alike.
         """
-        found = np.full((len(rows), self.classes), np.nan, np.float32)
+        probabilities = np.full((len(rows), self.classes), np.nan, np.float32)
         classes = self.present if len(self.present) else np.arange(self.classes)
         step = max(1, READ // max(1, self.rows.width))
         for start in range(0, len(rows), step):
@@ -144,12 +144,12 @@ class Probe:
                 shares = _predict((x - self.mean) * self.scale, fold, self.weights).cpu().numpy()
             wide = np.zeros((len(x), self.classes), np.float32)
             wide[:, classes] = shares
-            found[start : start + step][valid] = wide
-        return found
+            probabilities[start : start + step][valid] = wide
+        return probabilities
 
 
 def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, Mask]:
-    """The valid ones of the named rows at unit length, float32 on the device; and which are valid."""
+    """The valid ones of the numbered rows at unit length, float32 on the device; and a mask of the valid ones."""
     x, valid = torch.empty(len(numbers), rows.width, device=device), np.zeros(len(numbers), np.bool_)
     filled, step = 0, max(1, READ // max(1, rows.width))
     for start in range(0, len(numbers), step):
@@ -179,7 +179,7 @@ def _stratified_folds(y: Index, folds: int, rng: np.random.Generator) -> Index:
 
 
 class _Problem(NamedTuple):
-    """What does not change between steps; F folds, C classes, n rows, d dimensions."""
+    """Data of the optimisation; F folds, C classes, n rows, d dimensions."""
 
     x: Tensor  # (n, d)
     y: Tensor  # (n,); 0 for rows without a label, which weigh nothing
@@ -193,7 +193,7 @@ class _Problem(NamedTuple):
 
 
 class _Probes(NamedTuple):
-    """One probe per fold, with its cross-entropy and that one's gradient."""
+    """One probe per fold, with its cross-entropy and the gradient."""
 
     weights: Tensor  # (F, C, d + 1), the bias last
     loss: Tensor  # (F,)
@@ -220,7 +220,7 @@ def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[floa
 
 
 def _choose_strength(problem: _Problem, start: Tensor, strengths: list[float]) -> float:
-    """Down the ladder from the rung nearest to `FIRST` while the held-out loss falls; if it rises at once, up."""
+    """Lower λ step by step from the value nearest to `FIRST` while the held-out loss falls; if it rises at once, raise λ."""
     first = int(np.argmin(np.abs(np.log(strengths) - np.log(FIRST))))
     best, chosen = _minimise(problem, _evaluate(problem, start), strengths[first], ROUGH), first
     for way in (1, -1):
@@ -237,24 +237,24 @@ def _choose_strength(problem: _Problem, start: Tensor, strengths: list[float]) -
 def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: float) -> _Probes:
     """Batched L-BFGS; each fold has its own step length and memory, and stays where it is once a step gains too little.
 
-    So no fold knows of the others: what a row is predicted does not depend on its label, not even through the number of
-    steps.
+    So folds do not affect each other: the prediction of a row does not depend on its label, not even through the number
+    of steps.
     """
     scale = torch.rsqrt(0.5 * problem.spectrum + strength)
 
-    def whitened(gradient: Tensor) -> Tensor:
+    def whiten(gradient: Tensor) -> Tensor:
         return torch.cat([(gradient[:, :, :-1] @ problem.basis) * scale, gradient[:, :, -1:]], dim=2)
 
-    def unwhitened(step: Tensor) -> Tensor:
+    def unwhiten(step: Tensor) -> Tensor:
         return torch.cat([(step[:, :, :-1] * scale) @ problem.basis.T, step[:, :, -1:]], dim=2)
 
-    def penalised(probes: _Probes) -> tuple[Tensor, Tensor]:
+    def penalise(probes: _Probes) -> tuple[Tensor, Tensor]:
         pull = strength * probes.weights
         pull[:, :, -1] = 0
-        return probes.loss + 0.5 * _dot(pull, probes.weights), whitened(probes.gradient + pull)
+        return probes.loss + 0.5 * _dot(pull, probes.weights), whiten(probes.gradient + pull)
 
     now = start
-    loss, gradient = penalised(now)
+    loss, gradient = penalise(now)
     changes: list[tuple[Tensor, Tensor, Tensor]] = []
     moving = torch.ones_like(loss, dtype=torch.bool)
     for _ in range(STEPS):
@@ -263,8 +263,8 @@ def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: flo
         length = torch.ones_like(slope)
         for _ in range(8):
             step = length[:, None, None] * direction
-            moved = _evaluate(problem, now.weights + unwhitened(step))
-            moved_loss, moved_gradient = penalised(moved)
+            moved = _evaluate(problem, now.weights + unwhiten(step))
+            moved_loss, moved_gradient = penalise(moved)
             worse = moved_loss > loss + 1e-4 * length * slope + 1e-6
             if not worse.any():
                 break
@@ -284,7 +284,7 @@ def _evaluate(problem: _Problem, weights: Tensor) -> _Probes:
     flat = weights.view(folds * classes, -1)
     slopes, bias = flat[:, :-1].contiguous(), flat[:, -1]
     loss, held_out, gradient = weights.new_zeros(folds), weights.new_zeros(()), torch.zeros_like(flat)
-    rows = _at_once(problem.x)
+    rows = _rows_per_product(problem.x)
     for part in range(0, len(problem.x), rows):
         x, y = problem.x[part : part + rows], problem.y[part : part + rows]
         weight, outside = problem.weight[part : part + rows], problem.held_out[part : part + rows]
@@ -323,14 +323,16 @@ def _predict(x: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
     held_out = fold[:, None] == torch.arange(folds, device=x.device)
     share = torch.where((fold >= 0)[:, None], held_out.float(), 1 / folds)
     flat = weights.view(folds * classes, -1)
-    found, rows = x.new_empty(len(x), classes), _at_once(x)
+    probabilities, rows = x.new_empty(len(x), classes), _rows_per_product(x)
     for part in range(0, len(x), rows):
         logits = torch.addmm(flat[:, -1], x[part : part + rows], flat[:, :-1].T).view(-1, folds, classes)
-        found[part : part + rows] = (torch.softmax(logits, dim=2) * share[part : part + rows, :, None]).sum(dim=1)
-    return found
+        probabilities[part : part + rows] = (torch.softmax(logits, dim=2) * share[part : part + rows, :, None]).sum(
+            dim=1
+        )
+    return probabilities
 
 
-def _at_once(x: Tensor) -> int:
+def _rows_per_product(x: Tensor) -> int:
     """Rows per matrix product: on a CPU few enough that the second product finds them in the cache."""
     return 512 if x.device.type == "cpu" else 65536
 

@@ -1,4 +1,4 @@
-"""Label scores of a whole run: neighbours, anchors and an out-of-fold probe, TANGO's columns and the fused ones."""
+"""Score the labels of a whole run: TANGO's columns from neighbours and anchors, a probe, and the fused opinion."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,9 @@ from .tango.visual import VisualVotes, chunk_rows
 
 __all__ = ["LabelScores", "count_classes", "score_labels"]
 
-MAX_CLASSES = 25_000  # every sample gets a number for each
-NEAR = 50  # a second, closer neighbourhood for the fused score
-HELD = 50_000_000  # numbers of a source that are kept in memory; beyond, they are made when they are asked for
+MAX_CLASSES = 25_000  # every sample gets a probability for each class
+NEAR = 50  # neighbours in a second, closer neighbourhood for the fused score
+HELD = 50_000_000  # most numbers (rows x classes) of a source kept in memory; with more, they are computed when needed
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def score_labels(
 ) -> LabelScores:
     """Score every label. `images` (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
 
-    The probe is trained on `device`, on rows of `trained` numbers at most. Of each source `held` numbers at most are in
-    memory. Raises ConfigError for anchors that do not fit the images or the labels.
+    The probe is trained on `device`, on at most `trained` numbers. At most `held` numbers of each source are in memory.
+    Raises ConfigError for anchors that do not fit the images or the labels.
     """
     classes, rows = count_classes(labels, anchors), as_rows(images, "images")
     if anchors is not None and anchors.embeddings.shape[1] != rows.width:
@@ -101,28 +101,27 @@ def score_labels(
     )
     usable = np.where(tango.invalid, -1, labels)
     lists = neighbours.indices
-    asked: dict[str, Posterior] = {"neighbours": _votes(lists, usable, classes, duplicates)}
+    sources: dict[str, Posterior] = {"neighbours": _neighbour_posterior(lists, usable, classes, duplicates)}
     if lists.shape[1] > NEAR:
-        asked["near neighbours"] = _votes(lists[:, :NEAR], usable, classes, duplicates)
-    asked["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name, most=trained)
+        sources["near neighbours"] = _neighbour_posterior(lists[:, :NEAR], usable, classes, duplicates)
+    sources["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name, most=trained)
     if anchors is not None:
-        asked["anchors"] = _texts(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
-    sources = asked
+        sources["anchors"] = _anchor_posterior(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
     if len(usable) * classes <= held:
-        sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in asked.items()}
+        sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in sources.items()}
     fused = fuse(sources, usable, classes, label_free={"anchors"}, seed=seed)
     known = usable >= 0
-    at_label = np.full(len(usable), np.nan, np.float32)
+    probe_consistency = np.full(len(usable), np.nan, np.float32)
     for part in chunk_rows(len(usable), classes):
         some = np.arange(part.start, part.stop)[known[part]]
-        at_label[some] = sources["probe"](some)[np.arange(len(some)), usable[some]]
+        probe_consistency[some] = sources["probe"](some)[np.arange(len(some)), usable[some]]
     return LabelScores(
         columns={
             "knn_consistency": tango.p_vis,
             "anchor_consistency": tango.p_sem,
             "consistency": tango.consistency,
             "clean_tango": tango.clean_tango,
-            "probe_consistency": at_label,
+            "probe_consistency": probe_consistency,
             "label_quality": fused.label_quality,
             "clean_probability": fused.clean_probability,
             "clean": fused.clean,
@@ -139,37 +138,37 @@ def score_labels(
     )
 
 
-def _votes(
+def _neighbour_posterior(
     lists: NDArray[np.integer[Any]], labels: NDArray[np.int64], classes: int, duplicates: NDArray[np.int64]
 ) -> Posterior:
-    """p_vis (R, C), NaN where no labelled neighbour speaks: the row's own label must not speak for itself."""
+    """p_vis (R, C) of rows; NaN without a labelled neighbour, because a row's own label must not vote for itself."""
     votes = VisualVotes.of(lists, labels, classes, duplicates)
 
     def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        found = np.empty((len(rows), classes), np.float32)
+        shares = np.empty((len(rows), classes), np.float32)
         for part in chunk_rows(len(rows), max(classes, lists.shape[1])):
-            found[part], alone = votes.shares(lists[rows[part]])
-            found[part][alone] = np.nan
-        return found
+            shares[part], alone = votes.shares(lists[rows[part]])
+            shares[part][alone] = np.nan
+        return shares
 
     return of
 
 
-def _texts(votes: AnchorVotes, images: Rows) -> Posterior:
-    """p_sem (R, C)."""
+def _anchor_posterior(votes: AnchorVotes, images: Rows) -> Posterior:
+    """p_sem (R, C) of rows."""
 
     def of(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        found = np.empty((len(rows), votes.classes), np.float32)
+        shares = np.empty((len(rows), votes.classes), np.float32)
         for start in range(0, len(rows), votes.chunk):
             part = slice(start, start + votes.chunk)
-            found[part] = votes.consistency(images.take(rows[part]))
-        return found
+            shares[part] = votes.consistency(images.take(rows[part]))
+        return shares
 
     return of
 
 
-def neighbours_wanted(count: int, classes: int, k: int | None) -> int:
-    """k as asked for, or by the size of the data."""
+def choose_k(count: int, classes: int, k: int | None) -> int:
+    """The number of neighbours: k if given, else by the size of the data."""
     if k is not None and k < 1:
         raise ConfigError(f"k {k} is no number of neighbours; use 50, or leave it out", "k", k)
     return k if k is not None else max(1, default_k(count, classes))

@@ -68,9 +68,9 @@ def _learn_with_neighbours(
     around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
     labels = neighbourhood = None
     if "labels" in settings.tasks:
-        from noisegate.pipeline.labels.scoring import count_classes, neighbours_wanted, score_labels  # brings torch
+        from noisegate.pipeline.labels.scoring import choose_k, count_classes, score_labels  # brings torch
 
-        k = neighbours_wanted(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
+        k = choose_k(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
         graph = find_or_build_graph(
             run, stems, images, max(k, around) if settings.neighbourhood else k, device, search, note
         )

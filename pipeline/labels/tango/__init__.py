@@ -1,4 +1,6 @@
-"""Whether a given label agrees with the sample's neighbours and with the class texts, and what it should be (TANGO)."""
+"""TANGO: votes of a sample's neighbours (`visual`) and of the class texts (`semantic`) on its label, and the corrected
+label (`refinement`).
+"""
 
 from .refinement import Refinement, refine
 from .semantic import anchor_consistency, inject_truth, text_anchor_logits

@@ -1,4 +1,4 @@
-"""TANGO's refinement in one go: how consistent each label is, which samples count as clean, what the label should be."""
+"""TANGO's refinement: consistency of every label, which samples are clean, and the corrected label."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 
 from .semantic import AnchorVotes
-from .visual import NeighbourLists, VisualVotes, checked_labels, chunk_rows, mean_or, row_sums
+from .visual import NeighbourLists, VisualVotes, check_labels, chunk_rows, mean_or_fallback, row_sums
 
 __all__ = ["Refinement", "mix_sources", "refine", "verdict"]
 
@@ -27,8 +27,8 @@ SAME = 1e-9  # two shares that differ by less, relative to the larger, are tied:
 class Refinement:
     """One row per sample; scores are at the given label y and NaN for unlabelled and invalid rows.
 
-    The fall-backs are visible: without a neighbour p_vis is the given label; a sample that nobody lists takes p_vis
-    for its propagated label; one that no anchor lists takes p_sem.
+    The fall-backs are visible: without a neighbour p_vis is the given label; a sample in no list takes p_vis
+    for its propagated label; a sample in no anchor's list takes p_sem.
     """
 
     q: Float32
@@ -68,7 +68,7 @@ def refine(
     invalid: ArrayLike | None = None,
     keep_soft: bool = False,
 ) -> Refinement:
-    """Selection and correction of TANGO Sec. 3 from neighbours, from anchors (with images), or from both.
+    """Select clean samples and correct labels (TANGO Sec. 3) from neighbours, from anchors (with images), or from both.
 
     q = (1 - b) p_vis + b p_sem;  clean where argmax q = y;  Y~ = (1 - b) Y_vis + b Y_sem.  With one source only, q and
     Y~ are that source's.  Where classes tie for the maximum the given label wins, then the lower class.
@@ -86,7 +86,7 @@ def refine(
     >>> result.clean_tango.tolist(), result.label.tolist()
     ([True, True, True, False], [0, 0, 0, 0])
     """
-    given = checked_labels(labels, classes)
+    given = check_labels(labels, classes)
     if not 0 <= b <= 1:
         raise ConfigError(f"b={b} is no share; give 0 (neighbours only) to 1 (anchors only), such as 0.5", "b", b)
     if neighbours is None and anchors is None:
@@ -101,7 +101,9 @@ def refine(
     left_out = _invalid(invalid, rows, neighbours, len(given))
     label = np.where(left_out, -1, given)
     if len(np.unique(label[label >= 0])) == 1:
-        log.warning("all labelled samples carry one class: every neighbour agrees, so the visual score says nothing")
+        log.warning(
+            "all labelled samples carry one class: every neighbour agrees, so the visual score carries no information"
+        )
 
     columns = _Columns(given, classes if keep_soft else None)
     visual = None if neighbours is None else VisualVotes.of(neighbours, label, classes, duplicates)
@@ -109,7 +111,7 @@ def refine(
     semantic, truth, picks = None, None, np.zeros(0, dtype=np.int64)
     if anchors is not None and anchor_labels is not None and rows is not None:
         semantic = AnchorVotes.of(anchors, anchor_labels, classes)
-        truth, picks = semantic.truth(semantic.fitting(rows), quota)
+        truth, picks = semantic.truth(semantic.check_images(rows), quota)
     width = max(classes, 0 if visual is None else visual.lists.shape[1], 0 if semantic is None else len(semantic.label))
     for part in chunk_rows(len(given), width):
         shares, soft = [], []
@@ -119,13 +121,13 @@ def refine(
             columns.indegree0[part] = row_sums(picked) == 0
             columns.at_label(columns.p_vis, part, label[part], p_vis)
             shares.append(p_vis)
-            soft.append(mean_or(picked, p_vis))
+            soft.append(mean_or_fallback(picked, p_vis))
         if semantic is not None and truth is not None and rows is not None:
             p_sem = semantic.consistency(rows.take(np.arange(part.start, part.stop)))
             columns.unpicked[part] = picks[part] == 0
             columns.at_label(columns.p_sem, part, label[part], p_sem)
             shares.append(p_sem)
-            soft.append(mean_or(truth[part], p_sem))
+            soft.append(mean_or_fallback(truth[part], p_sem))
         columns.select(part, label[part], mix_sources(shares, b))
         columns.correct(part, label[part], mix_sources(soft, b))
     return columns.result(left_out)
@@ -149,7 +151,7 @@ def _invalid(invalid: ArrayLike | None, rows: Rows | None, neighbours: Neighbour
 
 
 def mix_sources(sources: list[Float64], b: float) -> Float64:
-    """(R, C) (1 - b) visual + b semantic of both, or the only one; where one is NaN the other has the word."""
+    """(R, C) (1 - b) visual + b semantic of both, or the only one; where one is NaN, the other."""
     if len(sources) == 1:
         return sources[0]
     visual, semantic = sources

@@ -1,4 +1,4 @@
-"""Votes that come in any order and are counted row by row, in a temporary file where they are many."""
+"""Count votes per row that arrive in any order, with a temporary file where they do not fit memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RowVotes:
         self._last = -1, csr_matrix((0, 0))
 
     def add(self, row: NDArray[np.integer[Any]], choice: NDArray[np.integer[Any]]) -> None:
-        """One vote for each of the rows (V,), all before any is read."""
+        """Add one vote for each of the rows (V,); all votes must be added before any is read."""
         span = row // self._span
         order = np.argsort(span, kind="stable")
         votes = np.empty(len(row), PACKED)
@@ -46,7 +46,7 @@ class RowVotes:
             self._parts[place].append((offset + begin * PACKED.itemsize, end - begin))
 
     def __getitem__(self, part: slice) -> csr_matrix:
-        """(R, C) of a slice of rows; quick where slices are asked for in order."""
+        """(R, C) votes of a slice of rows; fast if slices are read in order."""
         first, last = part.start // self._span, max(part.start, part.stop - 1) // self._span
         pieces = []
         for place in range(first, last + 1):
@@ -57,11 +57,11 @@ class RowVotes:
         return pieces[0] if len(pieces) == 1 else vstack(pieces, format="csr")
 
     def _count(self, place: int) -> csr_matrix:
-        found = [np.empty(0, PACKED)]
+        parts = [np.empty(0, PACKED)]
         for offset, count in self._parts[place]:
             self._file.seek(offset)
-            found.append(np.frombuffer(self._file.read(count * PACKED.itemsize), PACKED))
-        votes = np.concatenate(found)
+            parts.append(np.frombuffer(self._file.read(count * PACKED.itemsize), PACKED))
+        votes = np.concatenate(parts)
         choice = votes["choice"].astype(np.int64)
         shape = min(self._span, self._rows - place * self._span), len(self._weight)
         return csr_matrix((self._weight[choice], (votes["row"].astype(np.int64), choice)), shape=shape)

@@ -1,4 +1,4 @@
-"""What the class texts say: the anchors nearest to an image, the images nearest to an anchor, and a classifier."""
+"""Votes of class texts: the anchors nearest to an image, the images nearest to an anchor, and a classifier."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, identical_ro
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index
 
 from .row_votes import RowVotes
-from .visual import checked_labels, chunk_rows, mean_or
+from .visual import check_labels, chunk_rows, mean_or_fallback
 
 __all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_logits"]
 
-HELD = 2**29  # numbers of images in memory: a million rows of 512
-READ = 16_384  # images looked at in one go
+HELD = 2**29  # most numbers of images in memory: a million rows of 512
+READ = 16_384  # images read at a time
 TIE = 2e-6  # cosines from a product in float32 that differ by less may be equal
-AT_ONCE = 1 << 24  # cosines of anchors with images that are not all in memory
+AT_ONCE = 1 << 24  # cosines computed at a time where not all images are in memory
 
 
 def anchor_consistency(images: Embeddings, anchors: Floats, anchor_labels: ArrayLike, classes: int) -> Float32:
     """p_sem (N, C): the classes of the K = |A| / C anchors nearest to each image (TANGO Sec. 3).
 
     images: (N, d) or blocks of rows; anchors: (A, d) text embeddings; anchor_labels: (A,) their classes, none empty.
-    Anchors as near as the K-th all count, so that a text shared by two classes speaks for both.  Where classes have
+    Anchors as near as the K-th all count, so that a text shared by two classes votes for both.  Where classes have
     different numbers of texts an anchor counts 1 / (texts of its class).  Rows sum to 1; NaN for invalid images.
 
     >>> anchor_consistency(np.array([[1., .1]]), np.array([[1., 0.], [1., .2], [0., 1.], [.1, 1.]]), [0, 0, 1, 1], 2)
     array([[1., 0.]], dtype=float32)
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = votes.fitting(images)
+    rows = votes.check_images(images)
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
         result[start : start + len(block)] = votes.consistency(block)
@@ -59,12 +59,12 @@ def inject_truth(
     ([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], [1, 1, 0])
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = votes.fitting(images)
+    rows = votes.check_images(images)
     listed, picks = votes.truth(rows, quota)
     result = np.empty((len(rows), classes), dtype=np.float32)
     for start, block in rows.chunks(votes.chunk):
         part = slice(start, start + len(block))
-        result[part] = mean_or(listed[part], votes.consistency(block))
+        result[part] = mean_or_fallback(listed[part], votes.consistency(block))
     return result, picks
 
 
@@ -85,7 +85,7 @@ def text_anchor_logits(
     5.138
     """
     votes = AnchorVotes.of(anchors, anchor_labels, classes)
-    rows = votes.fitting(images)
+    rows = votes.check_images(images)
     factor = len(votes.label) / classes if scale is None else scale
     order = np.argsort(votes.label, kind="stable")
     starts = np.searchsorted(votes.label[order], np.arange(classes))
@@ -101,7 +101,7 @@ def text_anchor_logits(
 
 @dataclass(frozen=True)
 class AnchorVotes:
-    """Checked anchors and what images get from them.
+    """Anchors, checked, and their votes for images.
 
     Identical anchors are multiplied once: the products of equal rows may differ in the last bit, which would break
     their tie.
@@ -116,7 +116,7 @@ class AnchorVotes:
 
     @classmethod
     def of(cls, anchors: Floats, anchor_labels: ArrayLike, classes: int) -> AnchorVotes:
-        label = checked_labels(anchor_labels, classes)
+        label = check_labels(anchor_labels, classes)
         unit, valid = unit_rows(np.asarray(anchors))
         if label.shape != valid.shape:
             raise ConfigError(
@@ -137,11 +137,11 @@ class AnchorVotes:
             raise ConfigError(
                 f"anchors has no text for classes {empty}; give at least one for each of {classes}", "anchors", empty
             )
-        first, which = _groups(unit)
+        first, which = _identical_groups(unit)
         return cls(unit[first], which, label, classes, 1 / texts, max(1, len(label) // classes))
 
-    def fitting(self, images: Embeddings) -> Rows:
-        """The images, once it is known that the anchors are of their space."""
+    def check_images(self, images: Embeddings) -> Rows:
+        """Return the images as rows; raise ConfigError if they have another width than the anchors."""
         rows = as_rows(images, "images")
         if rows.width != self.distinct.shape[1]:
             width = self.distinct.shape[1]
@@ -179,7 +179,7 @@ class AnchorVotes:
     def truth(self, images: Rows, quota: int | ArrayLike | None, held: int = HELD) -> tuple[RowVotes, Index]:
         """(N, C) votes of the anchors that list an image, and (N,) how many do.
 
-        All images are in memory where they have at most `held` numbers; else they are read once for every so many anchors.
+        All images are in memory where they have at most `held` numbers; else they are read once per block of anchors.
         """
         valid = np.concatenate([np.zeros(0, np.bool_), *(unit_rows(block)[1] for _, block in images.chunks(READ))])
         rows = np.flatnonzero(valid)
@@ -194,7 +194,7 @@ class AnchorVotes:
     def _lists_held(self, images: Rows, rows: Index, lengths: Index) -> Iterator[tuple[Index, Index]]:
         """(m,) anchors and their (m, length) nearest of the valid `rows`, a block of anchors at a time."""
         unit = unit_rows(images.take(rows))[0]
-        first, which = _groups(unit)
+        first, which = _identical_groups(unit)
         unit = unit[first]
         for length in np.unique(lengths):
             members = np.flatnonzero(lengths == length)
@@ -205,7 +205,7 @@ class AnchorVotes:
                 yield members[part], rows[top_by_value(cosine, int(length))]
 
     def _lists_read(self, images: Rows, rows: Index, lengths: Index) -> Iterator[tuple[Index, Index]]:
-        """The same; the best so far are kept, and compared with the next images."""
+        """The same, reading images in blocks; the nearest so far are merged with each block."""
         for length in np.unique(lengths):
             members = np.flatnonzero(lengths == length)
             for part in chunk_rows(len(members), max(1, int(length)), AT_ONCE):
@@ -232,8 +232,8 @@ class AnchorVotes:
         return np.broadcast_to(wanted, (self.classes,)).astype(np.int64)
 
 
-def _groups(unit: Float32) -> tuple[Index, Index]:
-    """First row of each kind of identical rows, and the kind of every row."""
+def _identical_groups(unit: Float32) -> tuple[Index, Index]:
+    """Index of the first row of each group of identical rows, and the group of every row."""
     known: dict[bytes, int] = {}
     which = np.array([known.setdefault(digest, len(known)) for digest in identical_rows(unit)], dtype=np.int64)
     return np.unique(which, return_index=True)[1], which

@@ -1,4 +1,4 @@
-"""What the neighbours say: the balanced vote of those a sample lists, the labels of those that list it."""
+"""Votes of neighbours: class-balanced votes of the samples a row lists, and labels of the samples that list it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def visual_consistency(
 
     s_i = sum_{j in N(i)} onehot(y_j) / pi,  p_vis_i = s_i / |s_i|_1        (TANGO supplement, Eq. 9-10)
 
-    pi counts the given labels.  labels: (N,), -1 (unlabelled or invalid) does not vote.  A row that no labelled
-    neighbour speaks for gets the one-hot of its own label, or NaN when it has none.
+    pi counts the given labels.  labels: (N,), -1 (unlabelled or invalid) does not vote.  A row without
+    a labelled neighbour gets the one-hot of its own label, or NaN when it has none.
     duplicates: (N,) from `near_duplicates`: copies in one list share one vote, and count once in pi.
 
     >>> visual_consistency(np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]), [0, 0, 0, 1], classes=2)
@@ -64,13 +64,13 @@ def propagate_labels(neighbours: NeighbourLists, labels: ArrayLike, classes: int
     for part in chunk_rows(len(result), max(classes, votes.lists.shape[1])):
         counts = pickers[part]
         indegree[part] = row_sums(counts)
-        result[part] = mean_or(counts, votes.consistency(part)[0])
+        result[part] = mean_or_fallback(counts, votes.consistency(part)[0])
     return result, indegree
 
 
 @dataclass(frozen=True)
 class VisualVotes:
-    """Checked lists and labels, and what a slice of rows gets from them."""
+    """Neighbour lists and labels, checked, and the votes of a slice of rows."""
 
     lists: Integers  # (N, k)
     label: Index  # (N,) -1 does not vote
@@ -83,7 +83,7 @@ class VisualVotes:
         cls, neighbours: NeighbourLists, labels: ArrayLike, classes: int, duplicates: ArrayLike | None
     ) -> VisualVotes:
         lists = neighbours.indices if isinstance(neighbours, Neighbours) else np.asarray(neighbours)
-        label = checked_labels(labels, classes)
+        label = check_labels(labels, classes)
         whole = lists.dtype.kind in "iu" or not lists.size
         if not whole or lists.ndim != 2 or len(lists) != len(label) or (lists.size and lists.max() >= len(label)):
             largest = lists.max() if lists.size and lists.dtype.kind in "iuf" else "none"
@@ -110,13 +110,13 @@ class VisualVotes:
         return cls(lists, label, classes, ballot, group)
 
     def consistency(self, part: slice) -> tuple[Float64, Mask]:
-        """(R, C) p_vis of the rows, and (R,) which of them no labelled neighbour speaks for."""
+        """(R, C) p_vis of the rows, and (R,) whether a row has no labelled neighbour."""
         share, alone = self.shares(self.lists[part])
         share[alone] = self.given(part)[alone]
         return share, alone
 
     def shares(self, lists: Integers) -> tuple[Float64, Mask]:
-        """The same for lists (R, k) of anybody, with zeros where no labelled neighbour speaks."""
+        """The same for any lists (R, k), with zeros for rows without a labelled neighbour."""
         rows = len(lists)
         row, place = np.nonzero(lists >= 0)
         voter = lists[row, place]
@@ -153,7 +153,7 @@ class VisualVotes:
         return votes
 
 
-def mean_or(votes: csr_matrix, fallback: Float64) -> Float64:
+def mean_or_fallback(votes: csr_matrix, fallback: Float64) -> Float64:
     """(R, C) rows divided by their sums; the row of `fallback` where there are no votes."""
     dense: Float64 = votes.toarray().astype(np.float64)
     total = dense.sum(axis=1, keepdims=True)
@@ -164,8 +164,8 @@ def row_sums(votes: csr_matrix) -> Index:
     return np.asarray(votes.sum(axis=1)).ravel().astype(np.int64)
 
 
-def checked_labels(labels: ArrayLike, classes: int) -> Index:
-    """(N,) int64 from -1 to classes - 1."""
+def check_labels(labels: ArrayLike, classes: int) -> Index:
+    """Labels as (N,) int64 from -1 to classes - 1; raises ConfigError for anything else."""
     label = np.asarray(labels)
     if classes < 1:
         raise ConfigError(f"classes={classes}; give the number of classes, at least 1", "classes", classes)
@@ -182,6 +182,6 @@ def checked_labels(labels: ArrayLike, classes: int) -> Index:
 
 
 def chunk_rows(rows: int, width: int, numbers: int = 4_000_000) -> list[slice]:
-    """Slices of rows that hold about so many numbers at the given width."""
+    """Slices of rows, each with about `numbers` numbers at the given width."""
     step = max(1, numbers // max(width, 1))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

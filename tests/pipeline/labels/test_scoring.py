@@ -9,7 +9,7 @@ from noisegate.pipeline.inspect.metrics import clean_auroc, relabel_accuracy
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.fusion import fuse
 from noisegate.pipeline.labels.probe import probe_probabilities
-from noisegate.pipeline.labels.scoring import MAX_CLASSES, NEAR, count_classes, neighbours_wanted, score_labels
+from noisegate.pipeline.labels.scoring import MAX_CLASSES, NEAR, choose_k, count_classes, score_labels
 from noisegate.pipeline.labels.tango import anchor_consistency, refine, visual_consistency
 from noisegate.pipeline.neighbours import find_neighbours, near_duplicates
 from noisegate.pipeline.system.array_types import Index
@@ -144,7 +144,7 @@ def test_what_cannot_be_judged_is_refused() -> None:
 
 
 def test_k_follows_the_data_unless_given() -> None:
-    assert [neighbours_wanted(n, c, None) for n, c in ((50_000, 100), (2_000, 36), (1, 3))] == [200, 27, 1]
-    assert neighbours_wanted(10, 2, 700) == 700
+    assert [choose_k(n, c, None) for n, c in ((50_000, 100), (2_000, 36), (1, 3))] == [200, 27, 1]
+    assert choose_k(10, 2, 700) == 700
     with refused("k", 0):
-        neighbours_wanted(10, 2, 0)
+        choose_k(10, 2, 0)
