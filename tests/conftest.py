@@ -1,7 +1,11 @@
 """What all tests share: examples that never change, a cache folder of their own, drawn scenes and small shards."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# before numpy is loaded: with a test process on every core, threads of BLAS only wait for each other
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
