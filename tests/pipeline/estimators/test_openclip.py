@@ -93,34 +93,6 @@ def built_in(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.stem
 
 
-@pytest.fixture(scope="module")
-def cold_start(folder: Maker, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """A process of its own, with a hub that does not answer, that loads a folder and then what needs the hub."""
-    code = (
-        "from noisegate import load_estimator\n"
-        f"print(load_estimator('local-dir:{folder()}').identity.digest)\n"
-        "for name in (('ViT-B-32', 'openai'), ('hf-hub:org/name', None)):\n"
-        "    try: load_estimator(*name)\n"
-        "    except Exception as error: print(type(error).__name__, error)\n"
-    )
-    cache = str(tmp_path_factory.mktemp("hub"))
-    settings = {
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": cache,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = [sys.executable, "-c", code]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        env={**os.environ, **settings, "PYTHONHASHSEED": "7"},
-    )
-
-
 def pictures(count: int) -> list[Image.Image]:
     rng = np.random.default_rng(5)
     return [Image.fromarray(rng.integers(0, 256, (20 + i, 41, 3), dtype=np.uint8)) for i in range(count)]
@@ -229,11 +201,41 @@ class TestIdentity:
         assert again.model == "local-dir:tiny" and again.dtype == "float32"
         assert again.from_dict(json.loads(json.dumps(again.to_dict()))) == again
 
-    def test_is_the_same_in_another_process_which_says_nothing_and_asks_nobody(
-        self, cold_start: subprocess.CompletedProcess[str], estimator: OpenClipEstimator
+    def test_is_the_same_in_another_process_that_prints_nothing_and_fails_at_once_without_a_network(
+        self, folder: Maker, estimator: OpenClipEstimator, tmp_path: Path
     ) -> None:
-        assert cold_start.stdout.splitlines()[0] == estimator.identity.digest
-        assert cold_start.stderr == ""
+        """One process of its own, with a hub that does not answer: the hub's own client would try for a minute."""
+        code = (
+            "from noisegate import load_estimator\n"
+            f"print(load_estimator('local-dir:{folder()}').identity.digest)\n"
+            "for name in (('ViT-B-32', 'openai'), ('hf-hub:org/name', None)):\n"
+            "    try: load_estimator(*name)\n"
+            "    except Exception as error: print(type(error).__name__, error)\n"
+        )
+        cache = str(tmp_path / "hub")
+        settings = {
+            "HF_ENDPOINT": "http://127.0.0.1:9",
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": cache,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = [sys.executable, "-c", code]
+        cold = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
+            env={**os.environ, **settings, "PYTHONHASHSEED": "7"},
+        )
+        digest, first, second = cold.stdout.splitlines()
+        assert digest == estimator.identity.digest
+        assert first.startswith(
+            "ConfigError model 'ViT-B-32' with pretrained 'openai' cannot be loaded: http://127.0.0.1:9"
+        )
+        assert "does not answer (ConnectError)" in first and "point --model at local-dir:FOLDER" in first
+        assert second.startswith("ConfigError model 'hf-hub:org/name' cannot be loaded: http://127.0.0.1:9 does not")
+        assert cold.stderr == ""
 
     def test_changes_with_whatever_changes_a_score(self, folder: Maker, estimator: OpenClipEstimator) -> None:
         one_weight = folder()
@@ -364,16 +366,6 @@ class TestRefused:
         with refused("device", "cuda:1"):
             load_estimator("embedded", device="cuda:1")
         assert Device.choose() == Device("cpu", "float32")
-
-    def test_without_a_network_the_answer_comes_at_once(self, cold_start: subprocess.CompletedProcess[str]) -> None:
-        """The hub's own client tries for a minute, and says so on standard error."""
-        _, first, second = cold_start.stdout.splitlines()
-        assert first.startswith(
-            "ConfigError model 'ViT-B-32' with pretrained 'openai' cannot be loaded: http://127.0.0.1:9"
-        )
-        assert "does not answer (ConnectError)" in first and "point --model at local-dir:FOLDER" in first
-        assert second.startswith("ConfigError model 'hf-hub:org/name' cannot be loaded: http://127.0.0.1:9 does not")
-        assert cold_start.stderr == ""
 
 
 class TestTags:
