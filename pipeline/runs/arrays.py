@@ -66,7 +66,9 @@ def find_parts(images: Path, texts: Path | None = None, metadata: Path | None = 
         if parts and part.widths != parts[0].widths:
             raise ConfigError(
                 f"images and texts: {path} goes with widths {part.widths}, {parts[0].images} with {parts[0].widths}; "
-                "all files must come from one model"
+                "all files must come from one model",
+                "images",
+                path,
             )
         parts.append(part)
         start += part.rows
@@ -87,7 +89,7 @@ def _files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
     folder = path / prefix if (path / prefix).is_dir() else path
     found = sorted(folder.glob(f"{prefix}*{suffix}")) or sorted(folder.glob(f"*{suffix}"))
     if not found:
-        raise ConfigError(f"{name}: {path} is neither a file nor a folder with *{suffix} files")
+        raise ConfigError(f"{name}: {path} is neither a file nor a folder with *{suffix} files", name, path)
     return dict(sorted(zip(_numbers(found), found, strict=True)))
 
 
@@ -104,10 +106,14 @@ def _numbers(files: Sequence[Path]) -> list[tuple[Any, ...]]:
 def _paired(path: Path, name: str, images: dict[tuple[Any, ...], Path]) -> dict[tuple[Any, ...], Path]:
     found = _files(path, name)
     if len(found) != len(images):
-        raise ConfigError(f"{name}: {len(found)} files for {len(images)} of images; there must be one for each")
+        raise ConfigError(
+            f"{name}: {len(found)} files for {len(images)} of images; there must be one for each", name, path
+        )
     lost = [file for number, file in images.items() if number not in found]
     if lost:
-        raise ConfigError(f"{name}: no file of {path} has the number of {lost[0].name}; there must be one for each")
+        raise ConfigError(
+            f"{name}: no file of {path} has the number of {lost[0].name}; there must be one for each", name, path
+        )
     return found
 
 
@@ -115,10 +121,14 @@ def _part(images: Path, texts: Path | None, metadata: Path | None, start: int) -
     left = open_array(images, "images", 2)
     right = open_array(texts, "texts", 2) if texts else None
     if right is not None and len(right) != len(left):
-        raise ConfigError(f"texts: {texts} has {len(right):,} rows, {images} has {len(left):,}; give one for each")
+        raise ConfigError(
+            f"texts: {texts} has {len(right):,} rows, {images} has {len(left):,}; give one for each", "texts", texts
+        )
     for name, path, array in (("images", images, left), ("texts", texts, right)):
         if array is not None and array.shape[1] == 0:
-            raise ConfigError(f"{name}: {path} has rows without any numbers; want (N, d) with d of 1 or more")
+            raise ConfigError(
+                f"{name}: {path} has rows without any numbers; want (N, d) with d of 1 or more", name, path
+            )
     widths = left.shape[1], 0 if right is None else right.shape[1]
     key = _key_column(metadata, images, len(left)) if metadata else None
     return ArrayPart(images.stem, start, len(left), widths, images, texts, metadata, key)
@@ -129,20 +139,28 @@ def _key_column(path: Path, images: Path, rows: int) -> str:
         file = pq.read_metadata(path)
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(f"metadata: {path} is not a readable Parquet file: {_line(error)}") from error
+        raise ConfigError(
+            f"metadata: {path} is not a readable Parquet file: {_line(error)}", "metadata", path
+        ) from error
     if file.num_rows != rows:
-        raise ConfigError(f"metadata: {path} has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
+        raise ConfigError(
+            f"metadata: {path} has {file.num_rows:,} rows, {images} has {rows:,}; give one for each", "metadata", path
+        )
     found = next((name for name in KEY_COLUMNS if name in schema.names), None)
     if found is None:
         raise ConfigError(
-            f"metadata: {path} has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}"
+            f"metadata: {path} has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}",
+            "metadata",
+            path,
         )
     kind = schema.field(found).type
     if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
-        raise ConfigError(f"metadata: {found} of {path} is {kind}; keys are text or whole numbers")
+        raise ConfigError(f"metadata: {found} of {path} is {kind}; keys are text or whole numbers", "metadata", path)
     lacking = sum(not key for key in _read_keys(path, found))
     if lacking:
-        raise ConfigError(f"metadata: {lacking:,} rows of {path} have no {found}; every row needs one")
+        raise ConfigError(
+            f"metadata: {lacking:,} rows of {path} have no {found}; every row needs one", "metadata", path
+        )
     return found
 
 
@@ -172,26 +190,38 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise ConfigError(f"{name}: there is no file {path}; give an .npy file, as numpy.save writes it") from error
+        raise ConfigError(
+            f"{name}: there is no file {path}; give an .npy file, as numpy.save writes it", name, path
+        ) from error
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"{name}: {path} is no whole .npy file of numbers; write one with numpy.save") from error
+        raise ConfigError(
+            f"{name}: {path} is no whole .npy file of numbers; write one with numpy.save", name, path
+        ) from error
     if not isinstance(array, np.ndarray):
         array.close()
-        raise ConfigError(f"{name}: {path} holds several arrays; save one of them as .npy with numpy.save")
+        raise ConfigError(f"{name}: {path} holds several arrays; save one of them as .npy with numpy.save", name, path)
     if array.ndim != dimensions or array.dtype.kind not in kinds:
         wanted = f"{'numbers' if 'f' in kinds else 'whole numbers'} {'(N, d)' if dimensions == 2 else '(N,)'}"
-        raise ConfigError(f"{name}: {path} holds {array.dtype} of shape {array.shape}; want {wanted}")
+        raise ConfigError(f"{name}: {path} holds {array.dtype} of shape {array.shape}; want {wanted}", name, path)
     return array
 
 
 def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
     """Class numbers (N,), negative for none, one for each row of the images; raises ConfigError where they are not."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ConfigError(f"labels: {labels.dtype} of shape {labels.shape}; want whole numbers (N,)")
+        raise ConfigError(
+            f"labels: {labels.dtype} of shape {labels.shape}; want whole numbers (N,)", "labels", labels.shape
+        )
     if len(labels) != rows:
-        raise ConfigError(f"labels: {len(labels):,} for {rows:,} rows of images; give one for each row")
+        raise ConfigError(
+            f"labels: {len(labels):,} for {rows:,} rows of images; give one for each row", "labels", len(labels)
+        )
     if len(labels) and labels.max() >= 2**31:
-        raise ConfigError(f"labels: {labels.max()} is too large for a class number; number the classes 0, 1, 2, …")
+        raise ConfigError(
+            f"labels: {labels.max()} is too large for a class number; number the classes 0, 1, 2, …",
+            "labels",
+            int(labels.max()),
+        )
     return labels.astype(np.int64)
 
 

@@ -46,7 +46,9 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
             f"{folder} was made with other settings:\n  "
             + "\n  ".join(differences)
             + "\nUse the same settings to go on, another --out, or --overwrite to start again."
-            + (f" Without the model, in seconds: noisegate rescore {folder}" if cheap else "")
+            + (f" Without the model, in seconds: noisegate rescore {folder}" if cheap else ""),
+            "out",
+            folder,
         )
 
 
@@ -117,13 +119,19 @@ class Resume:
             metadata = read_metadata(table)
         except TableError as error:
             if stem not in self.listed:
-                raise TableError(f"{error}; it is in the way: move it, or choose another --out") from error
+                raise TableError(
+                    f"{error}; it is in the way: move it, or choose another --out", "out", table
+                ) from error
             self._redo(table, f"{table} is damaged; its shard is scored again")
             return None
         if Identity.from_dict(metadata["scorer"]) != self.identity:
-            raise MismatchError(f"{table} was made by another scorer than {self.run.run_file} says; use --overwrite")
+            raise MismatchError(
+                f"{table} was made by another scorer than {self.run.run_file} says; use --overwrite", "out", table
+            )
         if stem not in self.listed and metadata["reading"] != self.reading:
-            raise MismatchError(f"{table} was made with other settings, and no {self.run.run_file}; use --overwrite")
+            raise MismatchError(
+                f"{table} was made with other settings, and no {self.run.run_file}; use --overwrite", "out", table
+            )
         return metadata
 
     def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
@@ -140,7 +148,9 @@ class Resume:
         url = self.listed.get(shard.stem, {}).get("url", shard.url)
         if url != shard.url and not (shard.is_local and Path(url).resolve() == Path(shard.url).resolve()):
             raise MismatchError(
-                f"{self.run.table(shard.stem)} belongs to {url}, which is not the same as {shard.url}; choose another --out"
+                f"{self.run.table(shard.stem)} belongs to {url}, which is not the same as {shard.url}; choose another --out",
+                "out",
+                self.run.table(shard.stem),
             )
 
     def _redo(self, table: Path, reason: str) -> None:
@@ -180,7 +190,9 @@ def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> 
     for stem in wanted:
         if stem not in stems and run.table(stem).exists():
             raise TableError(
-                f"{run.table(stem)} is not a weight table; it is in the way: move it, or choose another --out"
+                f"{run.table(stem)} is not a weight table; it is in the way: move it, or choose another --out",
+                "out",
+                run.table(stem),
             )
     for stem in sorted(stems):
         for path in (run.table(stem), run.embeddings(stem)):
@@ -208,5 +220,5 @@ def _digest(shard: Shard) -> str:
             while data := file.read(1 << 20):
                 digest.update(data)
     except OSError as error:
-        raise ShardError(f"shard {shard.url} broke off while reading: {error}") from error
+        raise ShardError(f"shard {shard.url} broke off while reading: {error}", "shards", shard.url) from error
     return digest.hexdigest()

@@ -61,10 +61,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
     try:
         raw = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
-        raise TableError(f"{path} is not a readable Parquet file: {error}") from error
+        raise TableError(f"{path} is not a readable Parquet file: {error}", "table", path) from error
     found = raw.get(b"noisegate.table_version", b"None").decode()
     if found != str(VERSION):
-        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})")
+        raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})", "table", path)
     return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
 
 
@@ -76,18 +76,24 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.T
     """
     run = RunFolder(Path(folder))
     if (run.read_run() or {}).get("finished") is False:
-        raise TableError(f"the run in {folder} is not finished; run the same annotate command again, it goes on")
+        raise TableError(
+            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", folder
+        )
     names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
     unknown = sorted(set(names) - set(ALL_COLUMNS))
     if unknown:
-        raise TableError(f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}")
+        raise TableError(
+            f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}", "columns", unknown[0]
+        )
     parts = []
     for stem in run.stems():
         part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
         parts.append(part.select(names).add_column(0, pa.field("shard", WORD), shard))
     if not parts:
-        raise TableError(f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}")
+        raise TableError(
+            f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}", "run", folder
+        )
     return pa.concat_tables(parts).unify_dictionaries()
 
 
@@ -115,9 +121,15 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, AttributeError) as error:
-            raise TableError(f"{self.run_file} is damaged: {error}; redo the run with --overwrite") from error
+            raise TableError(
+                f"{self.run_file} is damaged: {error}; redo the run with --overwrite", "run", self.path
+            ) from error
         if found != VERSION:
-            raise TableError(f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite")
+            raise TableError(
+                f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite",
+                "run",
+                self.path,
+            )
         return run
 
     def recorded(self) -> dict[str, Any]:
@@ -127,7 +139,9 @@ class RunFolder:
             below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
             there = "" if below is None else f", but {below.parent} does"
             raise TableError(
-                f"{self.path} holds no run (no _run.json){there}; make one with: noisegate annotate SHARDS --out {self.path}"
+                f"{self.path} holds no run (no _run.json){there}; make one with: noisegate annotate SHARDS --out {self.path}",
+                "run",
+                self.path,
             )
         return run
 
@@ -149,7 +163,11 @@ class RunFolder:
             kept = columns if columns is None else [name for name in columns if name not in lacking]
             table = pq.read_table(self.table(stem), columns=kept)
         except (OSError, pa.ArrowInvalid) as error:
-            raise TableError(f"{self.table(stem)} is damaged: {error}; run the same annotate command again") from error
+            raise TableError(
+                f"{self.table(stem)} is damaged: {error}; run the same annotate command again",
+                "table",
+                self.table(stem),
+            ) from error
         if not kept and lacking:  # a Parquet file gives no rows without a column
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
@@ -164,7 +182,9 @@ class RunFolder:
                 found.update(pq.read_schema(self.table(stem)).names)
             except (OSError, pa.ArrowInvalid) as error:
                 raise TableError(
-                    f"{self.table(stem)} is damaged: {error}; run the same annotate command again"
+                    f"{self.table(stem)} is damaged: {error}; run the same annotate command again",
+                    "table",
+                    self.table(stem),
                 ) from error
         return [name for name in METHOD_COLUMNS if name in found]
 

@@ -42,7 +42,7 @@ def map_tensors(
             else:
                 tensors[name] = np.memmap(path, kind, mode, 8 + length + begin, shape)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TableError(f"{path} is not a readable safetensors file: {error}") from error
+        raise TableError(f"{path} is not a readable safetensors file: {error}", "file", path) from error
     return tensors, metadata
 
 

@@ -70,7 +70,9 @@ class Where:
         """(N,) bool, false where the answer is not known; raises TableError when the table lacks a column."""
         lost = [name for name in self.columns if name not in table.column_names]
         if lost:
-            raise TableError(f"where {self.text!r} needs the column {lost[0]}, which this table does not have")
+            raise TableError(
+                f"where {self.text!r} needs the column {lost[0]}, which this table does not have", "where", self.text
+            )
         found = self._condition(table)
         if isinstance(found, pa.Scalar):
             return np.full(len(table), found.as_py() is True)
@@ -111,9 +113,9 @@ class _Parser:
         self._place = 0
         self.columns: set[str] = set()
         if len(text) > MAX_LENGTH:
-            raise ConfigError(f"where: {len(text):,} characters are too many; {MAX_LENGTH:,} are read")
+            raise ConfigError(f"where: {len(text):,} characters are too many; {MAX_LENGTH:,} are read", "where", text)
         if text.encode("utf-8", "ignore").decode() != text:
-            raise ConfigError("where: the rule holds bytes that are no UTF-8; columns and texts are")
+            raise ConfigError("where: the rule holds bytes that are no UTF-8; columns and texts are", "where", text)
         self._tokens = self._split()
 
     def _split(self) -> list[_Token]:
@@ -132,7 +134,9 @@ class _Parser:
 
     def whole(self) -> Term:
         if len(self._tokens) == 1:
-            raise ConfigError("where: the rule is empty; write for example clean_probability > 0.9")
+            raise ConfigError(
+                "where: the rule is empty; write for example clean_probability > 0.9", "where", self._text
+            )
         term = self._or()
         if self._next.what != "end":
             raise self._unexpected("and, or, or the end")
@@ -156,7 +160,7 @@ class _Parser:
             raise self._unexpected(repr(word))
 
     def _wrong(self, at: int, problem: str) -> ConfigError:
-        return ConfigError(f"where {self._text!r}: {problem} (character {at + 1})")
+        return ConfigError(f"where {self._text!r}: {problem} (character {at + 1})", "where", self._text)
 
     def _unexpected(self, wanted: str) -> ConfigError:
         token = self._next

@@ -51,4 +51,6 @@ def require_extra(name: str, command: str) -> None:
     """
     absent = EXTRAS[name].absent()
     if absent:
-        raise ConfigError(f"{command} needs {', '.join(absent)}; install the extra: pip install 'noisegate[{name}]'")
+        raise ConfigError(
+            f"{command} needs {', '.join(absent)}; install the extra: pip install 'noisegate[{name}]'", name, absent
+        )

@@ -34,7 +34,7 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR,
 def writing_to(out: str | Path) -> Iterator[Path]:
     """Make the folder and yield it; raises ConfigError for a URL, a file, or a place that may not be written."""
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
-        raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results")
+        raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results", "out", out)
     folder = Path(out)
     whole = folder.absolute()
     try:
@@ -43,13 +43,17 @@ def writing_to(out: str | Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno in _FULL:
             raise NoisegateError(
-                f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)"
+                f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)",
+                "out",
+                out,
             ) from error
         place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
         if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):
             raise
         raise ConfigError(
-            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
+            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results",
+            "out",
+            out,
         ) from error
 
 
@@ -57,7 +61,7 @@ def refuse_other_shards(out: Path, names: Collection[str]) -> None:
     """Raises ConfigError where `out` holds tars that are not about to be written: `out/*.tar` would mix the two."""
     other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
     if other:
-        raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder")
+        raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder", "out", out)
 
 
 def remove_half_written(out: Path) -> None:

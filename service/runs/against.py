@@ -1,4 +1,4 @@
-"""What a finished run knows of new samples: their neighbours in it, and what these and its class texts say of a label."""
+"""Judge new samples against a finished run: their neighbours in it, and the label these and its class texts suggest."""
 
 import threading
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
-from .rows import RunRows
+from .samples import RunSamples
 
 __all__ = ["LISTED", "FinishedRun", "flag_duplicates", "own_rows"]
 
@@ -41,7 +41,7 @@ class FinishedRun:
     def __init__(self, path: Path, run: dict[str, Any], memory: int = HELD_BYTES) -> None:
         self.path = path
         self.identity = Identity.from_dict(run["scorer"])
-        self.rows = RunRows(path)
+        self.rows = RunSamples(path)
         self._memory = memory
         self._lock = threading.Lock()
         facts = read_metadata(RunFolder(path).table(self.rows.stems[0])) if self.rows.stems else {}
@@ -60,17 +60,17 @@ class FinishedRun:
             run = RunFolder(path).read_run()
             if run is None or run.get("finished") is False:
                 raise ApiError(409, "unfinished_run", f"the run {path.name} is not finished; ask again when it is")
-            found = cls(path, run, memory)
-            if not len(found.rows) or not found.rows.has_embeddings():
+            finished = cls(path, run, memory)
+            if not len(finished.rows) or not finished.rows.has_embeddings():
                 raise ApiError(
                     409,
                     "no_embeddings",
                     f"the run {path.name} kept no embeddings to compare with; annotate without --drop-embeddings",
                 )
         except TableError as error:
-            reason = str(error).replace(f"{path}/", "")  # where it lies is nobody's business
+            reason = str(error).replace(f"{path}/", "")  # clients must not learn the server's paths
             raise ApiError(409, "damaged_run", f"the run {path.name} cannot be read: {reason}") from error
-        return found
+        return finished
 
     def check_scorer(self, identity: Identity) -> None:
         """Raises ApiError 409 `other_scorer` where the run's embeddings are not comparable with `identity`'s."""
@@ -141,13 +141,13 @@ class FinishedRun:
         judge_labels(p_vis, p_sem, numbers, anchors.names if anchors else (), judged)
 
     def _neighbours(self, near: Index, cosines: Float32) -> tuple[Neighbour, ...]:
-        found = []
+        neighbours = []
         for row, cosine in zip(near.tolist(), cosines.tolist(), strict=True):
             if row >= 0:
                 label = int(self.rows.labels[row])
                 shard, index = self.rows.place(row)
-                found.append(Neighbour(self.rows.key(row), shard, index, cosine, label if label >= 0 else None))
-        return tuple(found)
+                neighbours.append(Neighbour(self.rows.key(row), shard, index, cosine, label if label >= 0 else None))
+        return tuple(neighbours)
 
     @cached_property
     def _votes(self) -> VisualVotes:
@@ -186,7 +186,7 @@ class _Texts(NamedTuple):
     sides: tuple[Side, Side]
 
 
-def own_rows(rows: RunRows, digests: Sequence[bytes | None], keys: Sequence[str | None], labels: Index) -> Index:
+def own_rows(rows: RunSamples, digests: Sequence[bytes | None], keys: Sequence[str | None], labels: Index) -> Index:
     """(N,) the row of the run that each posted sample is itself, -1 for new pictures; see `FinishedRun`."""
     own = np.full(len(digests), -1, np.int64)
     for i, (digest, key) in enumerate(zip(digests, keys, strict=True)):
@@ -198,11 +198,11 @@ def own_rows(rows: RunRows, digests: Sequence[bytes | None], keys: Sequence[str 
     return own
 
 
-def flag_duplicates(rows: RunRows, near: Index, cosines: Float32, own: Index, judged: Sequence[Judged]) -> None:
+def flag_duplicates(rows: RunSamples, near: Index, cosines: Float32, own: Index, judged: Sequence[Judged]) -> None:
     """Flag `duplicate_of:SHARD/KEY` for samples with a near duplicate among their neighbours.
 
     Named is the first such row, or the row that the table names for it, so that all copies name the same one; without
-    its shard where the sample itself is in that shard of the run. The run's own first copy is nobody's duplicate.
+    its shard where the sample itself is in that shard of the run. The run's own first copy is no duplicate.
     """
     for i, result in enumerate(judged):
         close = near[i][(near[i] >= 0) & (np.nan_to_num(cosines[i], nan=-1) >= DUPLICATE_COSINE)]

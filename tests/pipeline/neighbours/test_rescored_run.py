@@ -23,7 +23,7 @@ SETTINGS = ScoreSettings("fixed:0.3", ("pairs",), k=6, neighbourhood=True)
 
 
 def test_a_stopped_rescore_goes_on_and_the_run_is_the_same(tmp_path: Path) -> None:
-    images, _ = clusters(count=120)
+    images, _ = clusters(count=60)
     images[7] = 0  # its row is not ok
     images[50] = images[3]
     scored(tmp_path, images, captions(images), settings=ScoreSettings("fixed:0.3"))
@@ -33,7 +33,7 @@ def test_a_stopped_rescore_goes_on_and_the_run_is_the_same(tmp_path: Path) -> No
     starts = 0
     while True:
         done: list[Task] = []
-        search = replace(stopping(5, done), cut=cut_at(50, 30))
+        search = replace(stopping(5, done), cut=cut_at(25, 15))
         try:
             rescore(stopped, lambda recorded: SETTINGS, search=search)
         except Stop:

@@ -1,5 +1,6 @@
 """Arrays from anywhere: found, paired by number, checked before anything is written, and turned into tables."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.arrays import arrays_identity, check_labels, find_parts, open_array, write_parts
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from tests.embeddings import captions, clusters, saved, split
+from tests.errors import refused
 
 IMAGES, _ = clusters(count=46)
 TEXTS = captions(IMAGES)
@@ -90,27 +91,27 @@ def test_files_that_do_not_pair_are_refused(tmp_path: Path) -> None:
     split(tmp_path / "i", "img", IMAGES, 3)
     split(tmp_path / "t", "txt", TEXTS, 3)
     (tmp_path / "t" / "txt_2.npy").rename(tmp_path / "t" / "txt_3.npy")
-    with pytest.raises(ConfigError, match=r"texts: no file of .* has the number of img_2\.npy"):
+    with refused("texts", tmp_path / "t"):
         find_parts(tmp_path / "i", tmp_path / "t")
     (tmp_path / "t" / "txt_3.npy").unlink()
-    with pytest.raises(ConfigError, match="texts: 2 files for 3 of images; there must be one for each"):
+    with refused("texts", tmp_path / "t"):
         find_parts(tmp_path / "i", tmp_path / "t")
-    with pytest.raises(ConfigError, match=r"images: .*nowhere is neither a file nor a folder with \*\.npy files"):
+    with refused("images", tmp_path / "nowhere"):
         find_parts(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"metadata: .*empty is neither a file nor a folder with \*\.parquet"):
+    with refused("metadata", tmp_path / "empty"):
         find_parts(tmp_path / "i", None, tmp_path / "empty")
 
 
 def test_rows_and_widths_must_fit(tmp_path: Path) -> None:
     files = saved(tmp_path, i=IMAGES, few=TEXTS[:5], none=np.zeros((46, 0)))
-    with pytest.raises(ConfigError, match=r"texts: .*few\.npy has 5 rows, .*i\.npy has 46; give one for each"):
+    with refused("texts", files["few"]):
         find_parts(files["i"], files["few"])
-    for images, texts in ((files["none"], None), (files["i"], files["none"])):
-        with pytest.raises(ConfigError, match=r"none\.npy has rows without any numbers; want \(N, d\)"):
+    for setting, images, texts in (("images", files["none"], None), ("texts", files["i"], files["none"])):
+        with refused(setting, files["none"]):
             find_parts(images, texts)
     saved(tmp_path / "mixed", a_0=IMAGES, a_1=IMAGES[:, :5])
-    with pytest.raises(ConfigError, match=r"widths \(5, 0\), .* with \(12, 0\); all files must come from one model"):
+    with refused("images", tmp_path / "mixed" / "a_1.npy"):
         find_parts(tmp_path / "mixed")
 
 
@@ -126,10 +127,11 @@ def test_metadata_must_fit_and_have_keys(tmp_path: Path) -> None:
     ]
     for columns, message in tables:
         pq.write_table(pa.table(columns), path)
-        with pytest.raises(ConfigError, match=f"metadata: .*{message}"):
+        with refused("metadata", path) as error:
             find_parts(images, None, path)
+        assert re.search(message, str(error.value))
     path.write_bytes(b"PAR")
-    with pytest.raises(ConfigError, match=r"metadata: .*m\.parquet is not a readable Parquet file"):
+    with refused("metadata", path):
         find_parts(images, None, path)
 
 
@@ -150,34 +152,35 @@ def test_metadata_must_fit_and_have_keys(tmp_path: Path) -> None:
 )
 def test_anything_but_rows_of_numbers_is_refused(array: Any, message: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", array, allow_pickle=True)
-    with pytest.raises(ConfigError, match=rf"^images: .*x\.npy {message}"):
+    with refused("images", tmp_path / "x.npy") as error:
         find_parts(tmp_path / "x.npy")
+    assert re.search(message, str(error.value))
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     whole = saved(tmp_path, x=IMAGES)["x"].read_bytes()
     for data in (b"", b"junk", whole[:-1], whole[:20]):
         (tmp_path / "x.npy").write_bytes(data)
-        with pytest.raises(ConfigError, match=r"^labels: .*x\.npy is no whole \.npy file"):
+        with refused("labels", tmp_path / "x.npy"):
             open_array(tmp_path / "x.npy", "labels", 1)
     np.savez(tmp_path / "x.npz", a=IMAGES)
-    with pytest.raises(ConfigError, match="holds several arrays; save one of them"):
+    with refused("images", tmp_path / "x.npz"):
         open_array(tmp_path / "x.npz", "images", 2)
-    with pytest.raises(ConfigError, match=r"^anchors: there is no file .*none\.npy"):
+    with refused("anchors", tmp_path / "none.npy"):
         open_array(tmp_path / "none.npy", "anchors", 2)
 
 
 def test_labels_are_class_numbers_one_for_each_row() -> None:
     assert check_labels(np.array([3, -7, 0], np.int8), 3).tolist() == [3, -7, 0]
-    cases: list[tuple[Any, str]] = [
-        (np.array([1.0, 2.0, 3.0]), r"float64 of shape \(3,\); want whole numbers \(N,\)"),
-        (np.array([[1], [2], [3]]), r"int64 of shape \(3, 1\)"),
-        (np.array([1, 2]), "2 for 3 rows of images; give one for each row"),
-        (np.array([1, 2, 2**31]), "2147483648 is too large for a class number"),
-        (np.array([1, 2, 2**64 - 1], np.uint64), "18446744073709551615 is too large"),
+    cases: list[tuple[Any, Any]] = [
+        (np.array([1.0, 2.0, 3.0]), (3,)),  # no whole numbers
+        (np.array([[1], [2], [3]]), (3, 1)),
+        (np.array([1, 2]), 2),  # of 3
+        (np.array([1, 2, 2**31]), 2**31),
+        (np.array([1, 2, 2**64 - 1], np.uint64), 2**64 - 1),
     ]
-    for labels, message in cases:
-        with pytest.raises(ConfigError, match=f"labels: {message}"):
+    for labels, value in cases:
+        with refused("labels", value):
             check_labels(labels, 3)
 
 

@@ -1,4 +1,4 @@
-"""The samples of a finished run by row number: who they are, what label they have, where their embeddings lie."""
+"""The samples of a finished run by row number: key, label, image digest, embedding."""
 
 from pathlib import Path
 from typing import Literal
@@ -12,12 +12,12 @@ from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.system.array_types import Index, Mask
 
-__all__ = ["RunRows"]
+__all__ = ["RunSamples"]
 
 DUPLICATE = "duplicate_of:"
 
 
-class RunRows:
+class RunSamples:
     """Rows are numbered through all shards in the order of their names, as the run's own scores number them."""
 
     def __init__(self, path: Path) -> None:
@@ -39,8 +39,7 @@ class RunRows:
         return len(self.ok)
 
     def key(self, row: int) -> str:
-        found: str = self._keys[row].as_py()
-        return found
+        return str(self._keys[row].as_py())
 
     def place(self, row: int) -> tuple[str, int]:
         """The stem of its table, and its position there."""
@@ -75,10 +74,10 @@ class RunRows:
 
 
 def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """(N,) the first eight bytes of each digest as a number; anything for null."""
-    found = [np.zeros(0, np.uint64)]
+    """(N,) the first eight bytes of each digest as a number; undefined for null."""
+    parts = [np.zeros(0, np.uint64)]
     for chunk in digests.chunks:
         data = chunk.buffers()[1]
         words = np.zeros((0, 4), ">u8") if data is None else np.frombuffer(data, ">u8").reshape(-1, 4)
-        found.append(words[chunk.offset : chunk.offset + len(chunk), 0].astype(np.uint64))
-    return np.concatenate(found)
+        parts.append(words[chunk.offset : chunk.offset + len(chunk), 0].astype(np.uint64))
+    return np.concatenate(parts)
