@@ -49,7 +49,7 @@ def gmm_split(
     """Gaussian mixture on losses scaled to [0, 1], as DivideMix and NCR use it (LNC Eq. 3).
 
     EM starts from the two means that Lloyd's algorithm reaches from the 25 and 75 % quantiles, so there is nothing
-    random; `floor` is added to both variances, so groups closer than about 0.02 of the range cannot be told apart.
+    random; `floor` is added to both variances, so groups closer than about 0.02 of the range cannot be separated.
 
     losses: (N,); clean_side: "high" for scores where clean samples are the large ones.
     monotone: no sample is less clean than one of larger loss, and all below the clean mean have probability 1; without
@@ -116,7 +116,7 @@ def beta_moments(mean: float, variance: float) -> Pair:
 def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: float = 0.01) -> float:
     """The threshold to use for p > threshold: raised, when it would keep everything, so that the lowest 1 % go (NCR).
 
-    Stays as it is when the samples that would have to go cannot be told from the rest, or there are none.
+    Unchanged where the lowest 1 % have the same probability as the rest, or where there are no samples.
 
     >>> all_clean_rule([.9, .8, .7, .95], share=.25), all_clean_rule([.9, .2])
     (0.7, 0.5)
@@ -126,8 +126,8 @@ def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: 
     if not len(probability) or probability[0] <= threshold:
         return threshold
     go = max(1, round(share * len(probability)))
-    told_apart = go < len(probability) and probability[go - 1] < probability[go]
-    return float(probability[go - 1]) if told_apart else threshold
+    is_lower = go < len(probability) and probability[go - 1] < probability[go]
+    return float(probability[go - 1]) if is_lower else threshold
 
 
 def _check_iterations(max_iter: int) -> None:

@@ -1,4 +1,10 @@
-"""Methods by name. Each file reads like its paper; `base.py` says how a new one is written."""
+"""Training methods by name.
+
+Each file begins with its paper's equations and the function behind each (lnc.py, ncr.py, crcl.py, gsl.py, tango.py, osa.py,
+ssr.py, dividemix.py); equations that also need no training are in noisegate.pipeline.methods. baseline.py is plain training.
+base.py says what a method is, co_teaching.py is the base of methods with two networks, mixup.py and table_columns.py are
+shared pieces.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -51,7 +51,7 @@ LOSSES: Mapping[str, tuple[str, ...]] = {  # of each task, the usual one first
 
 
 class MethodConfig(BaseModel):
-    """What all methods can be told; each has its own on top."""
+    """Settings of all methods; each method adds its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -156,7 +156,7 @@ class Run(Protocol):
         ...
 
     def restart(self, epochs: int) -> None:
-        """Draw the networks anew, forget optimiser and best figure, and begin the schedule again for so many epochs."""
+        """Draw the networks anew, forget optimiser and best figure, and begin the schedule again for `epochs` epochs."""
         ...
 
     def note(self, text: str) -> None:

@@ -101,39 +101,39 @@ class DivideMix(Method):
         if run.epoch < self.warmup:
             return
 
-        def look(seen: Seen, network: int) -> Mapping[str, Tensor]:
+        def measure(seen: Seen, network: int) -> Mapping[str, Tensor]:
             assert seen.logits is not None and seen.labels is not None
             p = seen.logits.softmax(dim=1)
             return {"loss": cross_entropy(seen.logits, seen.labels), "p": p, "y": one_hot(seen.labels, p.shape[1])}
 
-        found = run.measure_each(look)
+        measured = run.measure_each(measure)
         for network, name in enumerate(NAMES):
-            split = gmm_split(found[network]["loss"])
+            split = gmm_split(measured[network]["loss"])
             self.confidence[network] = split.clean_probability
             if split.degenerate:
                 run.note(
                     f"epoch {run.epoch + 1}: network {name} cannot divide ({split.kind}: {'; '.join(split.fallbacks)})"
                 )
         w = mean_of_known(self.confidence)[:, None]
-        soft = w * found[0]["y"] + (1 - w) * (found[0]["p"] + found[1]["p"]) / 2
+        soft = w * measured[0]["y"] + (1 - w) * (measured[0]["p"] + measured[1]["p"]) / 2
         known = np.isfinite(soft).all(axis=1)
         self.refined_label = np.where(known, np.nan_to_num(soft).argmax(axis=1), -1)
         self.refined_confidence = np.where(known, soft.max(axis=1), np.nan).astype(np.float32)
 
     def clean(self, network: int) -> NDArray[np.bool_]:
-        """(N,) what a network found clean; all of it before it was asked."""
+        """(N,) which rows a network finds clean; all rows before its first division."""
         return clean_rows(self.confidence[network], self.config.threshold, inclusive=False)
 
     def streams(self, run: Run) -> dict[str, Stream]:
         if run.epoch < self.warmup:
             return {name: Stream(order=k) for k, name in enumerate(NAMES)}
-        found = {}
+        streams = {}
         for k, name in enumerate(NAMES):
             clean = self.clean(1 - k)  # of the other
-            found[f"{name}_labelled"] = Stream(clean, order=k)
+            streams[f"{name}_labelled"] = Stream(clean, order=k)
             if self.config.mixmatch:
-                found[f"{name}_unlabelled"] = Stream(~clean, order=k)
-        return found
+                streams[f"{name}_unlabelled"] = Stream(~clean, order=k)
+        return streams
 
     # --- a step ------------------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class DivideMix(Method):
         losses = []
         for k, name in enumerate(NAMES):
             parts = {
-                end: batches[found] for end in ("", "_labelled", "_unlabelled") if (found := name + end) in batches
+                end: batches[stream] for end in ("", "_labelled", "_unlabelled") if (stream := name + end) in batches
             }
             if warming or not self.config.mixmatch:
                 losses += [self.losses(run.forward(batch, k)).mean() for batch in parts.values()]
@@ -214,7 +214,7 @@ def sharpen(p: Tensor, temperature: float = 0.5) -> Tensor:
 
 
 def refine_labels(labels: Tensor, p: Tensor, w: Tensor, temperature: float = 0.5) -> Tensor:
-    """sharpen(w y + (1 - w) p): given labels (B, C) as far as they are believed, w (B,), the prediction p (B, C) beyond."""
+    """sharpen(w y + (1 - w) p) of given labels y (B, C), clean posteriors w (B,) and predictions p (B, C)."""
     return sharpen(w[:, None] * labels + (1 - w)[:, None] * p, temperature)
 
 

@@ -1,7 +1,8 @@
 """NCR, Noisy Correspondence Rectifier (Huang et al., NeurIPS 2021): LNC without what it added, as a yardstick.
 
-No momentum regularisation and no random abandon in the warm-up; predictions from hinges as in the published code, whose
-noisy half contributes from the middle of the epochs on. Where that code crosses margins (METHODS 1.7), this does not.
+No momentum regularisation (LNC Eq. 4-6) and no random abandon (Eq. 7) in the warm-up; P by `predict_match_by_hinges` of
+pipeline.methods.lnc in place of Eq. 9, as in the published code, whose noisy half contributes from the middle of the epochs
+on. Where that code crosses margins (METHODS 1.7), this does not. All else is `lnc.py`.
 """
 
 from typing import ClassVar, Literal

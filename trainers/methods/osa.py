@@ -9,7 +9,8 @@ Tables hold the weight of image-caption pairs. For labels, s_i is the mean cosin
 other images of its class, from the embeddings kept beside the tables; β is where right and shuffled labels are equally dense.
 
 Where a loss puts the images of a class together (image retrieval), L_i is a mean over the others of the class, in which each
-counts by its own weight: the paper does not say so, but a wrong label would else enter the losses of all that share it.
+counts by its own weight: the paper does not say so, but otherwise a
+wrong label would enter the losses of all images that share it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,13 +114,13 @@ class Osa(Method):
         assert run.table is not None
         if self.source in ("prompts", "images"):
             monotone = self.config.monotone if self.config.monotone is not None else self.source == "images"
-            found = (
+            of_labels = (
                 prompt_weights(run.table, run.stems, self.config.beta, run.seed)
                 if self.source == "prompts"
                 else image_weights(run.table, run.stems, self.config.beta, monotone, run.seed)
             )
-            run.note(f"weights of labels by {self.source}: β {found.beta}")
-            self.by_row, values = torch.from_numpy(found.weights), found.weights
+            run.note(f"weights of labels by {self.source}: β {of_labels.beta}")
+            self.by_row, values = torch.from_numpy(of_labels.weights), of_labels.weights
         elif self._from_similarity:
             tables = open_finished_run(run.table, "method")
             self.beta = float(read_metadata(tables.table(next(tables.stems())))["beta"]["value"])

@@ -1,9 +1,9 @@
 """SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a yardstick for classes: METHODS 11.
 
 Before every epoch, with the network as it is:
-    y' = argmax p where max p > θ_r, else the given label y                         relabelling by the classifier
-    v  = vote of the k nearest samples with their y', divided by class sizes        (TANGO's Eq. 9-10 with y')
-    selected where v[y'] / max v >= θ_s
+    y' = argmax p where max p > θ_r, else the given label y                         `relabel`
+    v  = vote of the k nearest samples with their y', divided by class sizes        pipeline.labels.tango: `visual_consistency`
+    selected where v[y'] / max v >= θ_s                                             `select_clean`
 and the epoch learns y' of the selected samples with Mixup. The published code draws classes equally often; here each sample
 weighs inversely to the size of its class instead, which has the same mean. Its extra consistency loss is left out.
 """
@@ -78,7 +78,7 @@ class Ssr(Method):
         if run.epoch < self.config.warmup:
             return
 
-        def look(seen: Seen) -> Mapping[str, Tensor]:
+        def measure(seen: Seen) -> Mapping[str, Tensor]:
             assert seen.logits is not None and seen.labels is not None
             p = seen.logits.softmax(dim=1)
             top, predicted = p.max(dim=1)
@@ -86,17 +86,17 @@ class Ssr(Method):
             vectors = seen.images["vectors"]
             return {"vectors": vectors, "top": top, "predicted": predicted, "own": own, "labels": seen.labels}
 
-        found = run.measure(look)
-        known = np.isfinite(found["labels"])
-        given = np.where(known, found["labels"], -1).astype(np.int64)
-        predicted = np.where(known, found["predicted"], -1).astype(np.int64)
-        self.labels = relabel(given, predicted, found["top"], self.config.relabel)
-        self.confidence = np.where(self.labels == given, found["own"], found["top"]).astype(np.float32)
+        measured = run.measure(measure)
+        known = np.isfinite(measured["labels"])
+        given = np.where(known, measured["labels"], -1).astype(np.int64)
+        predicted = np.where(known, measured["predicted"], -1).astype(np.int64)
+        self.labels = relabel(given, predicted, measured["top"], self.config.relabel)
+        self.confidence = np.where(self.labels == given, measured["own"], measured["top"]).astype(np.float32)
         target = run.network()
         assert target.classes is not None
         classes = len(target.classes)
         k = self.config.k or default_k(int(known.sum()), classes)
-        self.clean = select_clean(found["vectors"], self.labels, classes, k, self.config.select)
+        self.clean = select_clean(measured["vectors"], self.labels, classes, k, self.config.select)
         changed = int((self.labels != given).sum())
         run.note(f"ssr: {int(self.clean.sum()):,} of {int(known.sum()):,} samples selected, {changed:,} relabelled")
         self.weights = class_weights(self.labels, self.clean) if self.config.balance else np.ones_like(self.confidence)

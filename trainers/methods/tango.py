@@ -3,14 +3,14 @@
 The paper's main text was not at hand: equations 9-12 and Algorithm 1 are from its supplement, the rest from public reading
 notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is decided in METHODS 6 and 10.
 
-    t_j          frozen anchors: the embedded prompts of each class, of class c K_c of them          `make_anchors`
-    TAC: l_ic = (scale / K_c) Σ_{j of class c} exp(cos(v_i, t_j))                                    `text_anchored_logits`
-    p_vis, p_sem how consistent a label is with neighbours (Eq. 9-10) and with the nearest anchors
-    q = (1 - b) p_vis + b p_sem;  clean where argmax q is the given label
-    Ỹ = (1 - b) Y_vis + b Y_sem  labels from those who list a sample (Eq. 11-12) and from the anchors that do
-    L = L_clean + L_reg          cross-entropy of TAC on clean samples; on all, mixed, with Ỹ        Algorithm 1
+    t_j   frozen anchors: the embedded prompts of each class, K_c of class c                       `make_anchors`
+    TAC: l_ic = (scale / K_c) Σ_{j of class c} exp(cos(v_i, t_j))                                  `text_anchored_logits`
+    p_vis, p_sem: how consistent a label is with neighbours and with the nearest anchors           Eq. 9-10   `refine`
+    q = (1 - b) p_vis + b p_sem;  clean where argmax q is the given label                                     `refine`
+    Ỹ = (1 - b) Y_vis + b Y_sem: labels of the samples, and of the anchors, that list a sample     Eq. 11-12  `refine`
+    L = L_clean + L_reg: cross-entropy of TAC on clean samples; on all, mixed, with Ỹ              Algorithm 1: `Tango.loss`
 
-Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`labels.tango.refine`). Only the
+Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`refine` of pipeline.labels.tango). Only the
 visual tower learns: no gradient reaches the texts.
 """
 
@@ -95,8 +95,8 @@ class Tango(Method):
     def begin_epoch(self, run: Run) -> None:
         """Lines 3 (once) and 6-7."""
         if self.anchors is None:
-            found = make_anchors(run, self.config.anchors)
-            self.anchors, self.anchor_labels = torch.from_numpy(found.embeddings), torch.from_numpy(found.labels)
+            anchors = make_anchors(run, self.config.anchors)
+            self.anchors, self.anchor_labels = torch.from_numpy(anchors.embeddings), torch.from_numpy(anchors.labels)
         if not (run.epoch < self.config.table_epochs and self._from_table(run)):
             self._refine(run)
         clean, known = self.columns_by_row["clean_tango"], self.columns_by_row["refined_label"] >= 0
@@ -108,9 +108,9 @@ class Tango(Method):
             return {"vectors": seen.images["vectors"], "labels": seen.labels}
 
         assert self.anchors is not None
-        found = run.measure(features, texts=False)
-        vectors = found["vectors"]
-        labels = np.nan_to_num(found["labels"], nan=-1).astype(np.int64)
+        measured = run.measure(features, texts=False)
+        vectors = measured["vectors"]
+        labels = np.nan_to_num(measured["labels"], nan=-1).astype(np.int64)
         classes = int(self.anchor_labels.max()) + 1
         k = self.config.k or default_k(int((labels >= 0).sum()), classes)
         refined = refine(

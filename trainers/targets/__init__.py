@@ -1,4 +1,9 @@
-"""Targets: the networks that are trained. Each gives a similarity matrix for a batch; methods know nothing else."""
+"""Targets: the networks that are trained. Each gives a similarity matrix for a batch; methods know nothing else.
+
+clip.py (with clip_tokens.py), dual.py, sgraf.py and video.py are the networks, build.py makes, saves and loads them by name,
+ensemble.py averages several. base.py says what a target is and encoded.py what it makes of a batch; pictures.py and texts.py
+turn samples into inputs, pooling.py parts into one vector.
+"""
 
 from .base import PROMPT, Target, TargetConfig
 from .build import TARGETS, build_target, load_target, resolve_target, save_target, target_config

@@ -29,7 +29,7 @@ PROMPT = "This is a picture of a {}."  # OSA's, for classification
 
 
 class TargetConfig(BaseModel):
-    """What all targets can be told; each has its own on top."""
+    """Settings of all targets; each target adds its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -176,8 +176,8 @@ class Target(nn.Module, ABC):
             self.linear = nn.Linear(self.width, len(self.classes))
             return
         if self.config.anchors is not None:
-            found = _fitting_anchors(self.config.anchors, len(self.classes), self.width)
-            self.fix_classes(torch.from_numpy(found.embeddings), torch.from_numpy(found.labels))
+            anchors = _load_fitting_anchors(self.config.anchors, len(self.classes), self.width)
+            self.fix_classes(torch.from_numpy(anchors.embeddings), torch.from_numpy(anchors.labels))
             return
         tokens = self.tokenizer(list(self.classes.anchors))
         self.register_buffer("class_tokens", tokens, persistent=False)
@@ -243,22 +243,22 @@ class Target(nn.Module, ABC):
         return self
 
 
-def _fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
+def _load_fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
     if not file.is_file():
         raise ConfigError(
             f"target.anchors={file}: no such file; give the anchors.safetensors of a table made with --task labels",
             "target.anchors",
             file,
         )
-    found = Anchors.load(file)
-    if found.embeddings.shape[1] != width or len(found.names) != classes:
+    anchors = Anchors.load(file)
+    if anchors.embeddings.shape[1] != width or len(anchors.names) != classes:
         raise ConfigError(
-            f"target.anchors={file}: {len(found.names)} classes in {found.embeddings.shape[1]} numbers, and the target has "
+            f"target.anchors={file}: {len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers, and the target has "
             f"{classes} in {width}; use a target of that width and the same target.classes, or leave anchors out",
             "target.anchors",
             file,
         )
-    return found
+    return anchors
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:

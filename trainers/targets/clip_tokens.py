@@ -53,7 +53,7 @@ class ClipVocabulary(BaseModel):
 
 @lru_cache(maxsize=8)
 def clip_tokenizer(context: int) -> Any:
-    """CLIP's own byte-pair encoding, for texts of so many tokens; building it takes a while."""
+    """CLIP's own byte-pair encoding, for texts of `context` tokens; building it takes a while."""
     allow_torchvision()
     from open_clip.tokenizer import SimpleTokenizer
 

@@ -23,7 +23,7 @@ _TRIES = 10  # to fit a crop of the drawn area and aspect ratio
 class Augment(BaseModel):
     """What training does to pictures: a random crop of that share of the area, and a mirror image with probability `flip`.
 
-    Mirrored pictures belie captions with "left" and "right", so flip is 0 unless asked for.
+    Captions with "left" and "right" are wrong for mirrored pictures, so flip is 0 by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -31,8 +31,8 @@ def max_pool(parts: Tensor, mask: Tensor) -> Tensor:
 def last_pool(parts: Tensor, mask: Tensor) -> Tensor:
     """(N, d) the last real part: the final state of a recurrent encoder."""
     last = (lengths(mask) - 1).clamp(min=0)
-    found = parts[torch.arange(len(parts), device=parts.device), last]
-    return found.masked_fill(~mask.any(dim=1, keepdim=True), 0)
+    pooled = parts[torch.arange(len(parts), device=parts.device), last]
+    return pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0)
 
 
 def lengths(mask: Tensor) -> Tensor:

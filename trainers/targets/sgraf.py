@@ -128,8 +128,8 @@ class Sgraf(Target):
     def _match(self, images: Encoded, texts: Encoded) -> Tensor:
         with full_precision(images["vectors"]):
             seen = attend(images, texts, self.config.sharpness)
-            found = [matcher(images, texts, seen) for matcher in self.matchers.values()]
-        return torch.stack(found).mean(dim=0)
+            each = [matcher(images, texts, seen) for matcher in self.matchers.values()]
+        return torch.stack(each).mean(dim=0)
 
 
 def _cut(encoded: Encoded, start: int, size: int) -> Encoded:
@@ -155,8 +155,8 @@ class SelfPool(nn.Module):
 
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """(N, d) unit rows, zeros where there are no parts."""
-        asked = torch.tanh(self.part(parts)) * torch.tanh(self.whole(mean_pool(parts, mask))).unsqueeze(1)
-        weights = self.score(asked).squeeze(-1).float().masked_fill(~mask, -1e4).softmax(dim=1) * mask
+        gated = torch.tanh(self.part(parts)) * torch.tanh(self.whole(mean_pool(parts, mask))).unsqueeze(1)
+        weights = self.score(gated).squeeze(-1).float().masked_fill(~mask, -1e4).softmax(dim=1) * mask
         return unit((weights.unsqueeze(-1) * parts.float()).sum(dim=1))
 
 

@@ -162,7 +162,7 @@ class WordEncoder(nn.Module):
 
 
 def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -> int:
-    """Fill the rows of known words from a text file, `word v1 v2 …` in each line (GloVe's and word2vec's); how many.
+    """Fill the rows of known words from a text file, `word v1 v2 …` in each line (GloVe, word2vec); return how many.
 
     Words without a vector keep their random row.
     """
@@ -179,7 +179,7 @@ def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -
             str(path),
         )
     places = {word: 4 + number for number, word in enumerate(vocabulary.words)}
-    found = 0
+    filled = 0
     with path.open(encoding="utf-8") as lines, torch.no_grad():
         for number, line in enumerate(lines, start=1):
             word, *values = line.rstrip().split(" ")
@@ -193,5 +193,5 @@ def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -
                     table.embedding_dim,
                 )
             table.weight[places[word]] = torch.tensor([float(value) for value in values])
-            found += 1
-    return found
+            filled += 1
+    return filled

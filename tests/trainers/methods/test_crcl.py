@@ -325,7 +325,6 @@ def config(scored: Path, out: Path, **changes: Any) -> dict[str, Any]:
     return settings(scored, out, "crcl", **{"method": how, **plain, **changes})
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_run_in_pieces_resumes_to_the_same_labels(scored: Path, tmp_path: Path) -> None:
     """Two pieces of two epochs of five batches; stopped in the middle of the second piece's frozen epoch."""
     whole = train(config(scored, tmp_path), quiet=True)
@@ -343,7 +342,6 @@ def test_a_run_in_pieces_resumes_to_the_same_labels(scored: Path, tmp_path: Path
     assert rates[:10] == pytest.approx(rates[10:]), "the learning rate begins again with the piece"
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_piece_begins_with_new_weights_and_an_empty_optimiser(scored: Path, tmp_path: Path) -> None:
     """With labels that stay 1, the second piece begins alike whatever the first one did."""
     how = {"name": "crcl", "pieces": [1, 1], "freeze": 1, "temperature": 0.3}

@@ -271,7 +271,6 @@ def test_settings_that_cannot_work() -> None:
         build_method(TrainConfig.parse({"method": {"name": "dividemix"}}))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_run_resumes_exactly(scored: Path, tmp_path: Path) -> None:
     """Stopped in the middle of the first divided epoch."""
     target = {**TARGET, "classes": str(scored / "clean" / "classes.txt"), "head": "linear"}

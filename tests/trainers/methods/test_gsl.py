@@ -160,7 +160,6 @@ def test_it_says_what_it_is() -> None:
         assert "reconstruction" in text.lower()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path) -> None:
     config = settings(scored, tmp_path, method={"name": "gsl", "warmup": 1}, loop__evaluate_every=2)
     whole = train(config, quiet=True)

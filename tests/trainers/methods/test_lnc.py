@@ -371,7 +371,6 @@ def test_state_comes_back_whole() -> None:
     assert (other.streams(run)["a"].rows == lnc.streams(run)["a"].rows).all()
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("procedure", ["lean", "paper"])
 def test_a_run_that_stops_goes_on_as_if_it_had_not(scored: Path, tmp_path: Path, procedure: str) -> None:
     """Stopped in the second epoch, whose warm-up leaves samples out, and again in the third, which learns by halves."""

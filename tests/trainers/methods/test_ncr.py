@@ -58,7 +58,6 @@ def test_the_division_is_the_mixture_of_plain_losses() -> None:
         np.testing.assert_allclose(ncr.confidence[network], gmm_split(losses).clean_probability, atol=1e-5)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_whole_run(scored: Path, tmp_path: Path) -> None:
     method = {"name": "ncr", "warmup": 1}
     done = train(settings(scored, tmp_path, method=method, loop__evaluate_every=2), quiet=True)

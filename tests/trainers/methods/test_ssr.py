@@ -173,7 +173,6 @@ def test_labels_only() -> None:
         build_method(TrainConfig.parse({"method": {"name": "ssr"}}))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_run_resumes_exactly(scored: Path, tmp_path: Path) -> None:
     target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
     plain = settings(

@@ -413,7 +413,6 @@ def test_one_hot_of_no_label_is_nothing() -> None:
 # --- whole runs ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_run_trains_the_visual_tower_alone_and_resumes_exactly(scored: Path, tmp_path: Path) -> None:
     """Three epochs of five batches, the first from the table; stopped in the middle of the second."""
     target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
