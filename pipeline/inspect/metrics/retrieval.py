@@ -13,25 +13,37 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
+from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
 __all__ = [
     "BlockRecall",
     "RecallAtK",
-    "coco_folds",
     "map_at_r",
     "percent_within",
     "precision_at_1",
-    "recall_at_k",
     "rsum",
 ]
 
 
-class BlockRecall:
-    """Collects blocks of rows of the (I, T) similarity matrix, in any order, each row once.
+CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
+TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
 
-    image_of_caption: (T,) row of each caption's image.  folds: images and their captions are cut into so many equal,
-    consecutive parts that are ranked apart and averaged (MS-COCO 1K: 5); 1 ranks all together.
+
+@dataclass(frozen=True)
+class RecallAtK:
+    """Percent of queries answered within the first K, by K: images asking for texts (i2t), texts for images (t2i)."""
+
+    i2t: Mapping[int, float]
+    t2i: Mapping[int, float]
+
+
+class BlockRecall:
+    """R@K of an (I, T) similarity matrix, image i against caption t, given in blocks of rows in any order.
+
+    rank = 1 + #(wrong answers that score at least as much as the best right one), NaN counting against the model.
+
+    image_of_caption: (T,) row of each caption's image.  folds: number of equal, consecutive parts of the images, with
+    their captions, that are ranked apart and averaged (MS-COCO 1K: 5); 1 ranks all together.
 
     >>> recall = BlockRecall(2, [0, 1], ks=(1,))
     >>> recall.add(0, np.array([[.9, .1]]))
@@ -43,14 +55,21 @@ class BlockRecall:
     def __init__(
         self, images: int, image_of_caption: ArrayLike, ks: Sequence[int] = (1, 5, 10), folds: int = 1
     ) -> None:
-        self.owner = np.asarray(image_of_caption, dtype=np.int64)
-        if self.owner.ndim != 1 or (len(self.owner) and not 0 <= self.owner.min() <= self.owner.max() < images):
+        owner = np.asarray(image_of_caption)
+        whole = owner.dtype.kind in "iu" or not owner.size
+        if owner.ndim != 1 or not whole or (owner.size and not 0 <= owner.min() <= owner.max() < images):
             raise ConfigError(
-                f"image_of_caption of shape {self.owner.shape}: give row numbers from 0 to {images - 1}",
+                f"image_of_caption is {owner.dtype} of shape {owner.shape}; give row numbers from 0 to {images - 1}",
                 "image_of_caption",
-                self.owner.shape,
+                (str(owner.dtype), owner.shape),
             )
-        _check_folds(folds, images)
+        if folds < 1 or images % folds:
+            raise ConfigError(
+                f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set",
+                "folds",
+                folds,
+            )
+        self.owner = owner.astype(np.int64)
         self.images, self.ks, self.folds = images, tuple(ks), folds
         self.size = images // folds
         captions = len(self.owner)
@@ -84,8 +103,10 @@ class BlockRecall:
         np.maximum.at(best, own[0], right)
         wrong = -np.nan_to_num(rows, nan=np.inf, posinf=np.inf, neginf=-np.inf)
         wrong[own] = np.nan
-        asked = np.bincount(own[0], minlength=len(rows)) > 0
-        self._image_rank[start : start + len(rows)] = np.where(asked, 1 + (wrong <= -best[:, None]).sum(axis=1), 0)
+        has_caption = np.bincount(own[0], minlength=len(rows)) > 0
+        self._image_rank[start : start + len(rows)] = np.where(
+            has_caption, 1 + (wrong <= -best[:, None]).sum(axis=1), 0
+        )
         candidates = np.concatenate([-self._wrong[:, captions], wrong])
         keep = len(self._wrong)
         candidates.partition(keep - 1, axis=0)  # nan comes last
@@ -107,75 +128,7 @@ class BlockRecall:
 
 def _mean_within(parts: Sequence[Index], ks: Sequence[int]) -> dict[int, float]:
     each = [percent_within(ranks, ks) for ranks in parts]
-    return {k: float(np.mean([found[k] for found in each])) for k in ks}
-
-
-CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
-TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
-
-
-@dataclass(frozen=True)
-class RecallAtK:
-    """Percent of queries answered within the first K, by K: images asking for texts (i2t), texts for images (t2i)."""
-
-    i2t: Mapping[int, float]
-    t2i: Mapping[int, float]
-
-
-def recall_at_k(
-    similarity: Floats, image_of_caption: ArrayLike | None = None, ks: Sequence[int] = (1, 5, 10)
-) -> RecallAtK:
-    """Percent of queries whose first right answer ranks within K, both directions.
-
-    rank = 1 + #(wrong answers that score at least as much as the best right one), NaN counting against the model.
-
-    similarity: (I, T), image i against caption t.
-    image_of_caption: (T,) row of each caption's image; None when caption t belongs to image t.  Images without
-        captions ask nothing.
-
-    >>> recall_at_k(np.array([[.9, .1], [.8, .7]]), ks=(1,))
-    RecallAtK(i2t={1: 50.0}, t2i={1: 100.0})
-    """
-    images, captions = similarity.shape
-    owner = _owners(similarity, image_of_caption)
-    own = similarity[owner, np.arange(captions)]
-    right = np.nan_to_num(own, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    best = np.full(images, -np.inf, dtype=right.dtype)
-    np.maximum.at(best, owner, right)
-
-    caption_rank = np.zeros(captions, dtype=np.int64)
-    image_rank = np.zeros(images, dtype=np.int64)
-    step = max(1, CHUNK // max(captions, 1))
-    for start in range(0, images, step):
-        block = similarity[start : start + step]
-        caption_rank += (~(block < right)).sum(axis=0)  # counts the right image itself, which is the 1 of the rank
-        image_rank[start : start + step] = (~(block < best[start : start + step, None])).sum(axis=1)
-    counted = (right >= best[owner]) | np.isnan(own)  # right answers are not among the wrong ones, whatever they score
-    image_rank += 1 - np.bincount(owner, weights=counted, minlength=images).astype(np.int64)
-    asked = np.bincount(owner, minlength=images) > 0
-    return RecallAtK(i2t=percent_within(image_rank[asked], ks), t2i=percent_within(caption_rank, ks))
-
-
-def _owners(similarity: Floats, image_of_caption: ArrayLike | None) -> Index:
-    """(T,) row of each caption's image, which must exist."""
-    images, captions = similarity.shape
-    owner = np.arange(captions) if image_of_caption is None else np.asarray(image_of_caption)
-    numbers = owner.dtype.kind in "iu" or not owner.size
-    if owner.shape != (captions,) or not numbers or (captions and not 0 <= owner.min() <= owner.max() < images):
-        raise ConfigError(
-            f"image_of_caption is {owner.dtype} of shape {owner.shape} for similarity {similarity.shape}; "
-            f"give ({captions},) row numbers from 0 to {images - 1}",
-            "image_of_caption",
-            (str(owner.dtype), owner.shape),
-        )
-    return owner.astype(np.int64)
-
-
-def _check_folds(folds: int, images: int) -> None:
-    if folds < 1 or images % folds:
-        raise ConfigError(
-            f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set", "folds", folds
-        )
+    return {k: float(np.mean([percents[k] for percents in each])) for k in ks}
 
 
 def percent_within(ranks: Index, ks: Sequence[int]) -> dict[int, float]:
@@ -190,32 +143,6 @@ def rsum(recall: RecallAtK) -> float:
     473.0
     """
     return sum(recall.i2t.values()) + sum(recall.t2i.values())
-
-
-def coco_folds(
-    similarity: Floats,
-    image_of_caption: ArrayLike | None = None,
-    folds: int = 5,
-    ks: Sequence[int] = (1, 5, 10),
-) -> RecallAtK:
-    """MS-COCO 1K: the mean of `recall_at_k` over disjoint, consecutive folds of images with their own captions.
-
-    >>> coco_folds(np.array([[.1, .9], [.8, .7]]), folds=2, ks=(1,))  # one candidate per fold
-    RecallAtK(i2t={1: 100.0}, t2i={1: 100.0})
-    """
-    images = len(similarity)
-    _check_folds(folds, images)
-    owner = _owners(similarity, image_of_caption)
-    size = images // folds
-    parts = []
-    for fold in range(folds):
-        mine = np.flatnonzero(owner // size == fold)
-        rows = similarity[fold * size : (fold + 1) * size]
-        parts.append(recall_at_k(rows[:, mine], owner[mine] - fold * size, ks))
-    return RecallAtK(
-        i2t={k: float(np.mean([part.i2t[k] for part in parts])) for k in ks},
-        t2i={k: float(np.mean([part.t2i[k] for part in parts])) for k in ks},
-    )
 
 
 def precision_at_1(embeddings: ArrayLike, labels: ArrayLike) -> float:
@@ -241,11 +168,11 @@ def map_at_r(embeddings: ArrayLike, labels: ArrayLike) -> float:
     """
     scores = []
     for right, wrong in _class_blocks(embeddings, labels):
-        found = right.shape[1]
-        order = np.arange(1, found + 1)
+        relevant = right.shape[1]  # R
+        order = np.arange(1, relevant + 1)
         for hits, misses in zip(right, wrong, strict=True):
             rank = order + (len(misses) - np.searchsorted(misses, hits, side="left"))
-            scores.append(float(((order / rank) * ((rank <= found) & (hits > -np.inf))).sum() / found))
+            scores.append(float(((order / rank) * ((rank <= relevant) & (hits > -np.inf))).sum() / relevant))
     return 100.0 * float(np.mean(scores)) if scores else math.nan
 
 

@@ -19,8 +19,6 @@ __all__ = [
     "SelectionMetrics",
     "best_cut",
     "clean_auroc",
-    "effective_sample_size",
-    "f1_score",
     "mean_noise_rank",
     "osa_acc",
     "osa_recall",
@@ -69,25 +67,6 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
     tied, tied_noise = np.bincount(group), np.bincount(group, weights=noise)
     shift = float((tied_noise * (tied - tied_noise)).sum()) / 2 / wrong
     return MeanNoiseRank(value, value + shift, value - shift, total - (wrong - 1) / 2, random)
-
-
-def effective_sample_size(weights: ArrayLike) -> float:
-    """Kish's (sum w)^2 / sum w^2: how many equally weighted samples the weights are worth; 0 when all are 0.
-
-    weights: (N,) of 0 or more, without NaN.
-
-    >>> effective_sample_size([1, 1, 0, 0])
-    2.0
-    """
-    weight = np.asarray(weights, dtype=np.float64)
-    if not (np.isfinite(weight) & (weight >= 0)).all():
-        bad = float(weight[~(np.isfinite(weight) & (weight >= 0))][0])
-        raise ConfigError(f"weights holds {bad}; give numbers of 0 or more, 0 for samples that failed", "weights", bad)
-    largest = float(weight.max(initial=0.0))
-    if largest <= 0:
-        return 0.0
-    weight = weight / largest  # tiny weights would underflow when squared
-    return float(weight.sum() ** 2 / (weight**2).sum())
 
 
 @dataclass(frozen=True)
@@ -182,15 +161,6 @@ def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: Ar
         unscored=unscored,
         reasons=reasons,
     )
-
-
-def f1_score(precision: float, recall: float) -> float:
-    """Harmonic mean 2PR / (P + R); in the unit of its arguments, 0 when both are 0.
-
-    >>> round(f1_score(84.37, 88.39), 2)  # TANGO supplement Tab. 9, label match
-    86.33
-    """
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
