@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, Callable[[Path], list[str]]] = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_only_a_command_that_goes_on_says_so(name: str, tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", pairs(6))
-    model = ["--model", "python:tests.pipeline.engines.test_stopped:Interrupted"]
+    model = ["--model", "python:tests.pipeline.cli.test_stopped:Interrupted"]
     done = called(name, tmp_path / "a.tar", *model, *ARGUMENTS[name](tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 130
     wanted = {
