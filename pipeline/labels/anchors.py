@@ -92,7 +92,7 @@ def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
 def read_anchors(vectors: Path, labels: Path, names: tuple[str, ...] = ()) -> Anchors:
     """Read anchors from `.npy` files, (A, d) vectors and (A,) classes; without `names` classes are named by their numbers."""
     rows = open_array(vectors, "anchors", 2)
-    classes = np.asarray(open_array(labels, "anchor labels", 1, kinds="iu"), np.int64)
+    classes = np.asarray(open_array(labels, "anchor_labels", 1, kinds="iu"), np.int64)
     count = int(classes.max(initial=-1)) + 1
     if count > len(classes):
         raise ConfigError(

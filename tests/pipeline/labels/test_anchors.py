@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.estimators.base import normalise
 from noisegate.pipeline.labels.anchors import Anchors, embed_anchors, read_anchors
 from noisegate.pipeline.labels.classes import ClassSet
@@ -89,18 +89,20 @@ def test_anchors_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("vectors", "labels"),
+    ("vectors", "labels", "setting", "file"),
     [
-        (np.eye(3), np.ones(3)),
-        (np.eye(3), np.arange(3)[None]),
-        (np.ones(3), np.arange(3)),
-        (np.array([[object()]]), np.arange(1)),
-        (None, np.arange(1)),
+        (np.eye(3), np.ones(3), "anchor_labels", "c.npy"),
+        (np.eye(3), np.arange(3)[None], "anchor_labels", "c.npy"),
+        (np.ones(3), np.arange(3), "anchors", "v.npy"),
+        (np.array([[object()]]), np.arange(1), "anchors", "v.npy"),
+        (None, np.arange(1), "anchors", "v.npy"),
     ],
 )
-def test_files_that_hold_no_such_array_are_refused(vectors: Any, labels: Any, tmp_path: Path) -> None:
+def test_files_that_hold_no_such_array_are_refused(
+    vectors: Any, labels: Any, setting: str, file: str, tmp_path: Path
+) -> None:
     if vectors is not None:
         np.save(tmp_path / "v.npy", vectors, allow_pickle=True)
     np.save(tmp_path / "c.npy", labels)
-    with pytest.raises(ConfigError):
+    with refused(setting, tmp_path / file):
         read_anchors(tmp_path / "v.npy", tmp_path / "c.npy")
