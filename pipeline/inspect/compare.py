@@ -51,7 +51,7 @@ class CutAgreement:
 
     @property
     def share(self) -> float:
-        """Of the rows on which both say the same."""
+        """Share of the rows on which both runs agree."""
         return (self.both + self.neither) / self.rows
 
     @property

@@ -220,7 +220,7 @@ def _caption_passes(run: RunFolder, table: pa.Table) -> NDArray[np.bool_]:
 
 
 def _neighbourhood_facts(run: RunFolder) -> dict[str, Any] | None:
-    """What the tables say about neighbourhoods, the same in all of them."""
+    """Metadata about neighbourhoods, from the first table; it is the same in all."""
     stem = next(run.stems(), None)
     return None if stem is None else read_metadata(run.table(stem)).get("neighbourhood")
 

@@ -1,11 +1,11 @@
-"""One opinion on every label from several: neighbours, probe, anchors, each weighted by how well it does on this data.
+"""Fuse neighbours, probe and anchors into one probability per label, each weighted by how well it predicts this data.
 
 1. Pool the sources log-linearly, log π(c | x) = Σ_s w_s log p_s(c | x) + b_c + const, w_s >= 0, with the weights and
    biases under which the *given* labels are likeliest. No source has seen the label it is judged by, so a useless one
    earns weight 0 without any truth.
 2. Estimate how labels go wrong, T[c, y] = P(given y | true c), by confident joint (Northcutt et al. 2021, "Confident
    learning", Eq. 1-3) of the pool with the given labels.
-3. Fit the pool again so that Σ_c π(c | x) T[c, y] explains the given labels: now π speaks of the true class. Sources
+3. Fit the pool again so that Σ_c π(c | x) T[c, y] explains the given labels: now π predicts the true class. Sources
    that learned from given labels vote a second time, through T (`pool.readings`). Where noise is shown,
    steps 2 and 3 are done twice more with this better pool.
 4. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the label's quality, its
@@ -38,7 +38,7 @@ from .repair import gather_evidence, repair_labels, withheld_changes
 __all__ = ["Fused", "Posterior", "confident_joint", "fuse"]
 
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
-"""(R, C) of the rows with these numbers, which ascend: made when it is asked for, so that (N, C) need not fit the memory."""
+"""Function of ascending row numbers that returns (R, C) posteriors, so that (N, C) need not be in memory."""
 
 ENTRIES = 10_000_000  # of all sources together that are looked at in one go
 BELIEFS = (0.1, 0.25, 0.5, 0.75, 1.0)  # values tried for λ
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fused:
-    """Per sample (N,): nan, False and -1 where there is nothing to say; and what was learned on the way."""
+    """Columns (N,), with nan, False and -1 for rows that cannot be judged; and what was learned about the whole run."""
 
     label_quality: Float32  # ranks labels, P(true = given) if all disagreement were noise
     clean_probability: Float32  # P(true = given), with noise believed as far as the labels bear it out
@@ -64,7 +64,7 @@ class Fused:
     weights: dict[str, float]  # of the sources
     expected: Expected  # precision and recall of `clean`, if clean_probability is right
     repairs: bool  # whether noise is shown surely enough to change labels
-    ece: float  # of the predicted probability of the given label; needs no truth, says nothing about T
+    ece: float  # of the predicted probability of the given label; needs no truth, does not measure T
 
     def facts(self) -> dict[str, Any]:
         """What a table records about these columns, in plain JSON."""
@@ -92,12 +92,12 @@ def fuse(
 ) -> Fused:
     """Fuse posteriors (N, C) of the given label, none of which may have seen that row's own label, or functions of rows.
 
-    label_free: the sources that learned from no label at all, such as text anchors, and so speak of the true class.
+    label_free: the sources that learned from no label at all, such as text anchors, and so predict the true class.
     labels: (N,), anything outside 0..classes-1 is no label. A row of a source that is not finite or sums to 0 abstains.
     A class that no label names is never the repaired one. At most `entries` numbers are held at a time: the fit samples
     rows with `seed` where there are more, and scoring goes in chunks. The noise rate cannot see label errors that the
     sources make as well: noise that follows the embeddings in every detail passes as clean. A change that is withheld
-    leaves the label, but `clean_probability` and the noise rate still speak as if it were wrong.
+    leaves the label, but `clean_probability` and the noise rate still count it as wrong.
 
     >>> rng = np.random.default_rng(0)
     >>> truth = rng.integers(0, 3, 900)
@@ -211,7 +211,7 @@ def _score(
     for start in range(0, total, step):
         rows = np.arange(start, min(start + step, total))
         plain = np.stack([log_votes(of(rows), present) for of in posteriors])
-        rows = rows[plain.any(axis=(0, 2))]  # where every source abstains there is nothing to say
+        rows = rows[plain.any(axis=(0, 2))]  # leave out rows on which every source abstains
         votes = learned.votes(plain[:, rows - start])
         prediction = learned.believed.predict(votes)
         refined[rows], confidence[rows] = present[prediction.argmax(axis=1)], prediction.max(axis=1)
@@ -268,7 +268,7 @@ def _expected(clean: Float64) -> Expected:
 
 
 def _unanimous(names: list[str], given: NDArray[Any], known: Index) -> Fused:
-    """One class or none among the labels: nothing can be told apart, and every label stands."""
+    """Result for labels of fewer than two classes: every label stands."""
     sure = np.full(len(given), np.nan, dtype=np.float32)
     sure[known] = 1
     refined = np.full(len(given), -1, dtype=np.int32)

@@ -62,10 +62,10 @@ def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Float64:
     """Logarithms of a source's votes for the present classes, (n, C); 0 everywhere for a row that abstains."""
     votes = np.maximum(np.asarray(posterior[:, present], dtype=np.float64), 0)
     total = votes.sum(axis=1, keepdims=True)
-    says = np.isfinite(total) & (total > 0)
-    share = np.where(says, votes, 1) / np.where(says, total, len(present))
+    voted = np.isfinite(total) & (total > 0)
+    share = np.where(voted, votes, 1) / np.where(voted, total, len(present))
     logs = np.log((1 - FLOOR) * share + FLOOR / len(present))
-    return np.asarray(np.where(says, logs, 0.0))
+    return np.asarray(np.where(voted, logs, 0.0))
 
 
 def readings(votes: Float64, learned: Sequence[int], transition: Float64) -> Float64:
@@ -73,13 +73,13 @@ def readings(votes: Float64, learned: Sequence[int], transition: Float64) -> Flo
 
     A source trained on given labels predicts given labels: around a picture of class c its shares are T[c].
     Σ_y p(y | x) log T[c, y] is how well class c explains all of them, not only the share of c itself. Noise that turns
-    one class into one other needs it: with 40 % of class a called b, and b called c, the shares of a and b tell what
+    one class into one other needs it: with 40 % of class a called b, and b called c, the shares of a and b show what
     the larger of the two hides. 0 where the source abstains.
     """
     shares = np.exp(votes[list(learned)])
-    says = np.ptp(votes[list(learned)], axis=2, keepdims=True) > 0
+    voted = np.ptp(votes[list(learned)], axis=2, keepdims=True) > 0
     explained = shares / shares.sum(axis=2, keepdims=True) @ np.log(transition).T
-    return np.concatenate([votes, np.where(says, explained, 0.0)])
+    return np.concatenate([votes, np.where(voted, explained, 0.0)])
 
 
 def confident_joint(probability: Float64, labels: Index) -> Float64:

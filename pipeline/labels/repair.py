@@ -73,7 +73,7 @@ def repair_labels(true: Float64, label: Index, withheld: Mask) -> Index:
 
 
 class NoiseEvidence(NamedTuple):
-    """What the labels and the fitted pools say about noise over the whole run."""
+    """Evidence for label noise in the whole run, from the given labels and the fitted pools."""
 
     claimed: float  # share of wrong labels, if all confident disagreement is noise
     least: float  # share of disagreement among the assured rows
@@ -206,8 +206,8 @@ def open_names(y: Index, repaired: Index, classes: int) -> Mask:
 def vouched_changes(votes: Float64, y: Index, repaired: Index) -> Mask:
     """(C, C) changes [from, to] that the texts favour, if they name most and many classes as the repair does."""
     classes, opinion = votes.shape[2], votes.sum(axis=0)
-    says = np.ptp(opinion, axis=1) > 0
-    called = _pairs(repaired[says], opinion[says].argmax(axis=1), classes)
+    voted = np.ptp(opinion, axis=1) > 0
+    called = _pairs(repaired[voted], opinion[voted].argmax(axis=1), classes)
     agreed = (called.argmax(axis=1) == np.arange(classes)) & called.any(axis=1)
     if agreed.sum() < NAMES or agreed.mean() <= 0.5:
         return np.zeros((classes, classes), dtype=bool)

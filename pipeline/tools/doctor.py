@@ -1,4 +1,4 @@
-"""Look at what is installed and what the machine has, and say what would stop or slow a run and what to do about it."""
+"""Check the installation and the machine: what would stop or slow a run, with a remedy for each (`noisegate doctor`)."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ class Torch:
     gpus: tuple[Gpu, ...] = ()
     mps: bool = False
     torchvision: str = "fits"
-    """fits, declared (a CUDA build beside a CPU torch: transforms work), absent, or what its import says."""
+    """fits, declared (a CUDA build beside a CPU torch: transforms work), absent, or the error of its import."""
     error: str | None = None
 
 
@@ -192,7 +192,7 @@ def _defaults(faiss: Faiss) -> Defaults:
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """Total and available memory; where /proc does not tell the second, the first alone."""
+    """Total and available memory in GB; without /proc only the total."""
     with suppress(OSError, ValueError):
         lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         sizes = {line[0]: int(line[1]) * 1024 / 1e9 for line in lines if len(line) > 1}

@@ -1,4 +1,6 @@
-"""How good a selection, a weight table, a relabelling or a retrieval model is; every name says its positive class."""
+"""Figures as pure functions on arrays: selection and relabelling against known noise (`selection`), R@K, P@1 and mAP@R
+(`retrieval`), and accuracy of a classifier (`accuracy`). Every name contains its positive class.
+"""
 
 from .accuracy import mean_class_accuracy, top_k_accuracy
 from .retrieval import BlockRecall, RecallAtK, map_at_r, precision_at_1, rsum

@@ -1,4 +1,4 @@
-"""How often a classifier is right."""
+"""Accuracy of a classifier: top-k, and mean over classes."""
 
 from __future__ import annotations
 

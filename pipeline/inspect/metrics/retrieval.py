@@ -76,7 +76,7 @@ class BlockRecall:
         self._fold_of_caption = self.owner // max(1, self.size)
         self._right = np.full(captions, np.nan, np.float32)
         self._wrong = np.full((max(ks), captions), np.nan, np.float32)  # the highest; nan where there are fewer
-        self._image_rank = np.zeros(images, np.int64)  # 0: not seen, or nothing to ask
+        self._image_rank = np.zeros(images, np.int64)  # 0: not added yet, or an image without captions
 
     def add(self, start: int, block: ArrayLike) -> None:
         """Rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""

@@ -1,4 +1,4 @@
-"""Selection of clean samples, judged against the truth: clean side and noise side under their own names."""
+"""Figures of a selection of clean samples against the truth, for the clean and for the noisy side."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """Shares in [0, 1]; one that is 0/0 is NaN and `reasons` says why, under its own name."""
+    """Shares in [0, 1]; a share that is 0/0 is NaN, with the reason under its name in `reasons`."""
 
     clean_precision: float
     clean_recall: float
@@ -117,8 +117,8 @@ def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: Ar
     >>> m.clean_precision, m.noise_recall, m.clean_auroc
     (0.5, 0.5, 0.75)
     """
-    kept, noise = _mask(clean_mask, "clean_mask"), _mask(noisy, "noisy")
-    _same_length("clean_mask", kept, "noisy", noise)
+    kept, noise = _as_mask(clean_mask, "clean_mask"), _as_mask(noisy, "noisy")
+    _check_same_length("clean_mask", kept, "noisy", noise)
     clean = ~noise
     both, only_kept = int((kept & clean).sum()), int((kept & noise).sum())
     dropped_clean, dropped_noise = int((~kept & clean).sum()), int((~kept & noise).sum())
@@ -135,8 +135,8 @@ def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: Ar
     noise_recall = share("noise_recall", dropped_noise, dropped_noise + only_kept, "no noisy samples")
     auroc, why, unscored = math.nan, "no score given", len(kept)
     if scores is not None:
-        score = _vector(scores, "scores")
-        _same_length("scores", score, "noisy", noise)
+        score = _as_vector(scores, "scores")
+        _check_same_length("scores", score, "noisy", noise)
         auroc, why = _auroc(score, noise)
         unscored = int(np.isnan(score).sum())
     if why:
@@ -172,8 +172,8 @@ def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
     >>> clean_auroc([.9, .5, .5, .1], [False, False, True, True])
     0.875
     """
-    score, noise = _vector(scores, "scores"), _mask(noisy, "noisy")
-    _same_length("scores", score, "noisy", noise)
+    score, noise = _as_vector(scores, "scores"), _as_mask(noisy, "noisy")
+    _check_same_length("scores", score, "noisy", noise)
     return _auroc(score, noise)[0]
 
 
@@ -200,8 +200,8 @@ def best_cut(scores: ArrayLike, noisy: ArrayLike) -> BestCut:
     >>> best_cut([.1, .2, .3, .4], [True, True, False, False]).threshold
     0.2
     """
-    score, noise = _vector(scores, "scores"), _mask(noisy, "noisy")
-    _same_length("scores", score, "noisy", noise)
+    score, noise = _as_vector(scores, "scores"), _as_mask(noisy, "noisy")
+    _check_same_length("scores", score, "noisy", noise)
     known = ~np.isnan(score)
     score, noise = score[known], noise[known]
     negatives = int(noise.sum())
@@ -225,8 +225,8 @@ def osa_acc(weights: ArrayLike, noisy: ArrayLike) -> float:
     >>> osa_acc([.1, 0., .2, 0.], [False, False, True, True])
     0.5
     """
-    weight, noise = _vector(weights, "weights"), _mask(noisy, "noisy")
-    _same_length("weights", weight, "noisy", noise)
+    weight, noise = _as_vector(weights, "weights"), _as_mask(noisy, "noisy")
+    _check_same_length("weights", weight, "noisy", noise)
     clean = ~noise
     return float((weight[clean] > 0).mean()) if clean.any() else math.nan
 
@@ -237,8 +237,8 @@ def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
     >>> osa_recall([.1, 0., .2, 0.], [False, False, True, True])
     0.5
     """
-    weight, noise = _vector(weights, "weights"), _mask(noisy, "noisy")
-    _same_length("weights", weight, "noisy", noise)
+    weight, noise = _as_vector(weights, "weights"), _as_mask(noisy, "noisy")
+    _check_same_length("weights", weight, "noisy", noise)
     return float((~(weight[noise] > 0)).mean()) if noise.any() else math.nan
 
 
@@ -254,19 +254,19 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
     label, true = np.asarray(corrected), np.asarray(truth)
     if label.ndim == 2:
         label = np.where(np.isnan(label).any(axis=1), -1, label.argmax(axis=1))
-    _same_length("corrected", label, "truth", true)
+    _check_same_length("corrected", label, "truth", true)
     known = true >= 0
     return float((label[known] == true[known]).mean()) if known.any() else math.nan
 
 
-def _vector(values: ArrayLike, name: str) -> Float64:
+def _as_vector(values: ArrayLike, name: str) -> Float64:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
         raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)", name, array.shape)
     return array
 
 
-def _mask(values: ArrayLike, name: str) -> Mask:
+def _as_mask(values: ArrayLike, name: str) -> Mask:
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype != np.bool_ and not np.isin(array, (0, 1)).all()):
         raise ConfigError(
@@ -277,7 +277,7 @@ def _mask(values: ArrayLike, name: str) -> Mask:
     return array.astype(np.bool_)
 
 
-def _same_length(name: str, first: NDArray[np.generic], other: str, second: NDArray[np.generic]) -> None:
+def _check_same_length(name: str, first: NDArray[np.generic], other: str, second: NDArray[np.generic]) -> None:
     if len(first) != len(second):
         raise ConfigError(
             f"{name} has {len(first)} rows and {other} has {len(second)}; give one row per sample in both",

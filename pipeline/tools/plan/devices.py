@@ -9,7 +9,7 @@ __all__ = ["DEVICES", "PAPER", "KnownDevice", "Machine", "paper_rate", "this_mac
 
 PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
 CPU_PRICE = 0.05  # per processor and hour: an assumption
-LEAST_GFLOPS = 1.0  # of a pair; smaller models do not fill a GPU, and say nothing about one
+LEAST_GFLOPS = 1.0  # of a pair; smaller models do not fill a GPU, so no GPU is predicted for them
 PAPER_GFLOPS = 14.78  # of a pair through ViT-B-32: 8.82 for 224 x 224 pixels, 5.96 for 77 tokens
 
 
