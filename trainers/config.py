@@ -197,7 +197,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"epochs": 20},
     },
 }
-"""Optimiser, batch size and epochs of each method's paper or code (METHODS 4 and 6), for `noisegate train --paper`."""
+"""Optimiser, batch size and epochs of each method's paper or code, for `noisegate train --paper`."""
 
 
 def read_config(

@@ -57,7 +57,7 @@ class MethodColumns:
 
 
 def default_temperature(run: Mapping[str, Any]) -> float:
-    """0.01, CLIP's own, where open_clip's pretrained weights made the embeddings; 0.05 for all others (METHODS 10)."""
+    """0.01, CLIP's own, where open_clip's pretrained weights made the embeddings; 0.05 for all others."""
     model = run.get("model") or {}
     name = str(model.get("model", ""))
     others = name.startswith(("python:", "hf:")) or name == "embedded"

@@ -1,4 +1,4 @@
-"""CRCL on a frozen model: the matching probability, which is a pair's label before training (METHODS 4, 1.11).
+"""CRCL on a frozen model: the matching probability, which is a pair's label before training.
 
     p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)      Eq. 3    `log_matching_probabilities`
     p̂_i  = (p°_ii + p◇_ii) / 2                                   Eq. 10   `matching_probability`

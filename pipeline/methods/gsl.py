@@ -1,4 +1,4 @@
-"""GSL on a frozen model: losses, anchor labels, and the columns made of them (METHODS 5, 1.11). A RECONSTRUCTION.
+"""GSL on a frozen model: losses, anchor labels, and the columns made of them. A RECONSTRUCTION.
 
     z(x) = [|F(x)|; arg F(x)], centred; F: the Fourier transform over the embedding's axis     Eq. 7      `polar_spectrum`
     a1, a2: the clean pairs whose images (texts) are nearest to a noisy pair n
@@ -41,9 +41,9 @@ RECONSTRUCTION = (
     "figures are not those of the authors' code"
 )
 NO_AMPLITUDE = 1e-8
-"""of a row's largest amplitude, below which a phase is rounding (METHODS 5.2)"""
+"""of a row's largest amplitude, below which a phase is rounding"""
 LEAST_COSINE = 1e-6
-"""for cosines that are divided (METHODS 5.4)"""
+"""for cosines that are divided"""
 IDENTICAL = 1 - 1e-6
 """cosine of rows that are the same picture or text, up to rounding"""
 

@@ -1,4 +1,4 @@
-"""LNC on a frozen model: the equations that need no training, and the columns made of them (METHODS 3, 1.11).
+"""LNC on a frozen model: the equations that need no training, and the columns made of them.
 
     ℓ_i  mean hinges of the pair's row and column                 Eq. 1-2   `losses.triplet`
     w_i  posterior of the small-mean Gaussian over all ℓ          Eq. 3     `mixtures.gmm_split`

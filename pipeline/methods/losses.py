@@ -39,7 +39,7 @@ def info_nce(
 def hinges(
     similarity: Tensor, margin: Tensor | float, same: Tensor | None = None, negatives: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The two hinge matrices (B, B) of METHODS 1.7, with zeros on the diagonal and where there is no negative.
+    """The two hinge matrices (B, B), both directions, with zeros on the diagonal and where there is no negative.
 
     h_s[i, j] = [a_i + S_ij - S_ii]_+ : image i asks the texts, with the margin of row i
     h_im[i, j] = [a_j + S_ij - S_jj]_+ : text j asks the images, with the margin of column j

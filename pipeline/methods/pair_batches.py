@@ -1,4 +1,4 @@
-"""Seeded batches of image-text pairs with their cosines, for values that depend on which pairs share a batch (METHODS 1.11)."""
+"""Seeded batches of image-text pairs with their cosines, for values that depend on which pairs share a batch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

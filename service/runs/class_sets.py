@@ -46,7 +46,7 @@ class RegisteredClasses:
 
 
 def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> list[tuple[Predicted, ...]]:
-    """The likeliest classes of each image (N, d): softmax of TAC's logits (TANGO, METHODS 6.2); none without an image."""
+    """The likeliest classes of each image (N, d): softmax of TAC's logits (TANGO); none without an image."""
     logits = text_anchor_logits(images, anchors.embeddings, anchors.labels, len(anchors.names)).astype(np.float64)
     predicted: list[tuple[Predicted, ...]] = []
     for row in logits:

@@ -62,7 +62,7 @@ class RowMask:
         return np.concatenate([np.zeros(0, bool), *(self.shard(number) for number in range(len(self.counts)))])
 
     def where(self, mask: Mask) -> RowMask:
-        """Index that are true here and in `mask`, (total,) bool."""
+        """Rows that are true in both, (total,) bool."""
         parts = zip(self.offsets[:-1], self.offsets[1:], strict=True)
         return RowMask(self.shard(number) & mask[first:last] for number, (first, last) in enumerate(parts))
 
@@ -89,7 +89,7 @@ def rank_rows(batch: Index, rank: int, world: int) -> Index:
 
 
 class _ShardOrder:
-    """Index shard by shard, cut into batches; only one window of shards is held at a time."""
+    """Rows, shard by shard, cut into batches; only one window of shards is held at a time."""
 
     def __init__(self, mask: RowMask, batch_size: int, window_shards: int, drop_last: bool) -> None:
         self._mask, self._size, self._window, self._drop_last = mask, batch_size, window_shards, drop_last

@@ -1,4 +1,4 @@
-"""Two networks that divide the data for one another (METHODS 1.6): what LNC, NCR and GSL share.
+"""Two networks that divide the data for one another: what LNC, NCR and GSL share.
 
 Networks A and B (numbers 0 and 1) start from different weights and see the data in different orders. Each epoch the
 per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that a network

@@ -1,4 +1,4 @@
-"""CRCL, Cross-modal Robust Complementary Learning (Qin et al., NeurIPS 2023): METHODS 4.
+"""CRCL, Cross-modal Robust Complementary Learning (Qin et al., NeurIPS 2023).
 
     p°_ij = softmax_j(S_ij / τ), p◇_ij = softmax_i(S_ij / τ)     Eq. 3       pipeline.methods.crcl: `log_matching_probabilities`
     L_r(q) = Σ_{j≠i} tan p_ij / (Σ_k tan p_ik)^q, both ways       Eq. 6       `complementary_loss`
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 FROM_SCRATCH = 0.05
-"""τ of a network that was not pretrained (METHODS 10.5)"""
+"""τ of a network that was not pretrained"""
 
 
 def _numbers(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""DivideMix-style learning (Li, Socher and Hoi, ICLR 2020), and plain small-loss co-teaching: METHODS 11, 1.5, 1.6.
+"""DivideMix-style learning (Li, Socher and Hoi, ICLR 2020), and plain small-loss co-teaching.
 
 Two networks. After a warm-up each epoch begins with a Gaussian mixture on each network's losses, w_i its clean posterior;
 a network learns by the halves of the other (co-divide):

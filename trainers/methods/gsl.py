@@ -1,4 +1,4 @@
-"""GSL, Geometric-Semantic Learning (Liu et al., CVPR 2026): METHODS 5. A RECONSTRUCTION from the supplement and reading notes.
+"""GSL, Geometric-Semantic Learning (Liu et al., CVPR 2026). A RECONSTRUCTION from the supplement and reading notes.
 
     z(x) = [|F(x)|; arg F(x)], centred                                       Eq. 7      pipeline.methods.gsl: `polar_spectrum`
     y*  = (min(r, 1/r) by image anchors + the same by text anchors) / 2      Eq. 8-11   pipeline.methods.gsl: `anchor_labels`
@@ -34,7 +34,7 @@ from .lnc import soft_margin
 __all__ = ["Gsl", "GslConfig"]
 
 UNKNOWN_LABEL = 0.5
-"""of a noisy pair that never had two anchors (METHODS 5.4)"""
+"""of a noisy pair that never had two anchors"""
 
 
 class GslConfig(CoTeachingConfig):

@@ -1,4 +1,4 @@
-"""LNC, Learning with Noisy Correspondence (two networks, A and B): METHODS 3. NCR is its predecessor (`ncr.py`).
+"""LNC, Learning with Noisy Correspondence (two networks, A and B). NCR is its predecessor (`ncr.py`).
 
     ℓ_i  = Σ_t̂ [α - S_ii + S(v_i, t̂)]_+ + Σ_v̂ [α - S_ii + S(v̂, t_i)]_+      Eq. 1-2   pipeline.methods.losses: `triplet`
     w_i  = p(clean | ℓ_i), posterior of the small-mean Gaussian              Eq. 3     pipeline.methods.mixtures: `gmm_split`
@@ -92,7 +92,7 @@ def rectify(partner: PartnerView, prediction: Tensor) -> Tensor:
 def soft_margin(
     label: Tensor, margin: float = 0.2, recast: str = "exponential", *, base: float = 10.0, boundary: float = 0.5
 ) -> Tensor:
-    """LNC Eq. 11: α̂_i = Ψ(ŷ_i) of labels (B,) in [0, 1], one margin for each pair, in [0, α] (METHODS 1.8).
+    """LNC Eq. 11: α̂_i = Ψ(ŷ_i) of labels (B,) in [0, 1], one margin for each pair, in [0, α].
 
     linear       Ψ1 = ŷ α
     exponential  Ψ2 = (m^ŷ - 1) / (m - 1) α with the base m; m = 1 is its limit Ψ1

@@ -2,7 +2,7 @@
 
 No momentum regularisation (LNC Eq. 4-6) and no random abandon (Eq. 7) in the warm-up; P by `predict_match_by_hinges` of
 pipeline.methods.lnc in place of Eq. 9, as in the published code, whose noisy half contributes from the middle of the epochs
-on. Where that code crosses margins (METHODS 1.7), this does not. All else is `lnc.py`.
+on. Where that code crosses margins, this does not. All else is `lnc.py`.
 """
 
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""OSA, One-Step Anti-noise: the table's weights on any per-sample loss (METHODS 2).
+"""OSA, One-Step Anti-noise: the table's weights on any per-sample loss.
 
     s_i  = cos(image i, text i)                            Eq. 3   by `noisegate annotate`; `prompt_weights`, `image_weights`
     β    = the cosine of pairs that do not match           Eq. 4   pipeline.pairs.beta: `estimate_beta`
@@ -63,7 +63,7 @@ class OsaConfig(MethodConfig):
 
 
 class Osa(Method):
-    """L_re = w_i L_i (Eq. 6), scaled by `mode` so that the learning rate keeps its meaning (METHODS 2, 10)."""
+    """L_re = w_i L_i (Eq. 6), scaled by `mode` so that the learning rate keeps its meaning."""
 
     Config: ClassVar[type[MethodConfig]] = OsaConfig
     needs_table: ClassVar[bool] = True
@@ -209,7 +209,7 @@ def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection"
 def image_weights(
     table: Path, stems: Sequence[str], beta: str = "intersection", monotone: bool = True, seed: int = 0
 ) -> LabelWeights:
-    """w of s_i = mean cosine of image i to the other images of its given class (METHODS 2, image retrieval)."""
+    """w of s_i = mean cosine of image i to the other images of its given class (OSA, image retrieval)."""
     run = RunFolder(table)
     sums: dict[int, Floats] = {}
     counts: dict[int, int] = {}

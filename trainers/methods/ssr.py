@@ -1,4 +1,4 @@
-"""SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a yardstick for classes: METHODS 11.
+"""SSR-style selection (Feng, Tzimiropoulos and Patras, "SSR", BMVC 2022), a yardstick for classes.
 
 Before every epoch, with the network as it is:
     y' = argmax p where max p > θ_r, else the given label y                         `relabel`

@@ -1,7 +1,7 @@
-"""TANGO, Text-Anchored Guided Optimisation (Ma et al., CVPR 2026): METHODS 6.
+"""TANGO, Text-Anchored Guided Optimisation (Ma et al., CVPR 2026).
 
 The paper's main text was not at hand: equations 9-12 and Algorithm 1 are from its supplement, the rest from public reading
-notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is decided in METHODS 6 and 10.
+notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is decided here; the settings say how.
 
     t_j   frozen anchors: the embedded prompts of each class, K_c of class c                       `make_anchors`
     TAC: l_ic = (scale / K_c) Σ_{j of class c} exp(cos(v_i, t_j))                                  `text_anchored_logits`

@@ -1,4 +1,4 @@
-"""Several networks as one: their similarities averaged, as co-teaching methods are evaluated (METHODS 1.6)."""
+"""Several networks as one: their similarities averaged, as co-teaching methods are evaluated."""
 
 from collections.abc import Callable, Sequence
 
