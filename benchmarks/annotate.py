@@ -36,11 +36,12 @@ from PIL import Image
 
 from benchmarks.memory import peak_mb
 from noisegate.pipeline.estimators.base import Identity, Pixels
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.decode import DECODER
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 
 WORDS = ["a", "small", "red", "bird", "sits", "on", "the", "old", "wooden", "fence", "beside", "our", "garden", "house"]
 GOALS = {

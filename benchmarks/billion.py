@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.annotate import write_shards
 from noisegate.pipeline.estimators import load_estimator
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import find_shards
-from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.pipeline.tools.plan.devices import Machine
 from noisegate.pipeline.tools.plan.measure import measure
 from noisegate.pipeline.tools.plan.predict import forecast_run

@@ -7,10 +7,11 @@ import pickle
 import sys
 import time
 
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import decode_sample
 from noisegate.pipeline.system.malloc import reuse_memory
 
 TIMES = 40

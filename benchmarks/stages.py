@@ -31,12 +31,13 @@ from noisegate.pipeline.engines.shard_task import EncodedShard
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.table import RunFolder, table_from
-from noisegate.pipeline.shards.decode import Limits, decode_image
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import decode_image
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.stream import Chunk
-from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import decode_sample
 
 ROUNDS = 3
 Figures = dict[str, float]

@@ -26,8 +26,7 @@ from noisegate.pipeline.estimators.custom import CustomEstimator
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
 from noisegate.pipeline.scoring import learn_scores, write_scores
-from noisegate.pipeline.settings import ScoreSettings
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits, ScoreSettings
 from noisegate.pipeline.system.output_files import write_atomically
 
 MODEL = "python:benchmarks.synthetic_run:ByteModel"

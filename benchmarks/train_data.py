@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.memory import peak_mb
 from noisegate.pipeline.runs.table import VERSION, RunFolder, table_from
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.trainers.data import WeightedShards

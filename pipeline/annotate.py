@@ -35,8 +35,6 @@ from .shards.locate import Shard, find_shards
 from .system.output_files import writing_to
 from .system.progress import Progress
 
-__all__ = ["annotate", "annotate_with"]
-
 Lock = Callable[[], AbstractContextManager[Any]]
 
 

@@ -16,17 +16,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "ConfigError",
-    "LockedError",
-    "MismatchError",
-    "NoisegateError",
-    "ShardError",
-    "StoppedError",
-    "TableError",
-    "did_you_mean",
-]
-
 
 class NoisegateError(Exception):
     """Base of all errors that noisegate raises on purpose; its text is meant for the user.

@@ -26,8 +26,6 @@ from .scoring.summary import summarise
 from .settings import ScoreSettings
 from .system.output_files import writing_to
 
-__all__ = ["rescore", "score_embeddings"]
-
 
 def rescore(
     folder: str | Path,

@@ -11,19 +11,6 @@ from typing import Any
 from .errors import ConfigError
 from .system.memory import read_size
 
-__all__ = [
-    "BETA_MODES",
-    "NEED_DATA",
-    "AnnotateSettings",
-    "DecodeOptions",
-    "Limits",
-    "ScoreSettings",
-    "check_beta_mode",
-    "check_beta_value",
-    "check_engine",
-    "read_tasks",
-]
-
 TASKS = ("pairs", "labels")
 BETA_MODES = {
     "auto": "random_inputs where it lies clearly between shuffled and given pairs, else intersection",

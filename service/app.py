@@ -35,8 +35,6 @@ from .runs.class_sets import ClassSets
 from .runs.scoring import plan_scorer
 from .settings import Settings
 
-__all__ = ["create_app"]
-
 JOBS_RECORD = "_jobs.sqlite"  # no job can have this name
 
 log = logging.getLogger("noisegate.app")

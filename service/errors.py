@@ -16,17 +16,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-__all__ = [
-    "ApiError",
-    "ClientGone",
-    "InvalidRequest",
-    "Overloaded",
-    "TimedOut",
-    "Unavailable",
-    "add_handlers",
-    "error_response",
-]
-
 CODES = {
     400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
     406: "not_acceptable", 413: "too_large", 415: "unsupported_media_type", 422: "invalid_request",

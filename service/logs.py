@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import ApiError, ClientGone, Unavailable, error_response
 from .metrics import Metrics
 
-__all__ = ["RequestLog", "set_up_logging"]
-
 log = logging.getLogger("noisegate.access")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a path may hold line breaks and terminal escapes

@@ -22,8 +22,6 @@ from .app import create_app
 from .logs import set_up_logging
 from .settings import Settings
 
-__all__ = ["autoscaling", "deployed", "run"]
-
 APPLICATION = "noisegate"
 
 

@@ -19,8 +19,6 @@ from .guards.connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
 
-__all__ = ["run"]
-
 
 def run(settings: Settings) -> None:
     """Serve until a signal, then finish open requests. Raises NoisegateError if it cannot start."""

@@ -15,10 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.settings import check_beta_mode
-from noisegate.pipeline.shards.decode import Limits
-
-__all__ = ["LISTEN", "MiB", "Settings", "load_settings"]
+from noisegate.pipeline.settings import Limits, check_beta_mode
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HASHED_KEY = re.compile(r"sha256:[0-9a-f]{64}")

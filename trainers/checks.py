@@ -21,8 +21,6 @@ from .methods.table_columns import open_finished_run, require_columns
 from .targets import TargetConfig, target_config
 from .tasks import check_task
 
-__all__ = ["CheckedConfig", "check_config", "join_rules"]
-
 _M_PER_CLASS = re.compile(r"m_per_class:([1-9][0-9]*)")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 

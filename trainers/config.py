@@ -21,22 +21,6 @@ from noisegate.pipeline.errors import ConfigError
 if TYPE_CHECKING:
     from .methods import Method
 
-__all__ = [
-    "PAPER_SETTINGS",
-    "DataConfig",
-    "LoggingConfig",
-    "LoopConfig",
-    "OptimizerConfig",
-    "ScheduleConfig",
-    "TaskConfig",
-    "TrainConfig",
-    "build_method",
-    "merge_trees",
-    "parse_settings",
-    "read_config",
-    "with_paper_settings",
-]
-
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

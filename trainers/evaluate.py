@@ -16,8 +16,6 @@ from .loop.run_folder import TrainFolder
 from .targets import Target, as_one, load_target
 from .tasks import TASKS, check_task
 
-__all__ = ["ModelFigures", "evaluate_model", "evaluation_data", "measure"]
-
 IMAGE_FIELDS = ("image_id", "image_sha256")
 """fields that identify the rows of one image"""
 

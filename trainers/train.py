@@ -33,8 +33,6 @@ from .methods import Method
 from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
 from .tasks import TASKS
 
-__all__ = ["TrainResult", "train"]
-
 CHANGEABLE = (
     "data.workers", "data.cache", "data.eval_shards", "data.eval_table", "data.eval_batch_size", "loop.epochs",
     "loop.max_steps", "data.keep_decoded", "loop.patience", "loop.save_every", "loop.evaluate_every", "loop.nan_limit",

@@ -23,11 +23,11 @@ from noisegate.pipeline.estimators import Identity
 from noisegate.pipeline.runs.columns import ALL_COLUMNS
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 from noisegate.pipeline.system.array_types import Mask
 from noisegate.pipeline.system.output_files import writing_to
 
@@ -39,8 +39,6 @@ from .methods import METHODS, Method
 
 if TYPE_CHECKING:
     from .train import TrainResult
-
-__all__ = ["check_write_table", "write_table"]
 
 JUDGEMENT = ("clean", "clean_probability")
 """a method that gives one of these replaces both, because values of two scorers do not fit together"""

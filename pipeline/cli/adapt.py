@@ -9,8 +9,6 @@ import typer
 from .options import Device, Model, Pretrained, Quiet, Seed, Shards, Workers
 from .output import JsonOption, Output, number, percent
 
-__all__ = ["register"]
-
 TRAINING = "Training"
 
 

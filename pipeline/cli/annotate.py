@@ -11,8 +11,6 @@ from .options import Quiet, Shards, takes_settings
 from .output import JsonOption, Output, escape, program
 from .summary import print_summary
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("annotate", no_args_is_help=True)(annotate)

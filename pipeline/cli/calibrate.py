@@ -7,8 +7,6 @@ import typer
 from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, TextField, Workers
 from .output import JsonOption, Output, number, percent, why
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("calibrate")(calibrate)

@@ -29,8 +29,6 @@ from . import (
 )
 from .help_layout import Group, arrange, flowing
 
-__all__ = ["app", "main"]
-
 # how to resume a command that was stopped; all others start over
 STOPPED = {
     "annotate": "run the same command again, without --overwrite, and it goes on",

@@ -12,8 +12,6 @@ from .output import JsonOption, Output, escape, number, percent
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.compare import Comparison, Disagreement
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("compare", no_args_is_help=True)(compare)

@@ -15,8 +15,6 @@ from .output import JsonOption, Output, escape
 if TYPE_CHECKING:
     from noisegate.pipeline.datasets.convert.job import Converted
 
-__all__ = ["register"]
-
 CAPTIONS = "Captioned data"
 LABELS = "Labelled data"
 

@@ -9,8 +9,6 @@ from .evaluate import print_evaluation
 from .output import JsonOption, Output, escape, program
 from .summary import print_summary
 
-__all__ = ["register"]
-
 REAL_CLIP = ("--model", "ViT-B-32", "--pretrained", "laion2b_s34b_b79k", "--out", "tables")
 SEED = 1
 

@@ -10,8 +10,6 @@ from .output import JsonOption, Output, escape
 if TYPE_CHECKING:
     from noisegate.pipeline.tools.doctor import Facts, Finding
 
-__all__ = ["register"]
-
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.inspect.evaluate import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
     from noisegate.pipeline.inspect.metrics import SelectionMetrics
 
-__all__ = ["print_evaluation", "print_label_evaluation", "print_neighbourhood_evaluation", "register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("evaluate", no_args_is_help=True)(evaluate)

@@ -11,8 +11,6 @@ from .output import JsonOption, Output, percent
 if TYPE_CHECKING:
     from noisegate.pipeline.export import Exported
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("export", no_args_is_help=True)(export)

@@ -6,8 +6,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["GROUPS", "Command", "Group", "arrange", "flowing"]
-
 GROUPS = {
     "Begin": ("demo", "doctor"),
     "Score shards": ("calibrate", "plan", "annotate", "rescore", "score-embeddings", "adapt"),

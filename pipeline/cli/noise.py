@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport
     from noisegate.pipeline.datasets.noise.shards import NoiseReport
 
-__all__ = ["register"]
-
 LABELS = "Wrong labels"
 
 

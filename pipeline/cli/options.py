@@ -18,35 +18,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.labels.anchors import Anchors
     from noisegate.pipeline.neighbours import NeighbourSearch
 
-__all__ = [
-    "AnchorLabels",
-    "AnchorVectors",
-    "BatchSize",
-    "Device",
-    "Draft",
-    "Dtype",
-    "Folder",
-    "K",
-    "Model",
-    "NeighbourAddress",
-    "NeighbourEngine",
-    "NeighbourIndex",
-    "NeighbourMemory",
-    "NeighbourWorkers",
-    "Neighbourhood",
-    "Pretrained",
-    "Quiet",
-    "Seed",
-    "Shards",
-    "Task",
-    "TextField",
-    "Workers",
-    "load_anchors",
-    "neighbour_search",
-    "option",
-    "takes_settings",
-]
-
 _FIELDS = {setting.name: setting for setting in fields(AnnotateSettings)}
 _SEARCH = "Neighbour search"
 

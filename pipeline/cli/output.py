@@ -12,11 +12,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
+from rich.markup import escape as escape
 from rich.table import Table
 from rich.text import Text
-
-__all__ = ["JsonOption", "Output", "escape", "number", "percent", "program", "why"]
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, everything else on standard error.")

@@ -14,8 +14,6 @@ from .output import JsonOption, Output, escape, percent
 if TYPE_CHECKING:
     from noisegate.pipeline.tools.plan.predict import Estimate, RunForecast
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("plan", no_args_is_help=True)(plan)

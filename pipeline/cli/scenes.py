@@ -8,8 +8,6 @@ import typer
 from .options import Seed
 from .output import JsonOption, Output, escape
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("scenes", no_args_is_help=True)(scenes)

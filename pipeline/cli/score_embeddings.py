@@ -25,8 +25,6 @@ from .options import (
 from .output import JsonOption, Output
 from .summary import print_summary
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     app.command("score-embeddings", no_args_is_help=True)(score_embeddings)

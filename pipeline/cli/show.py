@@ -13,8 +13,6 @@ from .summary import print_summary
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.show import RunOverview, WorstSample
 
-__all__ = ["register"]
-
 WIDTH = 80
 
 

@@ -8,8 +8,6 @@ from .output import Output, escape, number, percent, why
 if TYPE_CHECKING:
     from noisegate.pipeline.scoring import Summary
 
-__all__ = ["print_summary"]
-
 
 def print_summary(summary: "Summary", output: Output) -> None:
     """Print the table at the end of a run."""

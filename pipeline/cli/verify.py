@@ -10,8 +10,6 @@ from .output import JsonOption, Output, escape, number
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.verify import Verification
 
-__all__ = ["register"]
-
 SHOWN = 20
 
 

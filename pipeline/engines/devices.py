@@ -21,8 +21,6 @@ from noisegate.pipeline.system.processes import count_processors
 from .fleet import Fleet, Link, Lost
 from .worker_protocol import Message, Reply, serve
 
-__all__ = ["Devices"]
-
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _UNGUARDED = "; in a script of your own, call annotate under `if __name__ == '__main__':`"
 

@@ -16,8 +16,6 @@ from noisegate.pipeline.shards.locate import Shard
 from .events import ProgressTotals
 from .shard_task import ShardTask, encode_shards
 
-__all__ = ["EncodingEngine", "EngineSettings", "InProcessEngine", "Local"]
-
 
 class EncodingEngine(Protocol):
     """A started engine: what a job needs of a model, in whichever process the model is."""

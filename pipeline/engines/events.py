@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.progress import Progress
 
-__all__ = ["Advanced", "Event", "Note", "ProgressTotals", "Unreadable", "Written"]
-
 
 @dataclass(frozen=True)
 class Advanced:

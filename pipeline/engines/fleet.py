@@ -21,8 +21,6 @@ from .events import ProgressTotals, Unreadable, Written
 from .shard_task import ShardTask
 from .worker_protocol import Call, Failed, Message, NoMoreShards, Quit, Ready, Reply, Result, StartEncoding
 
-__all__ = ["Fleet", "Link", "Lost", "Transport"]
-
 TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
 SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 

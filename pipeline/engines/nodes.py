@@ -20,8 +20,6 @@ from noisegate.pipeline.runs.lock import folder_lock, shared_lock
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["NodeShare", "Nodes", "assign_shards", "remove_plan"]
-
 
 @dataclass(frozen=True)
 class Nodes:

@@ -27,8 +27,6 @@ from .events import Advanced
 from .fleet import Fleet, Link, Lost
 from .worker_protocol import Message, Reply, serve
 
-__all__ = ["ActorResources", "Ray"]
-
 GATHER_SECONDS = 0.5  # how long an actor collects progress of samples; other replies are returned at once
 
 

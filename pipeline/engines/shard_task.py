@@ -27,8 +27,6 @@ from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_worke
 
 from .events import Advanced, Event, Note, Unreadable, Written
 
-__all__ = ["EncodedShard", "ShardTask", "encode_shards"]
-
 Rows = NDArray[np.float32]
 _READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 

@@ -18,8 +18,6 @@ from .engine import InProcessEngine
 from .events import Event
 from .shard_task import ShardTask, encode_shards
 
-__all__ = ["Call", "Failed", "NoMoreShards", "Quit", "Ready", "Reply", "Result", "StartEncoding", "serve"]
-
 
 @dataclass(frozen=True)
 class StartEncoding:

@@ -12,17 +12,6 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = [
-    "Estimator",
-    "Identity",
-    "array_digest",
-    "invalid_embedding",
-    "length_batches",
-    "normalise",
-    "paired_cosines",
-    "row_cosines",
-]
-
 Pixels = NDArray[np.uint8]
 
 

@@ -17,8 +17,6 @@ from noisegate.pipeline.shards.decode import DECODER
 
 from .base import Identity, Pixels
 
-__all__ = ["CustomEstimator", "random_texts"]
-
 
 class CustomEstimator:
     """Wraps an object with `encode_images(list of PIL images)`, `encode_texts(list of str)` and a string `identity`."""

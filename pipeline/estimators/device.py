@@ -9,8 +9,6 @@ import torch
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.memory import reuse_memory
 
-__all__ = ["Device"]
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["allow_torchvision", "hub_or_cache", "quietly", "torchvision_is_patched", "weights_only"]
-
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -38,8 +38,6 @@ from .openclip_towers import (
     trimming_is_exact,
 )
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "OpenClipEstimator", "preprocess_of", "save_local_dir"]
-
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
 
 

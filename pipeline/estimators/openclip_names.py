@@ -5,8 +5,6 @@ from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["EMBEDDED", "check_name", "needs_hub", "open_clip_source", "random_seed", "short_name"]
-
 EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a folder
 

@@ -12,21 +12,6 @@ import torch
 
 from .base import normalise
 
-__all__ = [
-    "PROBE_TEXTS",
-    "Compiler",
-    "Trial",
-    "encode_image",
-    "encode_tokens",
-    "probe_batches",
-    "reads_class_token_only",
-    "row_distance",
-    "tolerance_for",
-    "torch_compile",
-    "trim",
-    "trimming_is_exact",
-]
-
 Encode = Callable[[torch.Tensor], torch.Tensor]
 
 PROBE_TEXTS = ("a", "a red circle", "two small green triangles on the left of a wide blue square, on white paper")

@@ -10,8 +10,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .base import Pixels
 
-__all__ = ["ProcessorPixels"]
-
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # the numbers that preprocessor_config.json holds are Pillow's
 
 

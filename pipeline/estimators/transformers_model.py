@@ -26,8 +26,6 @@ from .device import Device
 from .loading import allow_torchvision, hub_or_cache
 from .processor_pixels import ProcessorPixels
 
-__all__ = ["TransformersEstimator"]
-
 _EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
 _PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that there is something to trim
 

@@ -15,8 +15,6 @@ from noisegate.pipeline.system.output_files import whole_file
 
 from .rows import Options, RunRows, ShardRows, Written
 
-__all__ = ["FRAME", "write_issues"]
-
 FRAME = pa.schema(
     [
         ("row", pa.int64()),  # the frame's index: the sample's number in the whole run, failed ones counted

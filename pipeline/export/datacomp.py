@@ -14,8 +14,6 @@ from noisegate.pipeline.system.output_files import whole_file
 
 from .rows import Options, RunRows, ShardRows, Written
 
-__all__ = ["UID", "uid_array", "write_uids"]
-
 UID = np.dtype("u8,u8")
 _HEX = re.compile(r"[0-9a-fA-F]{32}")
 _SHOWN = 5

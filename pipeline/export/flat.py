@@ -12,13 +12,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.system.output_files import whole_file
 
 from .rows import CAPTION, Options, RunRows, Written, plain_type
-
-__all__ = ["json_values", "read_caption", "write_flat", "write_keys"]
 
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32_000_000

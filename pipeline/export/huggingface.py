@@ -16,8 +16,6 @@ from noisegate.pipeline.system.output_files import whole_file
 from .flat import read_caption
 from .rows import CAPTION, Options, RunRows, ShardRows, Written, plain_type
 
-__all__ = ["write_dataset"]
-
 GROUP_ROWS = 100  # random access reads a whole group
 GROUP_BYTES = 32_000_000
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -18,8 +18,6 @@ from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-__all__ = ["CAPTION", "Format", "Options", "RunRows", "ShardRows", "Written", "plain_type"]
-
 CAPTION = "caption"  # a column that is read from the shards, not from the tables
 
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.writer import ShardWriter, write_shard
+from noisegate.pipeline.shards.tar_writer import ShardWriter, write_shard
 
 from .flat import json_values
 from .rows import CAPTION, Options, RunRows, ShardRows, Written
-
-__all__ = ["parse_added_columns", "write_shards"]
 
 
 def parse_added_columns(text: str) -> dict[str, str]:

@@ -7,12 +7,10 @@ from typing import Any
 
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.samples import read_samples
-from noisegate.pipeline.shards.workers import DecodeOptions
-
-__all__ = ["one_line", "read_captions"]
+from noisegate.pipeline.shards.random_access import read_samples
 
 Place = tuple[str, int]  # a table's stem and a row
 

@@ -18,8 +18,6 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 from .captions import one_line, read_captions
 
-__all__ = ["Comparison", "CutAgreement", "Disagreement", "RankAgreement", "compare"]
-
 SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "neighbourhood")
 MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many
 _READ = ["key", "image_sha256", "text_sha256", "clean", "refined_label", *SCORES]

@@ -26,16 +26,6 @@ from .metrics import (
 )
 from .truth import read_truth
 
-__all__ = [
-    "Evaluation",
-    "LabelEvaluation",
-    "NeighbourhoodEvaluation",
-    "evaluate",
-    "evaluate_labels",
-    "evaluate_neighbourhood",
-    "is_decided_by_neighbourhood",
-]
-
 LABEL_SCORES = ("label_quality", "probe_consistency", "knn_consistency", "anchor_consistency", "consistency")
 
 

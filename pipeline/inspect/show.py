@@ -18,8 +18,6 @@ from noisegate.pipeline.scoring.summary import Summary, summarise
 
 from .captions import one_line, read_captions
 
-__all__ = ["Histogram", "RunOverview", "WorstSample", "draw_histogram", "read_overview"]
-
 BINS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

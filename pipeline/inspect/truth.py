@@ -18,8 +18,6 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-__all__ = ["Truth", "noised_part", "read_truth"]
-
 
 @dataclass(frozen=True, eq=False)
 class Truth:

@@ -18,8 +18,6 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .classes import ClassSet
 
-__all__ = ["Anchors", "anchors_file", "embed_anchors", "read_anchors"]
-
 
 @dataclass(frozen=True, eq=False)
 class Anchors:

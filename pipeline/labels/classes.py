@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["BUILT_IN", "TEMPLATES", "ClassSet", "load_classes", "prompts", "with_article"]
-
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle

@@ -35,8 +35,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 from .pool import Pool, confident_joint, fit_pool, given_true, log_votes, readings, transition_matrix
 from .repair import gather_evidence, repair_labels, withheld_changes
 
-__all__ = ["Fused", "Posterior", "confident_joint", "fuse"]
-
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
 """Function of ascending row numbers that returns (R, C) posteriors, so that (N, C) need not be in memory."""
 

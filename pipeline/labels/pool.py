@@ -11,9 +11,6 @@ from scipy.optimize import minimize
 
 from noisegate.pipeline.system.array_types import Float64, Index
 
-__all__ = ["Pool", "confident_joint", "fit_pool", "given_true", "log_votes", "readings", "transition_matrix"]
-
-
 FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 does not exclude a class
 
 

@@ -23,8 +23,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-__all__ = ["STRENGTHS", "Probe", "fit_probe", "probe_probabilities"]
-
 STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 ROUGH, FINE = 1e-3, 3e-4  # a step that gains less (nats per row) ends the search for λ, and the fit at the chosen λ
 FIRST = 0.3  # first λ to try

@@ -32,16 +32,6 @@ from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 from .pool import Pool
 
-__all__ = [
-    "NoiseEvidence",
-    "disputed_changes",
-    "gather_evidence",
-    "open_names",
-    "repair_labels",
-    "vouched_changes",
-    "withheld_changes",
-]
-
 # All thresholds were chosen by benchmarks/repair.py on simulated classes and by CIFAR-10N.
 ASSURED = 0.1  # share of every class that counts as its surest predictions
 ALIKE = 0.01  # probabilities closer than this are equally sure

@@ -16,8 +16,6 @@ from noisegate.pipeline.system.array_types import Float32
 
 from .pair_batches import check_batches
 
-__all__ = ["METHODS", "MethodColumns", "OneStep", "compute_columns", "default_temperature", "write_columns"]
-
 METHODS = ("lnc", "crcl", "gsl")
 """methods with columns that need no training: NAME_columns of the module NAME here, loaded late because it imports torch"""
 RECORD = "one_step"

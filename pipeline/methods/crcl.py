@@ -17,8 +17,6 @@ from noisegate.pipeline.system.array_types import Float32
 from .losses import diagonal_mask, one_thread
 from .pair_batches import EmbeddedPairs, mean_and_spread
 
-__all__ = ["crcl_columns", "log_matching_probabilities", "matching_probability"]
-
 
 @one_thread()
 def crcl_columns(

@@ -26,16 +26,6 @@ from .losses import one_thread, triplet
 from .mixtures import bmm_split
 from .pair_batches import EmbeddedPairs, PairBatch, mean_and_spread
 
-__all__ = [
-    "RECONSTRUCTION",
-    "anchor_labels",
-    "gsl_columns",
-    "inter_loss",
-    "intra_loss",
-    "polar_spectrum",
-    "ratio_agreement",
-]
-
 RECONSTRUCTION = (
     "GSL is a reconstruction from the paper's supplement and from reading notes; its main text was not at hand, and its "
     "figures are not those of the authors' code"

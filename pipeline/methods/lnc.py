@@ -18,8 +18,6 @@ from .losses import diagonal_mask, hinges, one_thread, triplet
 from .mixtures import gmm_split
 from .pair_batches import EmbeddedPairs, mean_and_spread
 
-__all__ = ["lnc_columns", "predict_match", "predict_match_by_hinges"]
-
 LEAST_TAU = 1e-12
 """τ below which no pair beats its negatives, and all predictions are 0"""
 

@@ -17,8 +17,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
 from .pair_batches import permuted_batches, same_pairs
 
-__all__ = ["diagonal_mask", "hinges", "info_nce", "one_thread", "pair_losses", "triplet"]
-
 
 def info_nce(
     similarity: Tensor, temperature: Tensor | float, same: Tensor | None = None, negatives: Tensor | None = None

@@ -13,8 +13,6 @@ from scipy.special import betaln
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float64, Mask
 
-__all__ = ["Split", "all_clean_rule", "beta_moments", "bmm_split", "gmm_split"]
-
 Pair = tuple[float, float]
 Side = Literal["low", "high"]
 NOWHERE: Pair = (math.nan, math.nan)

@@ -9,8 +9,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, identical_rows, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Mask
 
-__all__ = ["EmbeddedPairs", "PairBatch", "check_batches", "mean_and_spread", "permuted_batches", "same_pairs"]
-
 READ_ROWS = 16_384
 """rows per read while identical rows are looked for: 32 MB of 512 numbers"""
 

@@ -34,8 +34,6 @@ from .lists import NearestLists, write_lists
 from .plan import QUERIES, IndexChoice, Plan, Task, check_k, choose_kind, cut
 from .task import forget_index, read_lists, run_task
 
-__all__ = ["NeighbourSearch", "RunTasks", "find_neighbours_on_disk", "run_in_turn"]
-
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
 """Carries out tasks by `run_task`, anywhere and in any order, and yields each when it is done."""
 ENTRIES_MERGED = 1 << 24  # at a time

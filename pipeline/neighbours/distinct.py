@@ -13,8 +13,6 @@ from noisegate.pipeline.runs.rows import Rows, identical_rows, unit_rows
 from noisegate.pipeline.runs.tensor_files import reserve
 from noisegate.pipeline.system.array_types import Index
 
-__all__ = ["DistinctRows", "find_distinct", "open_distinct"]
-
 ROWS_READ = 4096  # at a time
 ROWS_GROUPED = 1 << 20  # at a time
 BYTES_PER_ROW = 96  # memory of a bucket's row: its digest, its place in the order, and numpy's copies while sorting

@@ -18,17 +18,6 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 from .gpu import GPU_LIMIT, copy_to_gpus
 from .lists import NearestLists
 
-__all__ = [
-    "SLACK",
-    "ExactIndex",
-    "Measure",
-    "exact_top",
-    "merge_lists",
-    "nearest_in_blocks",
-    "pair_cosines",
-    "read_blocks",
-]
-
 Search: TypeAlias = Callable[[Float32, int], NearestLists]
 Measure: TypeAlias = Callable[[Index, Index], Float32]
 """(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""

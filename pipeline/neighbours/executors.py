@@ -22,8 +22,6 @@ from .disk_search import RunTasks
 from .plan import Task
 from .task import forget_index, run_task
 
-__all__ = ["process_executor", "ray_executor"]
-
 _ADVICE = "run the same command again, it goes on, or use less memory with --neighbour-memory"
 
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["GPU_LIMIT", "check_gpu_lists", "copy_to_gpus", "gpu_numbers"]
-
 GPU_LIMIT = 2048  # longest list, and most probes, that faiss handles on a GPU
 SPARE = 9  # entries of a list beyond k: the row itself, and those that show whether the list is cut inside a tie
 

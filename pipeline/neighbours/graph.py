@@ -19,8 +19,6 @@ from noisegate.pipeline.system.output_files import whole_path
 
 from .plan import Kind
 
-__all__ = ["Neighbours", "create_graph", "default_k", "near_duplicates"]
-
 LINKED = 65_536  # rows whose lists are searched for near duplicates at a time
 LINKS = 1 << 24  # links between near duplicates that are held at a time
 FORMAT = "noisegate-neighbours-1"

@@ -20,18 +20,6 @@ from .gpu import GPU_LIMIT, copy_to_gpus
 from .lists import NearestLists, order_ties
 from .plan import QUERIES, ROWS_FOR_CODES, ROWS_PER_CELL, Kind
 
-__all__ = [
-    "InvertedIndex",
-    "Probing",
-    "add_rows",
-    "most_probes",
-    "one_thread_each",
-    "sample_for_recall",
-    "train_inverted",
-    "tune_probes",
-    "write_index",
-]
-
 REFINED = 4  # candidates of a compressed search for each entry of a list
 RECALL = 0.95  # probes double until it is reached
 RECALL_SAMPLE = 1000  # rows

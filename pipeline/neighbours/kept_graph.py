@@ -16,8 +16,6 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata, search_folde
 from .disk_search import NeighbourSearch, find_neighbours_on_disk
 from .graph import Neighbours
 
-__all__ = ["find_or_build_graph", "nearest"]
-
 ROWS_AT_ONCE = 16_384  # rows that are hashed at a time
 
 

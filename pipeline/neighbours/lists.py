@@ -11,8 +11,6 @@ from noisegate.pipeline.system.array_types import Float32, Index
 
 from .distinct import DistinctRows
 
-__all__ = ["NearestLists", "order_ties", "write_lists"]
-
 NearestLists: TypeAlias = tuple[Index, Float32]
 """(Q, k) row numbers (-1: none) and cosines (-inf there), nearest first."""
 ROWS_AT_ONCE = 4096

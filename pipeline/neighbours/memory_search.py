@@ -19,8 +19,6 @@ from .inverted import InvertedIndex, add_rows, most_probes, sample_for_recall, t
 from .lists import NearestLists, write_lists
 from .plan import QUERIES, check_k, choose_kind
 
-__all__ = ["find_neighbours"]
-
 
 def find_neighbours(
     embeddings: Floats | Sequence[Floats],

@@ -10,19 +10,6 @@ from typing import Any, Literal
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = [
-    "QUERIES",
-    "ROWS_FOR_CODES",
-    "ROWS_PER_CELL",
-    "IndexChoice",
-    "Kind",
-    "Plan",
-    "Task",
-    "check_k",
-    "choose_kind",
-    "cut",
-]
-
 Kind = Literal["flat", "ivf", "ivf-pq"]
 IndexChoice = Literal["auto", "flat", "ivf", "ivf-pq"]
 FORMAT = 2

@@ -10,8 +10,6 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 from .exact import nearest_in_blocks
 
-__all__ = ["HELD_BYTES", "RowQuery"]
-
 HELD_BYTES = 1 << 30  # of unit rows that one query holds; larger runs are read again for each search
 
 ROWS_READ = 16_384  # at a time

@@ -28,8 +28,6 @@ from .inverted import InvertedIndex, add_rows, one_thread_each, write_index
 from .lists import NearestLists
 from .plan import QUERIES, Plan, Task
 
-__all__ = ["forget_index", "read_lists", "run_task"]
-
 GATHERED = 1 << 24  # numbers of candidates held at a time
 
 

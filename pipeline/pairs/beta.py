@@ -25,16 +25,6 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .calibration import MIN_PAIRS, PairCalibration, calibrate_pairs, intersection
 
-__all__ = [
-    "Beta",
-    "PairSample",
-    "cached_beta",
-    "chance_within",
-    "estimate_beta",
-    "measure_beta",
-    "mismatch_pairs",
-]
-
 NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
 PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most
 RESAMPLES = 100  # bootstrap replicates of an interval

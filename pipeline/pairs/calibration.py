@@ -26,9 +26,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64
 
 from .density_ratio import MODELS, Normals, RatioFit, choose_normals
 
-__all__ = ["Expected", "Intersection", "PairCalibration", "calibrate_pairs", "intersection"]
-
-
 BINS = 500  # of the histograms of similarities
 FOLDS = 5  # of the cross-validation that weighs the models
 DRAWS = 50  # bootstrap replicates of the noise rate and the crossing

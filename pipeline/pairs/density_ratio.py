@@ -22,9 +22,6 @@ from scipy.special import digamma, gammaln
 
 from noisegate.pipeline.system.array_types import Float64
 
-__all__ = ["MODELS", "Normals", "RatioFit", "choose_normals"]
-
-
 MAX_RATIO = 1e30  # limit of f1 / f0 where mismatched pairs hardly occur
 MAX_LEAN = 3.0  # limit of |q|; the normal has 0, an exponential tail on the left 1
 

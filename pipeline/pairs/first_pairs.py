@@ -7,15 +7,14 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool, default_workers
+from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
 from noisegate.pipeline.system.array_types import Float32
 
 from .beta import PairSample, sample_pairs
 from .scorer import Encoded, encode_samples
-
-__all__ = ["embed_pairs", "read_pairs", "sample_first_pairs"]
 
 
 def sample_first_pairs(

@@ -12,8 +12,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, unit_rows
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Integers, Mask
 
-__all__ = ["Side", "agreement_of_new_pairs", "either_side", "neighbourhood_agreement"]
-
 GATHERED = 1 << 24  # floats of neighbours held at a time
 
 

@@ -16,8 +16,6 @@ from .beta import mismatch_pairs
 from .calibration import MIN_PAIRS, Intersection, PairCalibration, calibrate_pairs, intersection
 from .neighbourhood import Side, either_side
 
-__all__ = ["NeighbourhoodScores", "score_neighbourhood"]
-
 NEIGHBOURS = 20
 MISMATCHED = 10_000
 FOLDS = 5

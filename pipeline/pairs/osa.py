@@ -4,8 +4,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["osa_weight", "reference_weight"]
-
 T = TypeVar("T")
 
 

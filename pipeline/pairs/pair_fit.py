@@ -18,8 +18,6 @@ from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatch_pairs
 from .calibration import PairCalibration
 from .scorer import read_scoring
 
-__all__ = ["PairFit", "fit_pairs", "read_pair_fit", "sample_run"]
-
 
 @dataclass(frozen=True)
 class PairFit:

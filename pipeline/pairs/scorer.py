@@ -18,29 +18,14 @@ from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.settings import DecodeOptions, check_beta_mode
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 from noisegate.pipeline.system.array_types import Float32, Mask
 
 from .beta import Beta, estimate_beta, measure_beta
 from .calibration import PairCalibration
 from .osa import osa_weight
-
-__all__ = [
-    "Encoded",
-    "PairScores",
-    "RecordedScorer",
-    "Scorer",
-    "encode_samples",
-    "is_from_training",
-    "load_scorer",
-    "model_of_run",
-    "pair_columns",
-    "read_scorer",
-    "read_scoring",
-    "score_pairs",
-]
 
 
 @dataclass

@@ -22,8 +22,6 @@ from noisegate.pipeline.estimators.base import Identity, invalid_embedding, norm
 from .embeddings import write_embeddings
 from .table import VERSION, RunFolder, table_from
 
-__all__ = ["MODEL", "ArrayPart", "arrays_identity", "check_labels", "find_parts", "open_array", "write_parts"]
-
 MODEL = "arrays"  # the model's name in the identity of a run that was made from arrays
 KEY_COLUMNS = ("key", "uid", "image_path", "path", "url")
 ROWS_AT_ONCE = 65_536  # made unit length at a time, in float64

@@ -2,8 +2,6 @@
 
 import pyarrow as pa
 
-__all__ = ["ALL_COLUMNS", "COLUMNS", "METHOD_COLUMNS", "SCHEMA", "SCORE_COLUMNS", "WORD"]
-
 WORD = pa.dictionary(pa.int32(), pa.string())
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {

@@ -14,8 +14,6 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .tensor_files import map_tensors
 
-__all__ = ["embeddings_match", "map_embeddings", "read_embeddings", "write_embeddings"]
-
 FEW = 20  # rows named are few when there are more than so many times as many: then each is read by itself
 
 

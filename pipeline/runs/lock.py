@@ -13,8 +13,6 @@ from typing import IO
 
 from noisegate.pipeline.errors import LockedError, NoisegateError
 
-__all__ = ["folder_lock", "shared_lock"]
-
 SCORING = "scoring for all nodes"
 _HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 

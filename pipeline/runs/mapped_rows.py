@@ -17,8 +17,6 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 from .embeddings import map_embeddings
 from .table import RunFolder
 
-__all__ = ["MappedRows"]
-
 OPEN_FILES = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # a process may have; each map is one
 
 

@@ -11,8 +11,6 @@ from noisegate.pipeline.shards.locate import Shard
 
 from .table import VERSION, RunFolder, read_metadata
 
-__all__ = ["RunRecord"]
-
 
 @dataclass
 class RunRecord:

@@ -20,8 +20,6 @@ from noisegate.pipeline.shards.locate import Shard
 from .embeddings import embeddings_match
 from .table import RunFolder, read_metadata, search_folder
 
-__all__ = ["Resume", "check_settings", "clear", "failed_rows", "sweep"]
-
 ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
 RESCORED = ("beta", "k", "neighbourhood")  # what `rescore` changes from the kept embeddings
 SCORED_LAST = (*RESCORED, "classes", "seed")  # what no embedding depends on

@@ -11,18 +11,6 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 
-__all__ = [
-    "Embeddings",
-    "RowBlocks",
-    "Rows",
-    "as_rows",
-    "gather",
-    "identical_rows",
-    "take_unit",
-    "top_by_value",
-    "unit_rows",
-]
-
 ROWS_AT_ONCE = 16_384  # made unit length at a time
 
 

@@ -13,16 +13,6 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .columns import ALL_COLUMNS, COLUMNS, METHOD_COLUMNS, WORD
 
-__all__ = [
-    "VERSION",
-    "RunFolder",
-    "read_metadata",
-    "read_table",
-    "replace_columns",
-    "search_folder",
-    "table_from",
-]
-
 VERSION = 1
 
 

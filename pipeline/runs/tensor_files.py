@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import TableError
 
-__all__ = ["create_tensors", "map_tensors", "reserve"]
-
 _KINDS = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
 ALLOCATE = getattr(os, "posix_fallocate", None)
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}

@@ -23,8 +23,6 @@ from noisegate.pipeline.errors import ConfigError, TableError
 from . import where_terms as terms
 from .where_terms import CONDITION, FLAGS, KINDS, NOTHING, NUMBER, TEXT, Term
 
-__all__ = ["Where", "parse_where"]
-
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50
 _TOKEN = re.compile(

@@ -12,20 +12,6 @@ import pyarrow.compute as pc
 
 from .columns import ALL_COLUMNS
 
-__all__ = [
-    "KINDS",
-    "Term",
-    "all_of",
-    "any_of",
-    "arithmetic",
-    "column",
-    "compare",
-    "contains",
-    "is_in",
-    "is_null",
-    "like",
-]
-
 NUMBER, TEXT, CONDITION, FLAGS, NOTHING = "a number", "a text", "true or false", "a list of flags", "null"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.labels.scoring import LabelScores
     from noisegate.pipeline.pairs.neighbourhood_scoring import NeighbourhoodScores
 
-__all__ = ["RunScores", "write_scores"]
-
 LEARNED_FLAGS = ("no_neighbours", "indegree0", "unpicked")  # flags that label scoring sets
 
 

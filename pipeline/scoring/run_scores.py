@@ -19,8 +19,6 @@ from noisegate.pipeline.settings import ScoreSettings
 
 from .columns import RunScores
 
-__all__ = ["DUPLICATE_COSINE", "learn_scores"]
-
 DUPLICATE_COSINE = 0.985  # images at least this similar are flagged as near duplicates
 ROWS_AT_ONCE = 16_384
 

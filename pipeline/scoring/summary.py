@@ -15,8 +15,6 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
 from .columns import RunScores
 
-__all__ = ["Summary", "hours_for", "label_promise", "summarise", "tells_nothing", "unknown_data"]
-
 ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
 CLEAN_DATA = 0.05  # upper end below which data counts as clean
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)

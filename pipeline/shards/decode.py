@@ -13,8 +13,6 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from noisegate.pipeline.settings import Limits
 
-__all__ = ["DECODER", "DRAFT_DECODER", "BadSample", "Limits", "decode_image", "decode_label", "decode_text"]
-
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 DECODER = "pillow: first frame, exif-transposed, rgb"

@@ -11,8 +11,6 @@ import fsspec
 
 from noisegate.pipeline.errors import ConfigError, ShardError
 
-__all__ = ["Shard", "find_shards"]
-
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _LISTS = (".txt", ".list")
 _PACKAGES = {

@@ -13,8 +13,6 @@ from PIL import Image, ImageOps
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["Preprocess"]
-
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 

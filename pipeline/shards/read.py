@@ -8,12 +8,10 @@ from typing import IO, TYPE_CHECKING
 
 from noisegate.pipeline.errors import ShardError
 
-from .tar import BLOCK, TarMembers
+from .tar_reader import BLOCK, TarMembers
 
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .locate import Shard
-
-__all__ = ["RawSample", "ShardReader"]
 
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # this and _META are webdataset's
 _META = re.compile(r"__[^/]*__($|/)")

@@ -12,8 +12,6 @@ from .locate import Shard
 from .read import RawSample, ShardReader
 from .workers import Decoded, DecodePool
 
-__all__ = ["Chunk", "ShardEnd", "ShardFailed", "stream"]
-
 CHUNK_SAMPLES = 16
 CHUNK_BYTES = 32_000_000
 Selector = Callable[[Shard, RawSample], bool]

@@ -15,14 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.settings import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.memory import reuse_memory
 from noisegate.pipeline.system.processes import count_processors, exit_with_parent
 
-from .decode import BadSample, Limits, Preprocessor, decode_image, decode_label, decode_text
+from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
-
-__all__ = ["DecodeOptions", "DecodePool", "Decoded", "decode_sample", "default_workers"]
 
 STARTS = 3  # tries to start workers, which may be killed just then
 

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Float32", "Float64", "Floats", "Index", "Integers", "Mask"]
-
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]  # of any precision

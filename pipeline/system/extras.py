@@ -7,8 +7,6 @@ from types import MappingProxyType
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["EXTRAS", "Extra", "require_extra"]
-
 
 @dataclass(frozen=True)
 class Extra:

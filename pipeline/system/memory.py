@@ -9,8 +9,6 @@ from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["default_memory", "free_unused_memory", "read_size", "reuse_memory"]
-
 LEAST = 16_000_000  # bytes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_BLOCK = 32 << 20  # bytes; the most that every 64-bit glibc accepts

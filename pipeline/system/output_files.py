@@ -13,18 +13,6 @@ from typing import Any, BinaryIO
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 
-__all__ = [
-    "old_folder",
-    "refuse_other_shards",
-    "remove_half_written",
-    "temporary_name",
-    "whole_file",
-    "whole_folder",
-    "whole_path",
-    "write_atomically",
-    "writing_to",
-]
-
 _HALF_WRITTEN = re.compile(r"\..+\.(tar|parquet|txt)\.[0-9a-f]{8}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)

@@ -4,8 +4,6 @@ import os
 import threading
 import time
 
-__all__ = ["count_processors", "count_threads", "exit_with_parent"]
-
 LOOK_SECONDS = 0.5  # between two looks at the parent
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-__all__ = ["Bar", "Lines", "Progress", "counted", "progress_for"]
-
 
 class Progress:
     """What jobs report; this base class prints nothing. All text goes to standard error.

@@ -8,8 +8,6 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["connect_to_ray", "first_line", "import_ray"]
-
 STORE_BYTES = 80_000_000  # object store of a Ray started here: nothing large is kept in it
 STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
 MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"

@@ -31,8 +31,6 @@ from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Float64, Index
 from noisegate.pipeline.system.output_files import whole_folder, write_atomically
 
-__all__ = ["ADAPT_FILE", "Adaptation", "Tuning", "adapt", "hold_out", "tune"]
-
 LARGEST_SCALE = math.log(100)  # CLIP's own limit of the logarithm of the logit scale
 
 

@@ -14,8 +14,6 @@ from typing import Literal
 from noisegate.pipeline.system.extras import EXTRAS
 from noisegate.pipeline.system.processes import count_processors
 
-__all__ = ["Defaults", "Facts", "Faiss", "Finding", "Gpu", "Torch", "collect_facts", "examine"]
-
 SHOWN = (
     *("torch", "torchvision", "open_clip_torch", "webdataset", "pyarrow", "numpy", "pillow", "scipy", "scikit-learn"),
     *("safetensors", "fsspec", "transformers", "fastapi", "lightning-fabric", "timm", "ray"),

@@ -21,8 +21,6 @@ from noisegate.service.settings import Settings
 
 from .schemas import EmbedRequest, Pair, ScoreRequest
 
-__all__ = ["ScoreBody", "encode_row", "read_embed", "read_score"]
-
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 

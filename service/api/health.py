@@ -6,8 +6,6 @@ from pydantic import BaseModel
 
 from .state import service_of
 
-__all__ = ["router"]
-
 router = APIRouter(tags=["health"])
 
 

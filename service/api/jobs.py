@@ -20,8 +20,6 @@ from noisegate.service.jobs.store import Job
 from .schemas import problems
 from .state import Service, service_of
 
-__all__ = ["JobAnswer", "JobList", "JobRequest", "router"]
-
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
 Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00-\x1f\x7f]+$")]

@@ -9,8 +9,6 @@ from fastapi import APIRouter, Path, Request, Response
 
 from noisegate.service.errors import ApiError
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False)
 
 _TYPES = {

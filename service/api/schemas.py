@@ -5,8 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
-__all__ = ["EmbedAnswer", "EmbedRequest", "Pair", "Problem", "Result", "ScoreAnswer", "ScoreRequest", "ScorerAnswer"]
-
 
 def _text(value: Any) -> str:
     """Any string, lone surrogates included: a bad caption is a status of its item and does not fail the request."""

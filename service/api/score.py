@@ -20,8 +20,6 @@ from .bodies import ScoreBody, encode_row, read_embed, read_score
 from .schemas import EmbedAnswer, ScoreAnswer, ScorerAnswer, ScoreRequest, problems
 from .state import Service, service_of
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1", tags=["scores"])
 
 _REF = {"$ref": "#/components/schemas/ScoreRequest"}

@@ -16,8 +16,6 @@ from noisegate.service.runs.class_sets import ClassSets
 from noisegate.service.runs.scoring import ServiceScorer
 from noisegate.service.settings import Settings
 
-__all__ = ["Service", "service_of"]
-
 
 @dataclass
 class Service:

@@ -19,8 +19,6 @@ from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, Vi
 from .schemas import problems
 from .state import service_of
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 

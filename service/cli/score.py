@@ -19,8 +19,6 @@ from noisegate.pipeline.system.extras import require_extra
 if TYPE_CHECKING:
     from noisegate.pipeline.pairs import Scorer
 
-__all__ = ["register"]
-
 URLS = ("http://", "https://")
 IMAGE_NAMES = ("image", "path", "file")
 TEXT_NAMES = ("text", "caption")

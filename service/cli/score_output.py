@@ -9,8 +9,6 @@ from rich.text import Text
 
 from noisegate.pipeline.cli.output import Output, escape, number, percent
 
-__all__ = ["print_scores", "scale", "scale_ends"]
-
 WIDTH, LIST_WIDTH = 25, 15  # of the scale: alone, and beside the names of many images
 IMAGE_WIDTH = 32
 POINT, BETA, LINE = "●", "β", "─"

@@ -15,8 +15,6 @@ from noisegate.pipeline.system.extras import require_extra
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command; pydantic, which makes its flags, is not imported for `noisegate --help`."""

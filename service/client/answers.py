@@ -10,20 +10,6 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import NoisegateError
 
-__all__ = [
-    "Embedding",
-    "Embeddings",
-    "Job",
-    "Neighbour",
-    "Predicted",
-    "Score",
-    "ScorerFacts",
-    "Scores",
-    "ServiceError",
-    "as_list",
-    "as_object",
-]
-
 
 class ServiceError(NoisegateError):
     """The service refused, failed or was not there.

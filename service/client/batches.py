@@ -13,21 +13,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .answers import Embedding, Score, Scores, ServiceError, as_list, as_object
 
-__all__ = [
-    "AnyPair",
-    "BatchSizes",
-    "Pair",
-    "Progress",
-    "RequestBatch",
-    "ScoreGatherer",
-    "gather_embeddings",
-    "image_batches",
-    "image_bytes",
-    "item_json",
-    "pair_batches",
-    "text_batches",
-]
-
 URLS = ("http://", "https://")
 PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 

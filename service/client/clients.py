@@ -27,8 +27,6 @@ from .batches import (
 from .job_events import Event, JobWatch
 from .requests import ClientBase, Flow, Outcome, Retry, comparison, connection_options, job_path
 
-__all__ = ["AsyncClient", "Client"]
-
 Answered = tuple[RequestBatch, dict[str, Any]]
 
 

@@ -9,8 +9,6 @@ import httpx
 
 from .requests import Outcome, Retry, to_error
 
-__all__ = ["Event", "EventReader", "JobWatch"]
-
 OVER = ("done", "failed", "cancelled")
 
 

@@ -15,17 +15,6 @@ from noisegate.pipeline.errors import ConfigError
 from .answers import ServiceError, as_object
 from .batches import BatchSizes, RequestBatch
 
-__all__ = [
-    "ClientBase",
-    "Flow",
-    "Outcome",
-    "Retry",
-    "connection_options",
-    "retry_after",
-    "send_until_answered",
-    "to_error",
-]
-
 Outcome = httpx.Response | httpx.TransportError
 Flow = Generator[httpx.Request | float, Outcome | None, dict[str, Any]]
 

@@ -6,8 +6,6 @@ from typing import Generic, TypeVar
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["BatchQueue"]
-
 T = TypeVar("T", bound=Hashable)
 
 

@@ -7,11 +7,10 @@ from concurrent.futures.process import BrokenProcessPool
 
 from PIL import Image
 
-from noisegate.pipeline.shards.decode import Limits, Preprocessor
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import Preprocessor
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool
-
-__all__ = ["Decoder"]
+from noisegate.pipeline.shards.workers import Decoded, DecodePool
 
 CHUNK = 8  # pictures per task: few enough to spread one request over the workers
 

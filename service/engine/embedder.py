@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import MismatchError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Identity, invalid_embedding, row_cosines
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.workers import default_workers
 from noisegate.service.errors import Overloaded, TimedOut, Unavailable
 from noisegate.service.metrics import Metrics
@@ -25,8 +26,6 @@ from .decoding import CHUNK, Decoder
 from .encoder_pool import EncoderPool, EncodeTask, specs_for
 from .encoder_process import Kind, ModelReady
 from .items import Embedded, Item
-
-__all__ = ["LocalEmbedder"]
 
 Row = NDArray[np.float32]
 FULL_SHARE = 0.9  # of queue_items: above it /readyz sends new clients elsewhere

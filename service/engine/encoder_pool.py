@@ -25,8 +25,6 @@ from noisegate.service.metrics import Metrics
 from .batch_queue import BatchQueue
 from .encoder_process import EncodeReply, EncodeRequest, EncoderProcess, Kind, ModelFailed, ModelReady
 
-__all__ = ["EncodeTask", "EncoderPool"]
-
 Row = NDArray[np.float32]
 log = logging.getLogger("noisegate.encoders")
 

@@ -26,8 +26,6 @@ from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards.decode import Preprocessor
 from noisegate.pipeline.system.processes import exit_with_parent
 
-__all__ = ["EncodeReply", "EncodeRequest", "EncoderProcess", "ModelFailed", "ModelReady"]
-
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
 

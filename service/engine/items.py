@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.estimators.base import Identity
 
-__all__ = ["Embedded", "Embedder", "Item"]
-
 Row = NDArray[np.float32]
 
 

@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from noisegate.pipeline.errors import ConfigError
 from noisegate.service.errors import ApiError, error_response
 
-__all__ = ["Keys", "RequireKey", "hash_key", "read_key"]
-
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
 OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
 MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal

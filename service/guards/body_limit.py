@@ -7,8 +7,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noisegate.service.errors import ApiError, Overloaded, error_response
 
-__all__ = ["BodyLimit"]
-
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
 
 

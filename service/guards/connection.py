@@ -9,8 +9,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from noisegate.service.errors import ClientGone
 
-__all__ = ["Connection", "while_connected"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from noisegate.service.settings import Settings
 
 from .url_policy import Target, UrlError, UrlPolicy, public_addresses
 
-__all__ = ["Connect", "Fetcher", "Resolve", "certificates", "connect", "fetch_image", "fill_pictures", "resolve"]
-
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[httpcore.AsyncNetworkStream]]
 

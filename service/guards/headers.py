@@ -3,8 +3,6 @@
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["SecurityHeaders"]
-
 HEADERS = {
     # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "

@@ -9,8 +9,6 @@ from urllib.parse import quote, urlsplit
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["Target", "UrlError", "UrlPolicy", "is_public", "parse_url", "public_addresses"]
-
 PORTS = {"http": 80, "https": 443}
 MAX_CHARS = 4096  # of a URL
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")  # what parsers strip, or read differently

@@ -18,8 +18,6 @@ from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.pipeline.system.progress import Progress
 
-__all__ = ["Reports", "Task", "command", "main"]
-
 NICE = 10  # lower priority than the server, so that requests come first
 REPORT_SECONDS = 0.25  # between two reports of samples
 LOCK_WAIT = 20.0  # seconds that the job process of a killed server may take to exit

@@ -11,8 +11,6 @@ from typing import Any
 
 from .process import Task, command
 
-__all__ = ["JobProcess"]
-
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 MAX_LINE = 64 << 20  # bytes of one report; a summary lists every shard that failed
 

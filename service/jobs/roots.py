@@ -12,8 +12,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.locate import expand_braces, find_shards
 from noisegate.service.errors import ApiError
 
-__all__ = ["Roots"]
-
 MAX_SHARDS = 100_000  # of one job
 MAX_LIST_BYTES = 16 << 20
 MAX_PATTERN_CHARS = 4096

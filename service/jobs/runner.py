@@ -19,8 +19,6 @@ from .process_handle import JobProcess
 from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 
-__all__ = ["JOB_SETTINGS", "JobEvent", "JobRunner"]
-
 # settings of annotate that a client chooses; the model and the number of workers are the server's
 JOB_SETTINGS = ("tasks", "beta", "k", "neighbourhood", "text_field", "label_field", "seed")
 

@@ -14,8 +14,6 @@ from typing import Any, Literal
 from noisegate.pipeline.errors import ConfigError
 from noisegate.service.errors import Unavailable
 
-__all__ = ["ENDED", "STATES", "Job", "JobProgress", "JobStore", "NoRecord", "Note", "State"]
-
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 STATES: tuple[State, ...] = ("queued", "running", *ENDED)

@@ -23,9 +23,6 @@ from noisegate.service.errors import ApiError
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
 from .samples import RunSamples
 
-__all__ = ["LISTED", "FinishedRun", "flag_duplicates", "own_rows"]
-
-
 LISTED = 10  # neighbours that an answer names; more of them vote
 
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.read import RawSample
 
 from .shard_samples import NoPicture, SampleGone, ShardSamples, caption_of, original, small_picture
 from .tables import RunTables
-
-__all__ = ["Browser"]
 
 RUNS = 32  # whose tables are cached
 PICTURES = 32 << 20  # bytes of small pictures that are cached

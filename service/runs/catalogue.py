@@ -9,8 +9,6 @@ from noisegate.service.errors import ApiError
 
 from .against import FinishedRun
 
-__all__ = ["RunRegistry"]
-
 MAX_LOADED = 4  # runs held in memory
 Stamp = tuple[tuple[int, int] | None, ...]
 

@@ -14,8 +14,6 @@ from noisegate.service.errors import ApiError, Unavailable
 
 from .judging import Judged, Predicted, anchor_shares, class_numbers, judge_labels
 
-__all__ = ["ClassSets", "EncodeTexts", "RegisteredClasses", "predictions"]
-
 EncodeTexts = Callable[[Sequence[str]], Awaitable[Float32]]
 
 PREDICTED = 5  # classes listed per image

@@ -10,8 +10,6 @@ from noisegate.pipeline.labels.tango.refinement import SAME, mix_sources, verdic
 from noisegate.pipeline.labels.tango.semantic import AnchorVotes
 from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
-__all__ = ["Judged", "Neighbour", "Predicted", "anchor_shares", "class_numbers", "judge_labels"]
-
 
 @dataclass(frozen=True)
 class Neighbour:

@@ -12,8 +12,6 @@ from noisegate.pipeline.runs.mapped_rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.system.array_types import Index, Mask
 
-__all__ = ["RunSamples"]
-
 DUPLICATE = "duplicate_of:"
 
 

@@ -23,8 +23,6 @@ from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
 from noisegate.service.settings import Settings
 
-__all__ = ["ServiceScorer", "plan_scorer"]
-
 log = logging.getLogger("noisegate.scoring")
 
 

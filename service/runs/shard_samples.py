@@ -16,12 +16,11 @@ from PIL import Image
 
 from noisegate.pipeline.errors import NoisegateError, ShardError
 from noisegate.pipeline.inspect.report.pictures import thumbnail
-from noisegate.pipeline.shards.decode import FORMATS, BadSample, Limits, decode_image, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import FORMATS, BadSample, decode_image, decode_text
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.random_access import TarSamples, index_samples, is_compressed, read_samples
 from noisegate.pipeline.shards.read import MAX_PART_BYTES, READ_PARTS, RawSample
-from noisegate.pipeline.shards.samples import TarSamples, index_samples, is_compressed, read_samples
-
-__all__ = ["NoPicture", "SampleGone", "ShardSamples", "caption_of", "original", "small_picture"]
 
 SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}

@@ -23,8 +23,6 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.runs.where import Where, parse_where
 from noisegate.pipeline.system.array_types import Float64, Index
 
-__all__ = ["DEPTH", "NUMBERS", "Bins", "Filters", "RunTables", "View", "plain", "usual_similarities"]
-
 DEPTH = 10_000  # rows of a view that can be paged through
 MAX_CACHED = 48  # results per run
 BINS = 20  # what `bin_width` makes at most

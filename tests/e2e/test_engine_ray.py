@@ -13,8 +13,7 @@ import ray
 
 from noisegate.pipeline.engines.ray_workers import Ray
 from noisegate.pipeline.neighbours import disk_search
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.ray_connection import SLOW_START, connect_to_ray
 from tests.commands import ROOT, called
 from tests.errors import refused

@@ -19,8 +19,7 @@ from noisegate.pipeline.rescore import rescore, score_embeddings
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import ScoreSettings
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, ScoreSettings
 from noisegate.pipeline.system.output_files import temporary_name
 from tests.commands import ROOT, called
 from tests.embeddings import captions, clusters, saved, scored, split, tables_of

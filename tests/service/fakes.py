@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.estimators.base import Identity, normalise
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_image, decode_text
 from noisegate.service.engine.items import Embedded, Item
 from tests.fakes import ColourModel, estimator
 

@@ -25,8 +25,6 @@ from noisegate.pipeline.system.array_types import Mask
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.pipeline.system.processes import exit_with_parent
 
-__all__ = ["Cell", "CellResult", "judge_learnt", "kept_rows", "read_result", "run_cell", "run_cells", "write_result"]
-
 CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
 max_tasks_per_child of one pool hangs in Python 3.11 when more was submitted than it allows."""

@@ -21,8 +21,6 @@ from .paper_preset import DATA, PaperFigure, PaperPreset, PaperSetup, paper_figu
 from .scene_bench import judge_table
 from .scene_preset import rate_name
 
-__all__ = ["Condition", "PaperBench", "list_conditions", "run_paper_bench"]
-
 REAL = "real"
 NOISE_SEED = 0
 """the noise is the same for all seeds of training"""

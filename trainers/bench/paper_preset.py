@@ -18,16 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.trainers.config import merge_trees
 
-__all__ = [
-    "PaperFigure",
-    "PaperNoise",
-    "PaperPreset",
-    "PaperSetup",
-    "load_paper_preset",
-    "paper_figures",
-    "paper_presets",
-]
-
 FOLDER = Path(__file__).resolve().parent / "presets"
 FIGURES = "papers.yaml"
 DATA = "DATA"

@@ -28,8 +28,6 @@ from .tables import (
     svg_file,
 )
 
-__all__ = ["paper_json", "paper_markdown", "write_paper_tables"]
-
 FIGURES = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accuracy",), "image_retrieval": ("map_at_r",)}
 """of each task, those that always get a table"""
 

@@ -22,10 +22,10 @@ from noisegate.pipeline.labels.anchors import anchors_file
 from noisegate.pipeline.labels.classes import load_classes
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.pipeline.runs.where import parse_where
-from noisegate.pipeline.shards.decode import Limits, decode_text
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import decode_text
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.pipeline.system.processes import count_processors
 from noisegate.trainers.config import merge_trees
@@ -34,8 +34,6 @@ from noisegate.trainers.targets.clip_tokens import ClipVocabulary
 
 from .cells import Cell, CellResult, run_cells
 from .scene_preset import ORACLE, PASSES, SceneData, ScenePreset, rate_name
-
-__all__ = ["PreparedScenes", "SceneBench", "judge_table", "plan_cell", "prepare_scenes", "run_bench"]
 
 SHARDS = 4
 FACTS = "_bench.json"

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.trainers.config import merge_trees
 
-__all__ = ["ORACLE", "PASSES", "Figure", "SceneData", "ScenePreset", "is_file_name", "load_preset", "preset_names"]
-
 ORACLE = "oracle"
 """`select` with the truth in place of the table's `clean`: the result of a perfect table"""
 PASSES = "passes"

@@ -27,8 +27,6 @@ from .tables import (
     svg_file,
 )
 
-__all__ = ["draw_scene_curves", "main_figure", "to_html", "to_json", "to_markdown", "write_tables"]
-
 IDENTIFICATION = {
     "noise_precision": "noise precision",
     "noise_recall": "noise recall",

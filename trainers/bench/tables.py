@@ -13,19 +13,6 @@ from markupsafe import Markup, escape
 from noisegate.pipeline.inspect.report.charts import drawing, element, label, ticks
 from noisegate.trainers.methods import METHODS
 
-__all__ = [
-    "Spread",
-    "draw_curves",
-    "format_noise_found",
-    "format_whole",
-    "html_page",
-    "json_values",
-    "markdown_row",
-    "markdown_table",
-    "method_notes",
-    "svg_file",
-]
-
 COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e")
 DASHES = ("7 3", "2 3", "7 3 2 3", "12 4")
 ASIDE = 2.5  # pixels between the points of one rate, so that their deviation bars do not overlap

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from noisegate.trainers.bench.cells import CellResult
 
-__all__ = ["register"]
-
 PAPERS = "Data sets of the papers"
 Number = TypeVar("Number", int, float)
 

@@ -10,8 +10,6 @@ from noisegate.pipeline.cli.output import JsonOption, Output, escape, program
 if TYPE_CHECKING:
     from noisegate.trainers.train import TrainResult
 
-__all__ = ["register"]
-
 DATA, TRAINING = "Data", "Training"
 TARGETS = ("clip", "dual", "sgraf", "video")
 

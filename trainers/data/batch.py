@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Dropped"]
-
 T = TypeVar("T")
 _TENSORS = ("rows", "images", "texts", "labels", "columns", "caption_of")
 

@@ -31,8 +31,6 @@ from .join import JoinedShard, ReadOverrides, join
 from .sample_reader import CaptionSource, LoadedSample, SampleReader
 from .shard_cache import ShardCache
 
-__all__ = ["BatchFailure", "BatchLoader", "BatchRef", "LoaderSettings", "iterate_loader", "make_loader"]
-
 
 @dataclass(frozen=True)
 class LoaderSettings:

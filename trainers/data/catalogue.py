@@ -25,8 +25,6 @@ from .join import ReadOverrides, column_values
 from .sample_reader import CaptionSource
 from .shard_cache import ShardCache
 
-__all__ = ["Catalogue", "RowNeeds", "make_catalogue", "read_labels"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Index, Mask
 
-__all__ = ["EpochOrder", "MPerClassOrder", "RowMask", "SequentialOrder", "WindowOrder", "make_order", "rank_rows"]
-
 
 class RowMask:
     """A boolean for every row of every shard, packed: a hundred million rows take 12.5 MB.

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.runs.columns import ALL_COLUMNS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.shards.decode import Limits, decode_text
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import decode_text
+from noisegate.pipeline.shards.random_access import TarSamples
 from noisegate.pipeline.shards.read import IMAGE_PARTS
-from noisegate.pipeline.shards.samples import TarSamples
-from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.pipeline.system.array_types import Index
-
-__all__ = ["EXAMPLES", "JoinedShard", "ReadOverrides", "check_columns", "column_values", "format_share", "join"]
 
 EXAMPLES = 3  # of what is wrong, in a message
 _PROOF = ("image_sha256", "text_sha256", "label")

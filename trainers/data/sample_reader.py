@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_label, decode_text
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_image, decode_label, decode_text
 from noisegate.pipeline.shards.read import IMAGE_PARTS
-from noisegate.pipeline.shards.workers import DecodeOptions
 
 from .join import JoinedShard
-
-__all__ = ["ArrayTensor", "CaptionSource", "LoadedSample", "SampleReader"]
 
 IMAGE_DIGEST = "image_sha256"
 """a field that needs no json: equal for equal pictures or features"""

@@ -11,8 +11,6 @@ from pathlib import Path
 from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.runs.lock import folder_lock
 
-__all__ = ["ScratchFolder", "clear_abandoned"]
-
 PREFIX = "noisegate-"
 
 

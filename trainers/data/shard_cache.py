@@ -12,11 +12,9 @@ from typing import IO
 
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.samples import TarSamples, index_samples, is_compressed, load_index, save_index
-from noisegate.pipeline.shards.tar import plain_bytes
+from noisegate.pipeline.shards.random_access import TarSamples, index_samples, is_compressed, load_index, save_index
+from noisegate.pipeline.shards.tar_reader import plain_bytes
 from noisegate.pipeline.system.output_files import whole_path
-
-__all__ = ["ShardCache"]
 
 
 class ShardCache:

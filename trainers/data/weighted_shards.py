@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 from noisegate.pipeline.system.array_types import Index, Mask
 
@@ -24,8 +24,6 @@ from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_
 from .sample_reader import ArrayTensor, CaptionSource
 from .scratch import ScratchFolder
 from .shard_cache import ShardCache
-
-__all__ = ["WeightedShards"]
 
 ImageTransform = Callable[..., Tensor]  # of a PIL picture, or of the array of an npy part; may take `rng` too
 TextTransform = Callable[[list[str]], Any]

@@ -20,17 +20,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.output_files import write_atomically
 from noisegate.trainers.targets import gather_tensor
 
-__all__ = [
-    "Checkpoint",
-    "LoopState",
-    "load_optimizer",
-    "optimizer_state",
-    "random_states",
-    "read_checkpoint",
-    "set_random_states",
-    "write_checkpoint",
-]
-
 VERSION = 1
 
 

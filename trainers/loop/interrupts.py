@@ -12,8 +12,6 @@ from noisegate.pipeline.errors import NoisegateError, StoppedError
 
 from .run_folder import TrainFolder
 
-__all__ = ["StopRequest", "explain_interrupts", "stop_on_signals"]
-
 STOPPING = b"\nstopping as soon as this batch or evaluation is done, after a checkpoint; once more stops at once\n"
 
 

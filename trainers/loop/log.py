@@ -9,8 +9,6 @@ from typing import Any
 
 from noisegate.pipeline.system.output_files import write_atomically
 
-__all__ = ["TrainLog", "read_log"]
-
 Values = Mapping[str, float | int | str]
 
 

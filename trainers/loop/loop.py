@@ -34,8 +34,6 @@ from .run_context import RunContext, StepInput, StepModule, trim_batch
 from .run_folder import TrainFolder
 from .streams import Streams
 
-__all__ = ["Loop"]
-
 Metrics = dict[str, float]
 
 

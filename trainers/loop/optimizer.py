@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from noisegate.trainers.config import OptimizerConfig, ScheduleConfig
 
-__all__ = ["LearningRate", "WeightAverage", "build_optimizer", "parameter_groups"]
-
 
 @dataclass(frozen=True)
 class LearningRate:

@@ -21,8 +21,6 @@ from noisegate.trainers.data.batch import map_tensors
 from noisegate.trainers.methods import Method, Seen
 from noisegate.trainers.targets import Encoded, Target, build_target, gather, gather_tensor
 
-__all__ = ["PICTURE", "RunContext", "StepInput", "StepModule", "network_seed", "trim_batch"]
-
 PICTURE = "image_sha256"
 """the field that identifies a picture"""
 Array = NDArray[Any]

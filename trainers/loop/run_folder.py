@@ -21,8 +21,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.output_files import write_atomically, writing_to
 from noisegate.trainers.config import TrainConfig, read_config
 
-__all__ = ["TrainFolder", "make_run_folder"]
-
 _NUMBER = re.compile(r"([0-9]+)-.*")
 
 

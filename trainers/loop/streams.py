@@ -8,8 +8,6 @@ from noisegate.pipeline.system.array_types import Mask
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.methods import Stream
 
-__all__ = ["Streams"]
-
 REPEAT_OFFSET = 1_000_000
 """added to the epoch's number when a short stream starts over, so that its order changes"""
 ORDER_OFFSET = 7_919

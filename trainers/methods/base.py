@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
     from noisegate.trainers.targets import Encoded, Target, TargetConfig
 
-__all__ = ["Method", "MethodConfig", "Run", "Seen", "StepLoss", "Stream"]
-
 ALL = "all"
 Array = NDArray[Any]
 LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "cross_entropy", "contrastive"]

@@ -12,8 +12,6 @@ from .table_columns import require_columns
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["Baseline", "BaselineConfig", "Select", "SelectConfig"]
-
 
 class BaselineConfig(MethodConfig):
     """InfoNCE, triplet or cross-entropy, every sample alike."""

@@ -33,8 +33,6 @@ from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["CoTeaching", "CoTeachingConfig", "NetworkStep", "PartnerView", "clean_rows", "mean_of_known", "standardise"]
-
 NAMES = ("a", "b")
 """of the networks, in streams, logs and notes"""
 

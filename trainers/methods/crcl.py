@@ -30,15 +30,6 @@ from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = [
-    "Crcl",
-    "CrclConfig",
-    "active_complementary_loss",
-    "complementary_loss",
-    "correct_labels",
-    "split_epochs",
-]
-
 FROM_SCRATCH = 0.05
 """τ of a network that was not pretrained"""
 

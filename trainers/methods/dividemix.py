@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
     from noisegate.trainers.targets import Encoded, Target
 
-__all__ = ["DivideMix", "DivideMixConfig", "mixmatch_loss", "refine_labels", "sharpen"]
-
 STATE = ("confidence", "refined_label", "refined_confidence")
 
 

@@ -31,8 +31,6 @@ from .base import Array, MethodConfig, Run, Seen
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, clean_rows, mean_of_known
 from .lnc import soft_margin
 
-__all__ = ["Gsl", "GslConfig"]
-
 UNKNOWN_LABEL = 0.5
 """of a noisy pair that never had two anchors"""
 

@@ -34,17 +34,6 @@ from noisegate.trainers.losses import triplet
 from .base import Array, MethodConfig, Run, Seen
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, mean_of_known
 
-__all__ = [
-    "Lnc",
-    "LncConfig",
-    "RectifierConfig",
-    "abandon_noisy",
-    "momentum_loss",
-    "rectify",
-    "soft_margin",
-    "update_gamma",
-]
-
 Recast = Literal["linear", "exponential", "sine", "sigmoid"]
 
 

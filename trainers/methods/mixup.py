@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["mixup", "one_hot"]
-
 
 def mixup(images: Tensor, labels: Tensor, rng: np.random.Generator, alpha: float = 4.0) -> tuple[Tensor, Tensor]:
     """λ x + (1 - λ) x', λ y + (1 - λ) y' with another sample of the batch each; λ ~ Beta(α, α), never below one half.

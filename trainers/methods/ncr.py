@@ -12,8 +12,6 @@ from pydantic import Field
 from .base import MethodConfig
 from .lnc import Lnc, RectifierConfig
 
-__all__ = ["Ncr", "NcrConfig"]
-
 
 class NcrConfig(RectifierConfig):
     """NCR's settings, from its published code."""

@@ -39,8 +39,6 @@ from .table_columns import open_finished_run, require_columns
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["LabelWeights", "Osa", "OsaConfig", "image_weights", "prompt_weights"]
-
 FEW_WEIGHTED = 0.1
 """share of samples with a weight, below which a note warns that β may be too high; chosen"""
 AUTO = {"retrieval": "osa_weight", "classification": "prompts", "image_retrieval": "images"}

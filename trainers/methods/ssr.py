@@ -29,8 +29,6 @@ from .mixup import mixup, one_hot
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["Ssr", "SsrConfig", "class_weights", "relabel", "select_clean"]
-
 STATE = ("labels", "confidence", "clean", "weights")
 
 

@@ -9,8 +9,6 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
 from noisegate.pipeline.runs.table import RunFolder
 
-__all__ = ["open_finished_run", "require_columns"]
-
 _MADE_BY = {
     "osa_weight": "noisegate annotate SHARDS --out TABLE",
     "similarity": "noisegate annotate SHARDS --out TABLE",

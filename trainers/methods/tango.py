@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
     from noisegate.trainers.targets import Target, TargetConfig
 
-__all__ = ["Tango", "TangoConfig", "make_anchors", "text_anchored_logits"]
-
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
 PARALLEL = 0.999
 """mean cosine of the classes' anchors beyond which TAC cannot tell them apart: an untrained tower on long prompts"""

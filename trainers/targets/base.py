@@ -23,8 +23,6 @@ from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes, 
 
 from .encoded import Encoded
 
-__all__ = ["PROMPT", "Target", "TargetConfig", "full_precision", "unit"]
-
 PROMPT = "This is a picture of a {}."  # OSA's, for classification
 
 

@@ -18,8 +18,6 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .base import Target, TargetConfig
 
-__all__ = ["TARGETS", "build_target", "load_target", "resolve_target", "save_target", "target_config"]
-
 # name -> module and class; a module's Config class sits beside it.
 TARGETS: Mapping[str, tuple[str, str]] = {
     "clip": ("noisegate.trainers.targets.clip", "Clip"),

@@ -23,8 +23,6 @@ from .clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all
 from .encoded import Encoded
 from .pictures import Augment, PictureTransform, pixel_scaling
 
-__all__ = ["Clip", "ClipConfig"]
-
 _HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", "logit_scale", "logit_bias")
 
 

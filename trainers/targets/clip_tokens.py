@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_towers import trim
 
-__all__ = ["ClipTokenizer", "ClipVocabulary", "clip_tokenizer", "with_all_tokens"]
-
 _TOKENS = 49_408
 _START, _END = 49_406, 49_407
 _REMEMBERED = 16_384  # texts, 10 MB of 77 tokens each

@@ -23,8 +23,6 @@ from .pictures import Augment, FeatureTransform, PictureTransform, pixel_scaling
 from .pooling import Pooling, build_pooling
 from .texts import TextKind, Vocabulary, WordEncoder
 
-__all__ = ["Dual", "DualConfig"]
-
 
 class DualConfig(TargetConfig):
     """Settings of `dual`; without a backbone, images are precomputed features."""

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import FunctionCtx
 
-__all__ = ["Encoded", "concat", "count", "gather", "gather_tensor", "take"]
-
 # `vectors` (N, d) float is always there: one unit row per sample, or zeros where a sample has no content.  Targets that
 # compare parts add `parts` (N, L, d) and `mask` (N, L) bool, True where a part is real.
 Encoded = dict[str, Tensor]

@@ -10,8 +10,6 @@ from noisegate.pipeline.errors import ConfigError
 from .base import Target
 from .encoded import Encoded
 
-__all__ = ["Ensemble", "as_one"]
-
 
 class Ensemble(Target):
     """Targets of one kind that read the same inputs; for evaluation, as it has no configuration of its own.

@@ -14,8 +14,6 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.preprocess import Preprocess
 
-__all__ = ["Augment", "FeatureTransform", "PictureTransform", "crop_box", "pixel_scaling"]
-
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 _TRIES = 10  # to fit a crop of the drawn area and aspect ratio
 

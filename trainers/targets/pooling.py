@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-__all__ = ["GPO", "Pooling", "build_pooling", "lengths", "max_pool", "mean_pool", "packed_gru", "positions"]
-
 Pooling = Literal["mean", "max", "last", "gpo"]
 
 

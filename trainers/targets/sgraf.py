@@ -29,8 +29,6 @@ from .pictures import FeatureTransform
 from .pooling import mean_pool
 from .texts import Vocabulary, WordEncoder
 
-__all__ = ["SAF", "SGR", "SelfPool", "Sgraf", "SgrafConfig", "attend", "similarity_vector"]
-
 
 class SgrafConfig(TargetConfig):
     """Settings of `sgraf`."""

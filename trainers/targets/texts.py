@@ -23,8 +23,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .pooling import lengths, packed_gru
 
-__all__ = ["PADDING", "TextKind", "Vocabulary", "WordEncoder", "WordTokenizer", "read_word_vectors", "split_words"]
-
 TextKind = Literal["gru", "transformer"]
 PADDING, UNKNOWN, START, END = range(4)
 _WORD = re.compile(r"\w+(?:['’]\w+)*")

@@ -18,8 +18,6 @@ from .pictures import FeatureTransform
 from .pooling import max_pool
 from .texts import PADDING, Vocabulary, read_word_vectors
 
-__all__ = ["GatedEmbedding", "Video", "VideoConfig"]
-
 
 class VideoConfig(TargetConfig):
     """Settings of `video`."""

@@ -16,8 +16,6 @@ from .encode import encode_labelled, evaluation_mode
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["FIGURES", "evaluate"]
-
 FIGURES = ("accuracy", "accuracy_top5", "mean_class_accuracy")
 
 

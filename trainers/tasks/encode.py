@@ -16,8 +16,6 @@ from noisegate.trainers.targets import Encoded, Target
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["encode_labelled", "evaluation_mode", "image_ids", "to_cpu", "to_device"]
-
 
 @contextmanager
 def evaluation_mode(target: Target) -> Iterator[None]:

@@ -19,8 +19,6 @@ from .encode import evaluation_mode, image_ids, to_cpu, to_device
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
 
-__all__ = ["evaluate", "recalls"]
-
 BLOCK = 16_000_000  # similarities that are held at once: 64 MB
 RANKS = (1, 5, 10)
 CAPTIONS = 4096  # captions on the device at once; targets that compare words have large ones

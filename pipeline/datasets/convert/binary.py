@@ -18,8 +18,6 @@ from noisegate.pipeline.labels.classes import BUILT_IN
 from .samples import check_classes, key_of, label_parts, picture_samples, png_part
 from .source import Request, Sample, SampleSource, find, missing, need, unusable
 
-__all__ = ["read_animal10n", "read_cifar10", "read_cifar100", "read_human_labels"]
-
 CIFAR_SIDE, ANIMAL_SIDE = 32, 64  # pixels
 ANIMAL_HEAD = 8  # bytes: id and label, 4 bytes each, big-endian
 _ANIMALS = BUILT_IN["animal10n"]

@@ -15,8 +15,6 @@ from .pairs import Pairs, pair_samples
 from .samples import array_part, picture_file
 from .source import Request, SampleSource, find, missing, need, read_array, read_lines, read_rows, read_text, unusable
 
-__all__ = ["read_captioned"]
-
 CAPTIONS = 5  # of each image of Flickr30K and MS-COCO; the field leaves out the sixth and seventh of a few COCO images
 _FOLDERS = {"flickr30k": ("f30k_precomp", "f30k"), "coco": ("coco_precomp",), "cc152k": ("cc152k_precomp",)}
 _KARPATHY = {"flickr30k": "dataset_flickr30k.json", "coco": "dataset_coco.json"}

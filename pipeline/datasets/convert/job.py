@@ -14,25 +14,12 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.shards.decode import BadSample
-from noisegate.pipeline.shards.writer import ShardWriter, write_shard
+from noisegate.pipeline.shards.tar_writer import ShardWriter, write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .kinds import Kind, find_kind
 from .samples import CHECKS
 from .source import Request, Sample, SampleSource, digest
-
-__all__ = [
-    "BAD_FILE",
-    "CLASSES_FILE",
-    "RECORD",
-    "Converted",
-    "Progress",
-    "ShardSize",
-    "State",
-    "convert",
-    "read_bad",
-    "write_shards",
-]
 
 RECORD = "_convert.json"
 BAD_FILE = "_bad_samples.jsonl"

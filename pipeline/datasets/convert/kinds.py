@@ -7,8 +7,6 @@ from typing import Literal
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
-__all__ = ["KINDS", "LAYOUTS", "Kind", "find_kind"]
-
 LAYOUTS: Mapping[str, str] = MappingProxyType(
     {
         "features": "SPLIT_ims.npy (N, 36, 2048) and SPLIT_caps.txt, or .tsv of id and caption: the *_precomp folders "

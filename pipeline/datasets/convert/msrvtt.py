@@ -14,8 +14,6 @@ from .pairs import Pairs, pair_samples
 from .samples import array_part
 from .source import Request, SampleSource, find, need, read_rows, read_text, unusable
 
-__all__ = ["read_msrvtt"]
-
 _SPLITS = {"train": "train", "val": "validate", "test": "test"}
 _LISTS = {"train": ("MSRVTT_train.9k.csv", "MSRVTT_train.7k.csv"), "test": ("MSRVTT_JSFUSION_test.csv",), "val": ()}
 _SENTENCE = "sentence"

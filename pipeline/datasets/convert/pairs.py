@@ -15,8 +15,6 @@ from noisegate.pipeline.shards.decode import BadSample
 from .samples import json_part, key_of
 from .source import Request, Sample, SampleSource, read_array, read_lines, unusable
 
-__all__ = ["GivenNoise", "Pairs", "pair_samples", "read_noise_file"]
-
 
 @dataclass(frozen=True)
 class Pairs:

@@ -11,23 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from noisegate.pipeline.shards.decode import FORMATS, BadSample, Limits, decode_image
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import FORMATS, BadSample, decode_image
 from noisegate.pipeline.shards.read import IMAGE_PARTS
 
 from .source import Request, Sample, SampleSource, unusable
-
-__all__ = [
-    "CHECKS",
-    "array_part",
-    "check_classes",
-    "is_picture",
-    "json_part",
-    "key_of",
-    "label_parts",
-    "picture_file",
-    "picture_samples",
-    "png_part",
-]
 
 CHECKS = ("header", "full")
 _NAMES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}

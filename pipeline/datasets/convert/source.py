@@ -15,21 +15,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .kinds import Kind
 
-__all__ = [
-    "Request",
-    "Sample",
-    "SampleSource",
-    "digest",
-    "find",
-    "missing",
-    "need",
-    "read_array",
-    "read_lines",
-    "read_rows",
-    "read_text",
-    "unusable",
-]
-
 _WHOLE = 64_000_000  # bytes; larger files are known by their size and their beginning
 
 

@@ -12,8 +12,6 @@ from noisegate.pipeline.errors import ConfigError
 from .samples import is_picture, picture_samples
 from .source import Request, SampleSource, find, missing, need, read_lines, read_rows, unusable
 
-__all__ = ["read_cars98n", "read_food101n", "read_webvision"]
-
 MINI = 50  # classes of mini-WebVision
 IMAGENET = 1_000
 FIRST_TEST = 99  # of CARS196's classes, which count from 1

@@ -16,8 +16,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .protocols import bad_setting, count_chosen
 
-__all__ = ["PairNoise", "shuffle_captions", "shuffle_images"]
-
 Item = TypeVar("Item")
 
 

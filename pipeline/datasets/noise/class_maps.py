@@ -15,8 +15,6 @@ from noisegate.pipeline.estimators.base import array_digest
 
 from .protocols import bad_setting
 
-__all__ = ["CIFAR10_MAP", "CIFAR100_MAP", "CIFAR100_SUPERCLASSES", "CLASS_MAPS", "ClassMap", "load_class_map"]
-
 # Fine ids by coarse id 0..19. Fine ids are alphabetical, so blocks of five consecutive ids, which some published
 # generators use, are not super-classes (0..4 would be apple, aquarium fish, baby, bear, beaver).
 CIFAR100_SUPERCLASSES: tuple[tuple[int, ...], ...] = (

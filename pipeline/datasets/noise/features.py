@@ -13,14 +13,13 @@ from noisegate.pipeline.errors import MismatchError, ShardError
 from noisegate.pipeline.estimators.base import array_digest
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
-from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool
+from noisegate.pipeline.shards.workers import DecodePool
 
 from .protocols import bad_setting
-
-__all__ = ["Features", "load_features", "load_rows", "make_thumbnails", "name_with_digest"]
 
 SIDE = 8  # pixels; chosen: 384 MB for a million pictures, enough for colour and layout
 ArraySource = str | Path | NDArray[Any]

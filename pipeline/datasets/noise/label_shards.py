@@ -23,8 +23,6 @@ from .pmd import pmd, pmd_factor
 from .protocols import EXAMPLES, PROTOCOLS, bad_setting, check_options, find_protocol, protocol_id
 from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
 
-__all__ = ["LabelNoiseReport", "noise_labels"]
-
 MAX_CLASSES = 25_000  # transition counts are a matrix: 5 GB at this size
 
 

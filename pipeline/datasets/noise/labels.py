@@ -9,8 +9,6 @@ from noisegate.pipeline.errors import ConfigError
 
 from .protocols import bad_setting, check_rate, count_chosen
 
-__all__ = ["LabelNoise", "asymmetric", "check_labels", "instance_dependent", "symmetric"]
-
 ROWS_AT_ONCE = 16_384  # with 1,000 classes the float64 scores take 131 MB
 
 

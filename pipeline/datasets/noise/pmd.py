@@ -11,8 +11,6 @@ from noisegate.pipeline.system.array_types import Float64, Index
 from .labels import LabelNoise, check_labels
 from .protocols import bad_setting, check_rate
 
-__all__ = ["PMD_KINDS", "pmd", "pmd_factor", "pmd_flip_probability"]
-
 # Probability of the runner-up as a function of the margin D between the two most likely classes.
 PMD_KINDS: Mapping[str, Callable[[Float64], Float64]] = MappingProxyType(
     {

@@ -13,17 +13,6 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "PROTOCOLS",
-    "Protocol",
-    "bad_setting",
-    "check_options",
-    "check_rate",
-    "count_chosen",
-    "find_protocol",
-    "protocol_id",
-]
-
 Value = bool | int | float | str
 REQUIRED = object()
 

@@ -13,24 +13,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-from noisegate.pipeline.shards.writer import write_shard
+from noisegate.pipeline.shards.tar_writer import write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images
 from .protocols import PROTOCOLS, bad_setting, protocol_id
-
-__all__ = [
-    "TRUTH_FILE",
-    "NoiseReport",
-    "json_record",
-    "noise_captions",
-    "refuse_noisy",
-    "refuse_own_field",
-    "rewrite_shards",
-]
 
 TRUTH_FILE = "noise.parquet"
 OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # json fields that record the noise

@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-__all__ = ["mean_class_accuracy", "top_k_accuracy"]
-
 
 def top_k_accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
     """Percent of samples whose class ranks within K; rank = 1 + #(other classes that score at least as much).

@@ -15,16 +15,6 @@ from numpy.typing import ArrayLike
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
-__all__ = [
-    "BlockRecall",
-    "RecallAtK",
-    "map_at_r",
-    "percent_within",
-    "precision_at_1",
-    "rsum",
-]
-
-
 CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
 TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
 

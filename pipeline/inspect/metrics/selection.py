@@ -13,19 +13,6 @@ from scipy.stats import rankdata
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float64, Mask
 
-__all__ = [
-    "BestCut",
-    "MeanNoiseRank",
-    "SelectionMetrics",
-    "best_cut",
-    "clean_auroc",
-    "mean_noise_rank",
-    "osa_acc",
-    "osa_recall",
-    "relabel_accuracy",
-    "selection_metrics",
-]
-
 
 @dataclass(frozen=True)
 class MeanNoiseRank:

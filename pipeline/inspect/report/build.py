@@ -18,7 +18,7 @@ from noisegate.pipeline.inspect.show import read_class_names
 from noisegate.pipeline.pairs.beta import PAIRS
 from noisegate.pipeline.pairs.pair_fit import sample_run
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .collect import ReportData, Sizes, collect
@@ -28,8 +28,6 @@ from .page import duplicate_section, failure_section, galleries, headline, witho
 from .pictures import Album, fetch
 from .score_page import drift_section, score_section
 from .score_view import ScoreView, choose_score_view
-
-__all__ = ["Report", "write_report"]
 
 SHOWN_CLASSES = 40
 MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would show the same curve

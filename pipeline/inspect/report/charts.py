@@ -13,21 +13,6 @@ from numpy.typing import NDArray
 
 from .score_view import ScoreView
 
-__all__ = [
-    "Bins",
-    "Frame",
-    "Strip",
-    "draw_clean",
-    "draw_confusion",
-    "draw_histogram",
-    "draw_strips",
-    "drawing",
-    "element",
-    "label",
-    "merge_bins",
-    "ticks",
-]
-
 
 def element(name: str, *content: str, **attributes: object) -> Markup:
     """An element; `class_` becomes class, underscores hyphens, floats one decimal, None is left out.

@@ -17,8 +17,6 @@ from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 from .score_view import ScoreView
 
-__all__ = ["Confusion", "Lowest", "LowestPerClass", "ReportData", "Sizes", "TableRow", "collect"]
-
 COLUMNS = [
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "osa_weight", "clean_probability",
     "label", "label_quality", "neighbourhood", "clean", "refined_label", "refined_confidence", "flags",

@@ -13,8 +13,6 @@ from .collect import ReportData
 from .page import count, number, percent, without_secrets
 from .pictures import CAPTION, SIDE, printable
 
-__all__ = ["run_facts"]
-
 UNKNOWN = "not recorded"
 
 Rows = list[tuple[str, str]]

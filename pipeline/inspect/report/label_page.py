@@ -12,8 +12,6 @@ from .collect import ReportData
 from .page import card, name_of, number, percent
 from .pictures import Album
 
-__all__ = ["label_section"]
-
 TOP = 15  # confusions listed
 MAPPED = 40  # classes in the heat map, which stays readable at that size
 

@@ -10,18 +10,6 @@ from .collect import ReportData, TableRow, original_key
 from .pictures import Album, Shown, printable
 from .score_view import ScoreView
 
-__all__ = [
-    "card",
-    "count",
-    "duplicate_section",
-    "failure_section",
-    "galleries",
-    "headline",
-    "number",
-    "percent",
-    "without_secrets",
-]
-
 FLAGS = {
     "duplicate": "nearly the same picture as another sample",
     "duplicate_key": "a key that occurred before in the same shard",

@@ -11,14 +11,13 @@ from typing import Any
 from PIL import Image
 
 from noisegate.pipeline.errors import ShardError
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_image, decode_text
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.random_access import read_samples
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.samples import read_samples
 
 from .collect import TableRow
-
-__all__ = ["Album", "Shown", "fetch", "printable"]
 
 SIDE = 160
 CAPTION = 300  # characters of a caption that are shown

@@ -16,8 +16,6 @@ from .page import count, number, percent
 from .pictures import printable
 from .score_view import ScoreView
 
-__all__ = ["Drift", "drift_section", "find_drift", "score_section"]
-
 LEAST_DISTANCE = 0.1  # in large shards the smallest difference is significant, but no reason to look
 LEVEL = 0.01  # chance that any of the shards is named although all are alike
 LEAST_FAILED = 5  # failed samples of a shard that is named for them

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import PairCalibration
 
-__all__ = ["ScoreView", "choose_score_view"]
-
 
 @dataclass(frozen=True)
 class ScoreView:

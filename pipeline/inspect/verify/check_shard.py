@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample, ShardReader
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 
 from .problems import Problems
-
-__all__ = ["check_shard"]
 
 _NO_PIXELS = Preprocess(1)  # never called: pictures are only hashed here
 

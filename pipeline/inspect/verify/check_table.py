@@ -23,8 +23,6 @@ from noisegate.pipeline.system.array_types import Float32
 
 from .problems import Problems
 
-__all__ = ["check_array", "check_embeddings", "check_scores", "check_settings", "check_whole", "settings_of"]
-
 SHARED = {  # metadata that all tables of a run share, as problems call it
     "scorer": "scorer",
     "beta": "record of β",

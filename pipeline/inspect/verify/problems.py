@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Problem", "Problems"]
-
 KEPT = 100  # problems kept as text; all are counted
 
 

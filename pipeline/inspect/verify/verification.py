@@ -20,10 +20,8 @@ from noisegate.pipeline.system.progress import Progress
 
 from .check_shard import check_shard
 from .check_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
-from .drift import Drift, Rescoring
 from .problems import Problem, Problems
-
-__all__ = ["Verification", "verify"]
+from .rescoring import Drift, Rescoring
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Inde
 from .semantic import AnchorVotes
 from .visual import NeighbourLists, VisualVotes, check_labels, chunk_rows, mean_or_fallback, row_sums
 
-__all__ = ["Refinement", "mix_sources", "refine", "verdict"]
-
-
 log = logging.getLogger(__name__)
 SAME = 1e-9  # two shares that differ by less, relative to the larger, are tied: they differ by rounding only
 

@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, vstack
 
-__all__ = ["RowVotes"]
-
 HELD = 1 << 24  # votes in memory: 0.6 GB while they are counted
 PACKED = np.dtype([("row", "<u4"), ("choice", "<u4")])
 

@@ -15,8 +15,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Inde
 from .row_votes import RowVotes
 from .visual import check_labels, chunk_rows, mean_or_fallback
 
-__all__ = ["AnchorVotes", "anchor_consistency", "inject_truth", "text_anchor_logits"]
-
 HELD = 2**29  # most numbers of images in memory: a million rows of 512
 READ = 16_384  # images read at a time
 TIE = 2e-6  # cosines from a product in float32 that differ by less may be equal

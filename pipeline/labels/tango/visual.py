@@ -15,8 +15,6 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Index, Integ
 
 from .row_votes import RowVotes
 
-__all__ = ["NeighbourLists", "VisualVotes", "chunk_rows", "propagate_labels", "visual_consistency"]
-
 NeighbourLists: TypeAlias = Neighbours | Integers
 """A graph, or its (N, k) row numbers with -1 for none."""
 

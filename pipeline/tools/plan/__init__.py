@@ -15,8 +15,9 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import as_estimator
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import find_shards
-from noisegate.pipeline.shards.workers import DecodeOptions, default_workers
+from noisegate.pipeline.shards.workers import default_workers
 
 from .devices import DEVICES, Machine, this_machine
 from .measure import Clock, measure

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from noisegate.pipeline.system.processes import count_processors
 
-__all__ = ["DEVICES", "PAPER", "KnownDevice", "Machine", "paper_rate", "this_machine"]
-
 PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
 CPU_PRICE = 0.05  # per processor and hour: an assumption
 LEAST_GFLOPS = 1.0  # of a pair; smaller models do not fill a GPU, so no GPU is predicted for them

@@ -18,12 +18,11 @@ from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.table import VERSION, replace_columns, table_from
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.stream import Chunk
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
-
-__all__ = ["BatchTimes", "Measurements", "ReadShard", "measure"]
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 
 SHARDS = 8  # most shards to read from
 SIZES_ASKED = 64  # most remote shards to ask for their size; local files are all looked up

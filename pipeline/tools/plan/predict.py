@@ -13,18 +13,6 @@ from noisegate.pipeline.errors import ConfigError
 from .devices import DEVICES, LEAST_GFLOPS, PAPER, PAPER_GFLOPS, Machine, paper_rate
 from .measure import Measurements
 
-__all__ = [
-    "DeviceForecast",
-    "Disk",
-    "Estimate",
-    "RunForecast",
-    "Stage",
-    "advice",
-    "assumptions",
-    "forecast_run",
-    "ratio",
-]
-
 
 @dataclass(frozen=True)
 class Estimate:

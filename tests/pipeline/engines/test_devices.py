@@ -13,8 +13,7 @@ import pytest
 from noisegate import annotate
 from noisegate.pipeline.engines.devices import Devices, _environment, pickle_factory, place_on
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from tests.errors import refused
 from tests.fakes import ColourModel, estimator, pairs, picture, tar_bytes, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps

@@ -21,8 +21,8 @@ from noisegate.pipeline.engines.worker_protocol import (
 )
 from noisegate.pipeline.errors import ConfigError, MismatchError, NoisegateError
 from noisegate.pipeline.neighbours import Task
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.workers import DecodeOptions
 from tests.errors import refused
 from tests.fakes import estimator
 from tests.jobs import Notes, said

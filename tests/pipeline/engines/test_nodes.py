@@ -15,8 +15,7 @@ from noisegate import Summary, read_table
 from noisegate.pipeline.engines.nodes import Nodes, assign_shards
 from noisegate.pipeline.errors import LockedError, MismatchError, TableError
 from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from tests.errors import refused
 from tests.fakes import OtherModel, estimator, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps

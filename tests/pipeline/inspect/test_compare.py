@@ -13,7 +13,7 @@ from scipy import stats
 
 from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.inspect.compare import CutAgreement, compare
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from tests.commands import called
 from tests.errors import refused
 from tests.fakes import ColourModel, Member, Rows, estimator, pairs, write_tar

@@ -16,7 +16,7 @@ from noisegate.pipeline.datasets.noise.label_shards import noise_labels
 from noisegate.pipeline.datasets.noise.shards import noise_captions
 from noisegate.pipeline.errors import MismatchError, ShardError, TableError
 from noisegate.pipeline.inspect.evaluate import evaluate
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from tests.commands import called
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar

@@ -19,7 +19,7 @@ from noisegate.pipeline.inspect.captions import one_line, read_captions
 from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, read_overview
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from tests.commands import called
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar

@@ -16,7 +16,7 @@ from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.inspect.evaluate import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
 from noisegate.pipeline.inspect.truth import read_truth
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from tests.commands import called
 from tests.embeddings import captions, clusters, scored
 from tests.errors import refused

@@ -11,8 +11,7 @@ from noisegate import read_table
 from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from tests.commands import ROOT
 from tests.embeddings import tables_of
 from tests.errors import refused

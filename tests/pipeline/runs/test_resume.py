@@ -18,9 +18,8 @@ from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.runs.resume import Resume
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.workers import DecodeOptions
 from noisegate.pipeline.system.progress import Progress
 from tests.fakes import OtherModel, estimator, pairs, tar_bytes, write_tar
 from tests.jobs import BETA, Notes, files_of, said, score, stamps

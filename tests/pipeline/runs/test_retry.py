@@ -8,8 +8,7 @@ import pytest
 
 from noisegate import read_table
 from noisegate.pipeline.errors import MismatchError
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import Notes, files_of, score, stamps
 

@@ -17,8 +17,7 @@ from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.embeddings import read_embeddings, write_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.scoring import DUPLICATE_COSINE, learn_scores, write_scores
-from noisegate.pipeline.settings import ScoreSettings
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, ScoreSettings
 from tests.embeddings import captions, clusters, scored, split, tables_of
 from tests.fakes import picture, write_tar
 from tests.jobs import BETA, score

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image, decode_label, decode_text
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_image, decode_label, decode_text
 from tests.errors import refused
 from tests.pipeline.shards.tars import encoded, picture
 

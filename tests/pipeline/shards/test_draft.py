@@ -13,9 +13,10 @@ from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
 from noisegate.pipeline.inspect.verify import verify
 from noisegate.pipeline.pairs.scorer import model_of_run
 from noisegate.pipeline.runs.table import RunFolder, read_table
-from noisegate.pipeline.shards.decode import BadSample, Limits, decode_image
+from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards.decode import BadSample, decode_image
 from noisegate.pipeline.shards.preprocess import Preprocess
-from noisegate.pipeline.shards.workers import DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import decode_sample
 from tests.jobs import score
 from tests.pipeline.shards.tars import encoded, write_tar
 from tests.pipeline.shards.test_workers import sample

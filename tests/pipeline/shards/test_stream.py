@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.stream import CHUNK_SAMPLES, Chunk, ShardEnd, ShardFailed, stream
-from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool
+from noisegate.pipeline.shards.workers import DecodePool
 from tests.pipeline.shards.tars import pairs, tar_bytes, write_tar
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards import workers
-from noisegate.pipeline.shards.decode import Limits
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, DecodePool, decode_sample, default_workers
+from noisegate.pipeline.shards.workers import Decoded, DecodePool, decode_sample, default_workers
 from tests.commands import ROOT
 from tests.errors import refused
 from tests.pipeline.shards import crashing

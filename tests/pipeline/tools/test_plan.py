@@ -15,8 +15,9 @@ from scipy import stats
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, ShardError
 from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions
+from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.tools.plan import plan
 from noisegate.pipeline.tools.plan.devices import DEVICES, PAPER_GFLOPS, Machine, paper_rate, this_machine
 from noisegate.pipeline.tools.plan.measure import (

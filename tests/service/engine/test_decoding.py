@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.service.engine.decoding import Decoder
 from tests.fakes import picture
 from tests.pipeline.shards.crashing import KILLED, preprocess

@@ -19,7 +19,7 @@ from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.service.api.state import Service
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.against import FinishedRun

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from noisegate import read_table
-from noisegate.pipeline.shards.decode import Limits
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.service.runs.shard_samples import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from noisegate.pipeline.errors import MismatchError, NoisegateError
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.trainers.data import WeightedShards
 from tests.fakes import Member, picture, tar_bytes
 from tests.jobs import score

@@ -9,8 +9,8 @@ import pytest
 
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.random_access import PARTS
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.samples import PARTS
 from noisegate.trainers.data.shard_cache import ShardCache
 from tests.fakes import pairs, tar_bytes, write_tar
 from tests.trainers.scored_shards import open_tars

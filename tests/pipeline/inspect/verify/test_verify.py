@@ -16,9 +16,7 @@ from noisegate.pipeline.inspect.verify import Verification, verify
 from noisegate.pipeline.inspect.verify.problems import KEPT, Problems
 from noisegate.pipeline.rescore import rescore, score_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import ScoreSettings
-from noisegate.pipeline.shards.decode import Limits
-from noisegate.pipeline.shards.workers import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, Limits, ScoreSettings
 from tests.commands import FAKE, called
 from tests.errors import refused
 from tests.fakes import Member, OtherModel, estimator, pairs, picture, tar_bytes, write_tar

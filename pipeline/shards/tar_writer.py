@@ -13,9 +13,7 @@ from typing import BinaryIO
 
 from noisegate.pipeline.system.output_files import whole_file
 
-from .tar import BLOCK
-
-__all__ = ["ShardWriter", "write_shard"]
+from .tar_reader import BLOCK
 
 _END_BYTES = 2 * BLOCK  # two zero blocks end a tar
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from noisegate.pipeline.errors import ShardError
-from noisegate.pipeline.shards import samples as shard_samples
+from noisegate.pipeline.shards import random_access as shard_samples
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.random_access import TarSamples, index_samples, read_samples
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.samples import TarSamples, index_samples, read_samples
 from tests.errors import refused
 from tests.pipeline.shards.tars import pairs, tar_bytes, write_tar
 

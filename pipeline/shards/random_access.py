@@ -23,8 +23,6 @@ from noisegate.pipeline.system.output_files import whole_path
 from .locate import Shard
 from .read import IMAGE_PARTS, RawSample, ShardReader, is_read
 
-__all__ = ["PARTS", "TarSamples", "index_samples", "is_compressed", "load_index", "read_samples", "save_index"]
-
 PARTS = (*IMAGE_PARTS, "txt", "json", "cls", "npy")  # what scoring and training may read; an index has no other parts
 _GZIP = b"\x1f\x8b"
 _DAMAGE = b"damage"

@@ -7,8 +7,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Member", "TarMembers", "plain_bytes"]
-
 BLOCK = 512
 _CHUNK = 1 << 17  # bytes; of gzip they become 135 MB at worst
 _HEADER_CHUNK = 1 << 13  # bytes, where only headers are read

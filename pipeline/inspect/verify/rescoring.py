@@ -12,12 +12,11 @@ from safetensors import SafetensorError, safe_open
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.scorer import encode_samples, score_pairs
+from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, DecodeOptions, decode_sample
+from noisegate.pipeline.shards.workers import Decoded, decode_sample
 
 from .problems import Problems
-
-__all__ = ["Drift", "Rescoring"]
 
 
 @dataclass(frozen=True)
