@@ -27,7 +27,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p $(LINKS)
-	ln -sfn $(addprefix $(CURDIR)/,noisegate/__init__.py noisegate/__main__.py noisegate/py.typed pipeline service trainers) $(LINKS)
+	ln -sfn $(CURDIR)/noisegate/* $(addprefix $(CURDIR)/,pipeline service trainers) $(LINKS)
 	$(BIN)/mypy
 	cd .links && ../$(BIN)/lint-imports --config ../pyproject.toml
 

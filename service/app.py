@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.runs import folder_lock
 
 from .api import health, jobs, page, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest

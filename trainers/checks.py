@@ -9,10 +9,9 @@ import pyarrow.compute as pc
 import torch
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.runs.where import parse_where
-from noisegate.pipeline.shards.locate import Shard, find_shards
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.runs import RunFolder, parse_where
+from noisegate.pipeline.shards import Shard, find_shards
+from noisegate.pipeline.system import counted
 
 from .config import TrainConfig, build_method
 from .data.sample_reader import CaptionSource

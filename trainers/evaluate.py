@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.device import Device
+from noisegate.pipeline.estimators import Device
 
 from .config import DataConfig, TaskConfig, TrainConfig, merge_trees
 from .data import WeightedShards

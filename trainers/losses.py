@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.losses import diagonal_mask, hinges, info_nce, triplet
+from noisegate.pipeline.methods import diagonal_mask, hinges, info_nce, triplet
 from noisegate.pipeline.pairs import reference_weight
 
 __all__ = ["WEIGHT_MODES", "contrastive", "cross_entropy", "hinges", "info_nce", "triplet", "weighted"]

@@ -14,9 +14,8 @@ from lightning_fabric.strategies import DDPStrategy
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.system.memory import reuse_memory
-from noisegate.pipeline.system.progress import Progress, counted, progress_for
+from noisegate.pipeline.runs import folder_lock
+from noisegate.pipeline.system import Progress, counted, progress_for, reuse_memory
 
 from .checks import CheckedConfig, check_config
 from .config import TrainConfig, parse_settings, read_config

@@ -20,16 +20,18 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import Identity
-from noisegate.pipeline.runs.columns import ALL_COLUMNS
-from noisegate.pipeline.runs.lock import folder_lock
-from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
+from noisegate.pipeline.runs import (
+    ALL_COLUMNS,
+    VERSION,
+    RunFolder,
+    folder_lock,
+    read_metadata,
+    replace_columns,
+    table_from,
+)
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards.locate import Shard, find_shards
-from noisegate.pipeline.shards.preprocess import Preprocess
-from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import Decoded, decode_sample
-from noisegate.pipeline.system.array_types import Mask
-from noisegate.pipeline.system.output_files import writing_to
+from noisegate.pipeline.shards import Decoded, Preprocess, Shard, ShardReader, decode_sample, find_shards
+from noisegate.pipeline.system import Mask, writing_to
 
 from .checks import join_rules
 from .config import TrainConfig, build_method

@@ -31,7 +31,7 @@ def demo(
     from noisegate.pipeline.datasets.noise.shards import noise_captions
     from noisegate.pipeline.datasets.scenes import write_scenes
     from noisegate.pipeline.errors import MismatchError
-    from noisegate.pipeline.inspect.evaluate import evaluate
+    from noisegate.pipeline.inspect.evaluation import evaluate
     from noisegate.pipeline.inspect.report import write_report
     from noisegate.pipeline.system.output_files import remove_half_written, writing_to
     from noisegate.pipeline.system.progress import progress_for

@@ -9,7 +9,7 @@ from .options import Folder
 from .output import JsonOption, Output, number, percent
 
 if TYPE_CHECKING:
-    from noisegate.pipeline.inspect.evaluate import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
+    from noisegate.pipeline.inspect.evaluation import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
     from noisegate.pipeline.inspect.metrics import SelectionMetrics
 
 
@@ -40,8 +40,12 @@ def evaluate(
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.inspect.evaluate import evaluate as judge
-    from noisegate.pipeline.inspect.evaluate import evaluate_labels, evaluate_neighbourhood, is_decided_by_neighbourhood
+    from noisegate.pipeline.inspect.evaluation import evaluate as judge
+    from noisegate.pipeline.inspect.evaluation import (
+        evaluate_labels,
+        evaluate_neighbourhood,
+        is_decided_by_neighbourhood,
+    )
     from noisegate.pipeline.inspect.truth import noised_part
     from noisegate.pipeline.runs.table import RunFolder
 

@@ -4,3 +4,7 @@
 judges a run by known noise, which `truth` reads; `metrics/` are the figures, as pure functions on arrays; `report/` writes
 a run as an HTML page; `verify/` checks that tables are complete and as recorded; `captions` fetches captions to print.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

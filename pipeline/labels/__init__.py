@@ -4,3 +4,7 @@
 (Eq. 9-12), `probe` an out-of-fold linear classifier; `pool` and `fusion` weigh all of them into one opinion, `repair` decides
 which labels change, and `scoring` does all of it for a run.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

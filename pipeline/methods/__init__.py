@@ -9,6 +9,6 @@ columns.py                the columns of a whole run: compute, then write into i
 `losses`, `lnc`, `crcl` and `gsl` import torch; the others do not, so that `rescore` without --with starts fast.
 """
 
-from .mixtures import Split, all_clean_rule, bmm_split, gmm_split
+import lazy_loader
 
-__all__ = ["Split", "all_clean_rule", "bmm_split", "gmm_split"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

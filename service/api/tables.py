@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
-from noisegate.pipeline.inspect.report.score_view import ScoreView
+from noisegate.pipeline.inspect.report import ScoreView
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.browse import Browser
 from noisegate.service.runs.shard_samples import NoPicture, SampleGone

@@ -14,7 +14,7 @@ import typer
 from noisegate.pipeline.cli.options import Device, Dtype
 from noisegate.pipeline.cli.output import JsonOption, Output
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.extras import require_extra
+from noisegate.pipeline.system import require_extra
 
 if TYPE_CHECKING:
     from noisegate.pipeline.pairs import Scorer

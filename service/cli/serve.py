@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import typer
 
 from noisegate.pipeline.cli.help_layout import Command
-from noisegate.pipeline.system.extras import require_extra
+from noisegate.pipeline.system import require_extra
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

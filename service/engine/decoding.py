@@ -8,9 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from PIL import Image
 
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards.decode import Preprocessor
-from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, DecodePool
+from noisegate.pipeline.shards import Decoded, DecodePool, Preprocessor, RawSample
 
 CHUNK = 8  # pictures per task: few enough to spread one request over the workers
 

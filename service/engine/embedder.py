@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import MismatchError
-from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.estimators.base import Identity, invalid_embedding, row_cosines
+from noisegate.pipeline.estimators import Identity, ModelSpec, invalid_embedding, row_cosines
 from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.decode import BadSample, decode_text
-from noisegate.pipeline.shards.workers import default_workers
+from noisegate.pipeline.shards import BadSample, decode_text, default_workers
 from noisegate.service.errors import Overloaded, TimedOut, Unavailable
 from noisegate.service.metrics import Metrics
 from noisegate.service.settings import Settings

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import NoisegateError
-from noisegate.pipeline.estimators import ModelSpec, as_estimator
-from noisegate.pipeline.estimators.base import Estimator, Identity, normalise
+from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, normalise
 from noisegate.pipeline.pairs import Beta, measure_beta
-from noisegate.pipeline.shards.decode import Preprocessor
-from noisegate.pipeline.system.processes import exit_with_parent
+from noisegate.pipeline.shards import Preprocessor
+from noisegate.pipeline.system import exit_with_parent
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]

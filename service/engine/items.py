@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators import Identity
 
 Row = NDArray[np.float32]
 

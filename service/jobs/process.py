@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from noisegate.pipeline.errors import LockedError, NoisegateError
-from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.labels import ClassSet
 from noisegate.pipeline.settings import AnnotateSettings
-from noisegate.pipeline.system.progress import Progress
+from noisegate.pipeline.system import Progress
 
 NICE = 10  # lower priority than the server, so that requests come first
 REPORT_SECONDS = 0.25  # between two reports of samples

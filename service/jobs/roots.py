@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.locate import expand_braces, find_shards
+from noisegate.pipeline.shards import expand_braces, find_shards
 from noisegate.service.errors import ApiError
 
 MAX_SHARDS = 100_000  # of one job

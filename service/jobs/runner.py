@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.labels.classes import ClassSet
+from noisegate.pipeline.labels import ClassSet
 from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.service.errors import ApiError
 

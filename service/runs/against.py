@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.labels.anchors import Anchors, anchors_file
-from noisegate.pipeline.labels.tango.visual import VisualVotes
+from noisegate.pipeline.estimators import Identity
+from noisegate.pipeline.labels import Anchors, anchors_file
+from noisegate.pipeline.labels.tango import VisualVotes
 from noisegate.pipeline.neighbours import HELD_BYTES, RowQuery
 from noisegate.pipeline.pairs import NEIGHBOURS, Side, agreement_of_new_pairs
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs import RunFolder, read_metadata
 from noisegate.pipeline.scoring import DUPLICATE_COSINE
-from noisegate.pipeline.system.array_types import Float32, Index
+from noisegate.pipeline.system import Float32, Index
 from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.shards import RawSample
 
 from .shard_samples import NoPicture, SampleGone, ShardSamples, caption_of, original, small_picture
 from .tables import RunTables

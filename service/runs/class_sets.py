@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes
-from noisegate.pipeline.labels.tango.semantic import text_anchor_logits
-from noisegate.pipeline.system.array_types import Float32
+from noisegate.pipeline.labels import BUILT_IN, Anchors, ClassSet, load_classes
+from noisegate.pipeline.labels.tango import text_anchor_logits
+from noisegate.pipeline.system import Float32
 from noisegate.service.errors import ApiError, Unavailable
 
 from .judging import Judged, Predicted, anchor_shares, class_numbers, judge_labels

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.labels.tango.refinement import SAME, mix_sources, verdict
-from noisegate.pipeline.labels.tango.semantic import AnchorVotes
-from noisegate.pipeline.system.array_types import Float32, Float64, Index
+from noisegate.pipeline.labels import Anchors
+from noisegate.pipeline.labels.tango import SAME, AnchorVotes, mix_sources, verdict
+from noisegate.pipeline.system import Float32, Float64, Index
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from noisegate.pipeline.runs.mapped_rows import MappedRows
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.system.array_types import Index, Mask
+from noisegate.pipeline.runs import MappedRows, RunFolder
+from noisegate.pipeline.system import Index, Mask
 
 DUPLICATE = "duplicate_of:"
 

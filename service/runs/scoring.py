@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.estimators import Identity, ModelSpec
 from noisegate.pipeline.pairs import (
     Beta,
     PairCalibration,

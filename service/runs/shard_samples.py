@@ -15,12 +15,22 @@ import pyarrow as pa
 from PIL import Image
 
 from noisegate.pipeline.errors import NoisegateError, ShardError
-from noisegate.pipeline.inspect.report.pictures import thumbnail
+from noisegate.pipeline.inspect.report import thumbnail
 from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.decode import FORMATS, BadSample, decode_image, decode_text
-from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.random_access import TarSamples, index_samples, is_compressed, read_samples
-from noisegate.pipeline.shards.read import MAX_PART_BYTES, READ_PARTS, RawSample
+from noisegate.pipeline.shards import (
+    FORMATS,
+    MAX_PART_BYTES,
+    READ_PARTS,
+    BadSample,
+    RawSample,
+    Shard,
+    TarSamples,
+    decode_image,
+    decode_text,
+    index_samples,
+    is_compressed,
+    read_samples,
+)
 
 SHARDS_REMEMBERED = 64  # about a megabyte for 10,000 samples
 _TYPES = {"JPEG": "image/jpeg", "MPO": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}

@@ -15,13 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
-from noisegate.pipeline.inspect.show import bin_width, read_class_names, read_overview
+from noisegate.pipeline.inspect import bin_width, read_class_names, read_overview
+from noisegate.pipeline.inspect.report import ScoreView, choose_score_view
 from noisegate.pipeline.pairs import PairCalibration
-from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.runs.where import Where, parse_where
-from noisegate.pipeline.system.array_types import Float64, Index
+from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder, Where, parse_where, read_metadata
+from noisegate.pipeline.system import Float64, Index
 
 DEPTH = 10_000  # rows of a view that can be paged through
 MAX_CACHED = 48  # results per run

@@ -13,7 +13,7 @@ import pytest
 from noisegate import read_table
 from noisegate.pipeline.datasets.noise.class_maps import load_class_map
 from noisegate.pipeline.datasets.noise.labels import LabelNoise, asymmetric, instance_dependent, symmetric
-from noisegate.pipeline.inspect.evaluate import LabelEvaluation, evaluate_labels
+from noisegate.pipeline.inspect.evaluation import LabelEvaluation, evaluate_labels
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs.embeddings import read_embeddings

@@ -19,11 +19,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
+from noisegate.pipeline.datasets.noise import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
-from noisegate.pipeline.system.array_types import Mask
-from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.processes import exit_with_parent
+from noisegate.pipeline.system import Mask, exit_with_parent, write_atomically
 
 CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:

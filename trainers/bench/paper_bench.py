@@ -9,11 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from noisegate.pipeline.datasets.noise.label_shards import noise_labels
-from noisegate.pipeline.datasets.noise.protocols import find_protocol
-from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE, noise_captions
+from noisegate.pipeline.datasets.noise import TRUTH_FILE, find_protocol, noise_captions, noise_labels
 from noisegate.pipeline.errors import ConfigError, NoisegateError
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs import RunFolder
 from noisegate.trainers.config import merge_trees
 
 from .cells import Cell, CellResult, run_cells

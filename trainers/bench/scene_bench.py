@@ -12,22 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from noisegate.pipeline.annotate import annotate
-from noisegate.pipeline.datasets.noise.label_shards import noise_labels
-from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE, noise_captions
+from noisegate.pipeline.datasets.noise import TRUTH_FILE, noise_captions, noise_labels
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.inspect.evaluate import evaluate, evaluate_labels
-from noisegate.pipeline.inspect.truth import read_truth
-from noisegate.pipeline.labels.anchors import anchors_file
-from noisegate.pipeline.labels.classes import load_classes
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
-from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.inspect import evaluate, evaluate_labels, read_truth
+from noisegate.pipeline.labels import anchors_file, load_classes
+from noisegate.pipeline.runs import RunFolder, parse_where, read_metadata, read_table, replace_columns
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards.decode import decode_text
-from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.processes import count_processors
+from noisegate.pipeline.shards import Shard, ShardReader, decode_text
+from noisegate.pipeline.system import count_processors, write_atomically
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.clip_tokens import ClipVocabulary

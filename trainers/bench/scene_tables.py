@@ -10,8 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from noisegate.pipeline.system.output_files import write_atomically
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.system import counted, write_atomically
 
 from .cells import CellResult
 from .scene_bench import SceneBench

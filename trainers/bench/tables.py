@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from noisegate.pipeline.inspect.report.charts import drawing, element, label, ticks
+from noisegate.pipeline.inspect.report import drawing, element, label, ticks
 from noisegate.trainers.methods import METHODS
 
 COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e")

@@ -10,7 +10,7 @@ import typer
 
 from noisegate.pipeline.cli.output import JsonOption, Output, escape
 from noisegate.pipeline.errors import ConfigError, did_you_mean
-from noisegate.pipeline.system.extras import require_extra
+from noisegate.pipeline.system import require_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -85,7 +85,7 @@ def train(
     --resume needs. Stop it with Ctrl-C whenever you like.
     """
     from noisegate.pipeline.errors import StoppedError
-    from noisegate.pipeline.system.extras import require_extra
+    from noisegate.pipeline.system import require_extra
 
     require_extra("trainers", "noisegate train")
     from noisegate.trainers.train import train as run
@@ -135,7 +135,7 @@ def _print_result(result: "TrainResult", output: Output, tables: Path | None) ->
         (name, _format_figure(name, value), _format_figure(name, result.last[name]))
         for name, value in result.best.items()
     ]
-    from noisegate.pipeline.system.progress import counted
+    from noisegate.pipeline.system import counted
 
     done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
     title = f"{result.method}, {result.task}: {result.over}, {done}, {skipped} skipped"
@@ -178,7 +178,7 @@ def evaluate_model(
     captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.
     """
     from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.system.extras import require_extra
+    from noisegate.pipeline.system import require_extra
 
     require_extra("trainers", "noisegate evaluate-model")
     from noisegate.trainers.evaluate import evaluate_model as run

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.shards.decode import BadSample
-from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.system.array_types import Index
+from noisegate.pipeline.runs import RunFolder
+from noisegate.pipeline.shards import BadSample, Shard
+from noisegate.pipeline.system import Index
 
 from .batch import Batch, Dropped
 from .join import JoinedShard, ReadOverrides, join

@@ -14,11 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.runs.where import parse_where
-from noisegate.pipeline.shards.decode import BadSample, decode_label
-from noisegate.pipeline.shards.locate import Shard, find_shards
-from noisegate.pipeline.system.array_types import Index, Mask
+from noisegate.pipeline.runs import RunFolder, parse_where
+from noisegate.pipeline.shards import BadSample, Shard, decode_label, find_shards
+from noisegate.pipeline.system import Index, Mask
 
 from .epoch_order import RowMask
 from .join import ReadOverrides, column_values

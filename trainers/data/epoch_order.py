@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.array_types import Index, Mask
+from noisegate.pipeline.system import Index, Mask
 
 
 class RowMask:

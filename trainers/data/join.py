@@ -12,13 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.runs.columns import ALL_COLUMNS
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs import ALL_COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards.decode import decode_text
-from noisegate.pipeline.shards.random_access import TarSamples
-from noisegate.pipeline.shards.read import IMAGE_PARTS
-from noisegate.pipeline.system.array_types import Index
+from noisegate.pipeline.shards import IMAGE_PARTS, TarSamples, decode_text
+from noisegate.pipeline.system import Index
 
 EXAMPLES = 3  # of what is wrong, in a message
 _PROOF = ("image_sha256", "text_sha256", "label")

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards.decode import BadSample, decode_image, decode_label, decode_text
-from noisegate.pipeline.shards.read import IMAGE_PARTS
+from noisegate.pipeline.shards import IMAGE_PARTS, BadSample, decode_image, decode_label, decode_text
 
 from .join import JoinedShard
 

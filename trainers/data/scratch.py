@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 from noisegate.pipeline.errors import NoisegateError
-from noisegate.pipeline.runs.lock import folder_lock
+from noisegate.pipeline.runs import folder_lock
 
 PREFIX = "noisegate-"
 

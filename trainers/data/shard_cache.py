@@ -11,10 +11,16 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from noisegate.pipeline.errors import ShardError
-from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.random_access import TarSamples, index_samples, is_compressed, load_index, save_index
-from noisegate.pipeline.shards.tar_reader import plain_bytes
-from noisegate.pipeline.system.output_files import whole_path
+from noisegate.pipeline.shards import (
+    Shard,
+    TarSamples,
+    index_samples,
+    is_compressed,
+    load_index,
+    plain_bytes,
+    save_index,
+)
+from noisegate.pipeline.system import whole_path
 
 
 class ShardCache:

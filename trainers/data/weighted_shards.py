@@ -13,8 +13,8 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
 from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.read import IMAGE_PARTS
-from noisegate.pipeline.system.array_types import Index, Mask
+from noisegate.pipeline.shards import IMAGE_PARTS
+from noisegate.pipeline.system import Index, Mask
 
 from .batch import Batch, Dropped
 from .batch_loader import BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader

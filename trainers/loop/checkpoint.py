@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system import write_atomically
 from noisegate.trainers.targets import gather_tensor
 
 VERSION = 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system import write_atomically
 
 Values = Mapping[str, float | int | str]
 

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
-from noisegate.pipeline.system.progress import Progress, counted
+from noisegate.pipeline.system import Progress, counted
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Method

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.system import counted
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.data.batch import map_tensors

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.output_files import write_atomically, writing_to
+from noisegate.pipeline.system import write_atomically, writing_to
 from noisegate.trainers.config import TrainConfig, read_config
 
 _NUMBER = re.compile(r"([0-9]+)-.*")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from noisegate.pipeline.system.array_types import Mask
+from noisegate.pipeline.system import Mask
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.methods import Stream
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.runs import parse_where
 
 from .base import ALL, Method, MethodConfig, Run, StepLoss
 from .table_columns import require_columns

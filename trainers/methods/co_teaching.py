@@ -25,7 +25,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import Split, all_clean_rule
-from noisegate.pipeline.system.array_types import Float32, Index, Mask
+from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.losses import info_nce, triplet
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream

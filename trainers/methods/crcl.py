@@ -22,8 +22,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods.crcl import log_matching_probabilities, matching_probability
-from noisegate.pipeline.system.array_types import Float32, Index
+from noisegate.pipeline.methods import log_matching_probabilities, matching_probability
+from noisegate.pipeline.system import Float32, Index
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
 

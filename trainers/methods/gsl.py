@@ -22,9 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.methods import Split, bmm_split
-from noisegate.pipeline.methods.gsl import RECONSTRUCTION, anchor_labels, inter_loss, intra_loss
-from noisegate.pipeline.system.array_types import Float32, Mask
+from noisegate.pipeline.methods import RECONSTRUCTION, Split, anchor_labels, bmm_split, inter_loss, intra_loss
+from noisegate.pipeline.system import Float32, Mask
 from noisegate.trainers.losses import triplet
 
 from .base import Array, MethodConfig, Run, Seen

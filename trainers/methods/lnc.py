@@ -26,9 +26,8 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.methods import Split, gmm_split
-from noisegate.pipeline.methods.lnc import predict_match, predict_match_by_hinges
-from noisegate.pipeline.system.array_types import Float32, Mask
+from noisegate.pipeline.methods import Split, gmm_split, predict_match, predict_match_by_hinges
+from noisegate.pipeline.system import Float32, Mask
 from noisegate.trainers.losses import triplet
 
 from .base import Array, MethodConfig, Run, Seen

@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors, anchors_file
+from noisegate.pipeline.labels import Anchors, anchors_file
 from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, osa_weight
-from noisegate.pipeline.runs.embeddings import read_embeddings
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs import RunFolder, read_embeddings, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
-from noisegate.pipeline.system.array_types import Float32, Floats, Index
+from noisegate.pipeline.system import Float32, Floats, Index
 from noisegate.trainers.losses import weighted
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss

@@ -17,10 +17,9 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.tango import visual_consistency
-from noisegate.pipeline.labels.tango.refinement import verdict
+from noisegate.pipeline.labels.tango import verdict, visual_consistency
 from noisegate.pipeline.neighbours import default_k, find_neighbours
-from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
+from noisegate.pipeline.system import Float32, Floats, Index, Mask
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream

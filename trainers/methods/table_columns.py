@@ -6,8 +6,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder
 
 _MADE_BY = {
     "osa_weight": "noisegate annotate SHARDS --out TABLE",

@@ -24,12 +24,11 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors, anchors_file
-from noisegate.pipeline.labels.classes import TEMPLATES
+from noisegate.pipeline.labels import TEMPLATES, Anchors, anchors_file
 from noisegate.pipeline.labels.tango import refine
 from noisegate.pipeline.neighbours import default_k, find_neighbours
-from noisegate.pipeline.runs.table import RunFolder
-from noisegate.pipeline.system.progress import counted
+from noisegate.pipeline.runs import RunFolder
+from noisegate.pipeline.system import counted
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.labels.anchors import Anchors
-from noisegate.pipeline.labels.classes import BUILT_IN, ClassSet, load_classes, prompts
+from noisegate.pipeline.labels import BUILT_IN, Anchors, ClassSet, load_classes, prompts
 
 from .encoded import Encoded
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
-from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system import write_atomically
 
 from .base import Target, TargetConfig
 

@@ -12,11 +12,19 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.device import Device
-from noisegate.pipeline.estimators.loading import allow_torchvision, quietly
-from noisegate.pipeline.estimators.openclip import CONFIG_FILE, OpenClipEstimator, preprocess_of, save_local_dir
-from noisegate.pipeline.estimators.openclip_names import check_name, open_clip_source
-from noisegate.pipeline.estimators.openclip_towers import encode_tokens, trimming_is_exact
+from noisegate.pipeline.estimators import (
+    CONFIG_FILE,
+    Device,
+    OpenClipEstimator,
+    allow_torchvision,
+    check_name,
+    encode_tokens,
+    open_clip_source,
+    preprocess_of,
+    quietly,
+    save_local_dir,
+    trimming_is_exact,
+)
 
 from .base import Target, TargetConfig, unit
 from .clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens

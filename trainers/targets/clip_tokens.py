@@ -12,8 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-from noisegate.pipeline.estimators.loading import allow_torchvision
-from noisegate.pipeline.estimators.openclip_towers import trim
+from noisegate.pipeline.estimators import allow_torchvision, trim
 
 _TOKENS = 49_408
 _START, _END = 49_406, 49_407

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.estimators.loading import allow_torchvision
-from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.estimators import allow_torchvision
+from noisegate.pipeline.shards import Preprocess
 
 from .base import Target, TargetConfig, unit
 from .encoded import Encoded

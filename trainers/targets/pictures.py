@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards import Preprocess
 
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 _TRIES = 10  # to fit a crop of the drawn area and aspect ratio

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.array_types import Index
+from noisegate.pipeline.system import Index
 from noisegate.trainers.targets import Encoded, Target
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import BlockRecall, RecallAtK, rsum
-from noisegate.pipeline.system.array_types import Index
+from noisegate.pipeline.system import Index
 from noisegate.trainers.targets import Encoded, Target, concat, count, take
 
 from .encode import evaluation_mode, image_ids, to_cpu, to_device

@@ -6,9 +6,11 @@
 
 from .captions import PairNoise, shuffle_captions, shuffle_images
 from .class_maps import CIFAR10_MAP, CIFAR100_MAP, CIFAR100_SUPERCLASSES, CLASS_MAPS, ClassMap, load_class_map
+from .label_shards import noise_labels
 from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from .pmd import pmd, pmd_factor, pmd_flip_probability
-from .protocols import PROTOCOLS, Protocol, count_chosen, protocol_id
+from .protocols import PROTOCOLS, Protocol, count_chosen, find_protocol, protocol_id
+from .shards import TRUTH_FILE, noise_captions
 
 __all__ = [
     "CIFAR10_MAP",
@@ -16,14 +18,18 @@ __all__ = [
     "CIFAR100_SUPERCLASSES",
     "CLASS_MAPS",
     "PROTOCOLS",
+    "TRUTH_FILE",
     "ClassMap",
     "LabelNoise",
     "PairNoise",
     "Protocol",
     "asymmetric",
     "count_chosen",
+    "find_protocol",
     "instance_dependent",
     "load_class_map",
+    "noise_captions",
+    "noise_labels",
     "pmd",
     "pmd_factor",
     "pmd_flip_probability",

@@ -5,6 +5,6 @@
 `score_view` chooses which score is shown.
 """
 
-from .build import Report, write_report
+import lazy_loader
 
-__all__ = ["Report", "write_report"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

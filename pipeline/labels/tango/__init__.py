@@ -2,17 +2,6 @@
 label (`refinement`).
 """
 
-from .refinement import Refinement, refine
-from .semantic import anchor_consistency, inject_truth, text_anchor_logits
-from .visual import NeighbourLists, propagate_labels, visual_consistency
+import lazy_loader
 
-__all__ = [
-    "NeighbourLists",
-    "Refinement",
-    "anchor_consistency",
-    "inject_truth",
-    "propagate_labels",
-    "refine",
-    "text_anchor_logits",
-    "visual_consistency",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

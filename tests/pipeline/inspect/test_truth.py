@@ -13,7 +13,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 from noisegate import read_table
 from noisegate.pipeline.datasets.noise.label_shards import noise_labels
 from noisegate.pipeline.errors import MismatchError, TableError
-from noisegate.pipeline.inspect.evaluate import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
+from noisegate.pipeline.inspect.evaluation import LABEL_SCORES, evaluate, evaluate_labels, evaluate_neighbourhood
 from noisegate.pipeline.inspect.truth import read_truth
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.settings import DecodeOptions

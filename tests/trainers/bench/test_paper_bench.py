@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.convert import convert
 from noisegate.pipeline.datasets.scenes import write_scenes
-from noisegate.pipeline.inspect.evaluate import evaluate
+from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.methods.gsl import RECONSTRUCTION
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.read import ShardReader

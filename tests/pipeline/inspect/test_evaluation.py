@@ -15,7 +15,7 @@ from noisegate import read_table
 from noisegate.pipeline.datasets.noise.label_shards import noise_labels
 from noisegate.pipeline.datasets.noise.shards import noise_captions
 from noisegate.pipeline.errors import MismatchError, ShardError, TableError
-from noisegate.pipeline.inspect.evaluate import evaluate
+from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.settings import DecodeOptions
 from tests.commands import called
 from tests.errors import refused

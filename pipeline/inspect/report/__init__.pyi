@@ -1,0 +1,9 @@
+from .build import Report as Report
+from .build import write_report as write_report
+from .charts import drawing as drawing
+from .charts import element as element
+from .charts import label as label
+from .charts import ticks as ticks
+from .pictures import thumbnail as thumbnail
+from .score_view import ScoreView as ScoreView
+from .score_view import choose_score_view as choose_score_view

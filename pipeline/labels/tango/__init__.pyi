@@ -1,0 +1,13 @@
+from .refinement import SAME as SAME
+from .refinement import Refinement as Refinement
+from .refinement import mix_sources as mix_sources
+from .refinement import refine as refine
+from .refinement import verdict as verdict
+from .semantic import AnchorVotes as AnchorVotes
+from .semantic import anchor_consistency as anchor_consistency
+from .semantic import inject_truth as inject_truth
+from .semantic import text_anchor_logits as text_anchor_logits
+from .visual import NeighbourLists as NeighbourLists
+from .visual import VisualVotes as VisualVotes
+from .visual import propagate_labels as propagate_labels
+from .visual import visual_consistency as visual_consistency

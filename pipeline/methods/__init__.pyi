@@ -1,0 +1,16 @@
+from .crcl import log_matching_probabilities as log_matching_probabilities
+from .crcl import matching_probability as matching_probability
+from .gsl import RECONSTRUCTION as RECONSTRUCTION
+from .gsl import anchor_labels as anchor_labels
+from .gsl import inter_loss as inter_loss
+from .gsl import intra_loss as intra_loss
+from .lnc import predict_match as predict_match
+from .lnc import predict_match_by_hinges as predict_match_by_hinges
+from .losses import diagonal_mask as diagonal_mask
+from .losses import hinges as hinges
+from .losses import info_nce as info_nce
+from .losses import triplet as triplet
+from .mixtures import Split as Split
+from .mixtures import all_clean_rule as all_clean_rule
+from .mixtures import bmm_split as bmm_split
+from .mixtures import gmm_split as gmm_split

@@ -1,0 +1,13 @@
+from .columns import ALL_COLUMNS as ALL_COLUMNS
+from .columns import COLUMNS as COLUMNS
+from .embeddings import read_embeddings as read_embeddings
+from .lock import folder_lock as folder_lock
+from .mapped_rows import MappedRows as MappedRows
+from .table import VERSION as VERSION
+from .table import RunFolder as RunFolder
+from .table import read_metadata as read_metadata
+from .table import read_table as read_table
+from .table import replace_columns as replace_columns
+from .table import table_from as table_from
+from .where import Where as Where
+from .where import parse_where as parse_where
