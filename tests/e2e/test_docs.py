@@ -24,6 +24,7 @@ from mkdocs.config import load_config
 from typer.main import get_command
 
 from docs.programs.command_reference import command_page
+from docs.programs.flow_picture import draw_flow
 from docs.programs.http_reference import http_page
 from docs.programs.pictures import FOLDER, draw_pictures
 from docs.programs.table_reference import table_page
@@ -336,7 +337,9 @@ def test_pictures_are_drawn_from_a_run(drawn: Path) -> None:
     curves = {
         f"{path.stem}.svg" for path in (FOLDER.parent / "data").glob("*.json")
     }  # of benches, by benchmarks/results.py
-    assert set(made) | curves == {path.name for path in FOLDER.iterdir()}
+    others = {"flow.svg", "report.png"}  # by docs/programs/flow_picture.py and report_picture.py
+    assert set(made) | curves | others == {path.name for path in FOLDER.iterdir()}
+    assert draw_flow() == (FOLDER / "flow.svg").read_text(encoding="utf-8")
     for name, svg in made.items():
         assert ElementTree.fromstring(svg).tag.endswith("svg")
         assert "β 0.400" in svg
