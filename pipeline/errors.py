@@ -6,7 +6,7 @@ NoisegateError
 ├── TableError         a weight table that is missing, damaged or of another version
 │   └── MismatchError  a folder made by another scorer, or a table that does not belong to its shard
 ├── LockedError        another job writes the same folder
-└── StoppedError       somebody asked to stop, and all was saved: says how to go on
+└── StoppedError       stopped on request with everything saved: says how to go on
 
 A bad sample is never an exception: it is a row with a status. Every error carries the `setting` it is about and the `value`
 that was given (None where there is none), so that callers and tests need not read its words.
@@ -52,7 +52,7 @@ class LockedError(NoisegateError):
 
 
 class StoppedError(NoisegateError):
-    """Somebody asked to stop; the text says how to go on."""
+    """Stopped on request; the text says how to go on."""
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:

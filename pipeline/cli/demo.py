@@ -77,7 +77,7 @@ def demo(
 
 
 def wrong_captions(clean: Path, noisy: Path, count: int, rate: float) -> int | None:
-    """How many captions of an earlier demo are on a wrong picture; None where it was another one, or did not come so far."""
+    """Number of wrong captions of an earlier demo; None if it had other settings or did not finish."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

@@ -54,7 +54,7 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(setting: "Field[Any]", kind: Any) -> inspect.Parameter:
-    """A setting as a parameter: one with a reader is given as text, one that is on by default has a flag to turn it off."""
+    """A setting as a parameter: settings with a parser are read from text; default-on booleans get a flag to turn them off."""
     default: Any = setting.default
     if setting.metadata["read"]:
         kind = str if default else str | None

@@ -42,7 +42,7 @@ RECORD = "_export.json"  # marks an exported folder; only a folder that has it i
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: of `rows` in the run the rule `kept` some, of which `written` are in the files.
+    """Counts of an export: rows in the run, rows that the rule kept, rows written.
 
     `left_out` counts the others by reason; `empty_shards` had no sample to write.
     """

@@ -24,7 +24,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often a score lies in [edges[i], edges[i + 1]); `mark` is where the cut is, and then an edge too."""
+    """Counts of a score in [edges[i], edges[i + 1]); `mark` is the cut, which is then a bin edge too."""
 
     score: str
     edges: tuple[float, ...]

@@ -43,7 +43,7 @@ class InvertedIndex:
         self.set_probes(probes)
 
     def set_probes(self, probes: int) -> None:
-        """Look into so many cells for each query."""
+        """Set the number of cells to search for each query."""
         self._index.nprobe = self.probes = min(probes, self._index.nlist)
         if self._on_gpu is not None:
             space = self._faiss.GpuParameterSpace()

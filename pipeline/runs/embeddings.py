@@ -14,7 +14,7 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from .tensor_files import map_tensors
 
-FEW = 20  # rows named are few when there are more than so many times as many: then each is read by itself
+FEW = 20  # rows are read one by one if fewer than 1 in FEW of the file is wanted
 
 
 def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], metadata: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """One job per folder: a lock that the system frees by itself when its holder dies, however it dies.
 
-The nodes of one run share it: each holds it along with the others, and nobody else can have it meanwhile.
+The nodes of one run share it: each holds it along with the others, and no other job can take it meanwhile.
 """
 
 import errno
@@ -33,7 +33,7 @@ def folder_lock(folder: Path, doing: str = "", wait: bool = False) -> Iterator[s
 
 @contextmanager
 def shared_lock(folder: Path, begin: Callable[[bool], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Hold `folder/_lock` together with other nodes. `begin` runs first, and is told whether nobody else holds it.
+    """Hold `folder/_lock` together with other nodes. `begin(alone)` runs first; `alone` is True if no other node holds it.
 
     A node that scores is waited for; for any other holder LockedError is raised.
     """

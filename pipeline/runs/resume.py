@@ -20,7 +20,7 @@ from noisegate.pipeline.shards.locate import Shard
 from .embeddings import embeddings_match
 from .table import RunFolder, read_metadata, search_folder
 
-ASKED_AT_ONCE, ASKED = 16, 1024  # questions to a store under way, and shards asked about before tables are looked at
+ASKED_AT_ONCE, ASKED = 16, 1024  # parallel size requests to a store; shards per batch of requests
 RESCORED = ("beta", "k", "neighbourhood")  # what `rescore` changes from the kept embeddings
 SCORED_LAST = (*RESCORED, "classes", "seed")  # what no embedding depends on
 _HALF_WRITTEN = re.compile(r"\..+\.(parquet|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
@@ -170,7 +170,7 @@ def failed_rows(table: Path) -> set[int]:
 
 
 def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> None:
-    """Remove what earlier runs left, and nothing else: tables that say they are some, and what `_run.json` lists.
+    """Remove the files of earlier runs and nothing else: Parquet files marked as weight tables, and what `_run.json` lists.
 
     Neighbour searches that were stopped go too, unless they are to go on.
     Raises TableError, before anything is removed, when another file is where one of the `wanted` tables must go.
@@ -205,7 +205,7 @@ def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> 
 
 
 def sweep(run: RunFolder) -> None:
-    """Remove what writers that were killed left half-written; only for whoever holds the folder alone."""
+    """Remove half-written files of killed writers; call only while holding the folder lock."""
     for path in (*run.path.glob(".*.tmp"), *run.path.glob("embeddings/.*.tmp")):
         if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)

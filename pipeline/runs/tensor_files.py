@@ -1,4 +1,4 @@
-"""Safetensors files as memory maps: pages are read, or written, when somebody touches them."""
+"""Safetensors files as memory maps: pages are read or written on first access."""
 
 import errno
 import json

@@ -55,7 +55,7 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class BatchRef:
-    """This rank's rows of one batch. An `empty` one has a single row, from which the shapes of no samples are learnt."""
+    """This rank's rows of one batch. If `empty`, one row is read only for the shapes, and the batch has no samples."""
 
     epoch: int
     number: int

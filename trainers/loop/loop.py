@@ -265,7 +265,7 @@ class Loop:
     # --- learning rate and restarts -----------------------------------------------------------------------------------------
 
     def _schedule(self, updates: int) -> LearningRate:
-        """The learning-rate schedule for an epoch of so many updates."""
+        """The learning-rate schedule for an epoch of `updates` updates."""
         state, warmup = self.state, self.config.schedule.warmup
         if state.course is None:
             state.course = (0, self.epochs, warmup / updates)

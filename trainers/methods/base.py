@@ -65,7 +65,7 @@ class MethodConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows (total_rows,) bool to show, None for all that data.where lets through; another `order` shuffles anew."""
+    """Rows to train on, (total_rows,) bool; None for all that data.where allows. `order` seeds the shuffle."""
 
     rows: NDArray[np.bool_] | None = None
     order: int = 0

@@ -43,7 +43,7 @@ Progress = Callable[[int, int, str | None], None]
 
 @dataclass(frozen=True)
 class ShardSize:
-    """Where a shard ends: at so many samples or bytes. A sample larger than `size` gets a shard of its own."""
+    """Limits of a shard in samples and bytes. A sample larger than `size` gets a shard of its own."""
 
     samples: int = 1_000
     size: int = 500_000_000
