@@ -6,30 +6,6 @@ whole run, `first_pairs` those of a few pairs before a long job. `neighbourhood`
 the partners of its neighbours.
 """
 
-from .beta import PAIRS, Beta, PairSample, estimate_beta, measure_beta
-from .calibration import PairCalibration
-from .neighbourhood import Side, agreement_of_new_pairs
-from .neighbourhood_scoring import NEIGHBOURS
-from .osa import osa_weight, reference_weight
-from .scorer import PairScores, RecordedScorer, Scorer, load_scorer, model_of_run, read_scorer, score_pairs
+import lazy_loader
 
-__all__ = [
-    "NEIGHBOURS",
-    "PAIRS",
-    "Beta",
-    "PairCalibration",
-    "PairSample",
-    "PairScores",
-    "RecordedScorer",
-    "Scorer",
-    "Side",
-    "agreement_of_new_pairs",
-    "estimate_beta",
-    "load_scorer",
-    "measure_beta",
-    "model_of_run",
-    "osa_weight",
-    "read_scorer",
-    "reference_weight",
-    "score_pairs",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
