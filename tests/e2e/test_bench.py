@@ -8,7 +8,7 @@ import yaml
 from noisegate import METHODS
 from tests.commands import called
 
-SCENES = {"scenes-retrieval": 200, "scenes-classification": 200, "scenes-image-retrieval": 450}  # scenes to train on
+SCENES = {"scenes-retrieval": 300, "scenes-classification": 300, "scenes-image-retrieval": 450}  # scenes to train on
 
 
 def test_every_method_is_compared(tmp_path: Path) -> None:
