@@ -242,7 +242,7 @@ def _rank_agreements(sample: _Sample) -> tuple[RankAgreement, ...]:
         if np.ptp(a) == 0 or np.ptp(b) == 0:
             agreements.append(RankAgreement(name, len(known), float("nan"), float("nan"), len(known)))
         else:
-            rho, tau = float(spearmanr(a, b).statistic), float(kendalltau(a, b).statistic)
+            rho, tau = (round(float(test(a, b).statistic), 12) for test in (spearmanr, kendalltau))
             agreements.append(RankAgreement(name, len(known), rho, tau, len(known)))
     return tuple(agreements)
 
