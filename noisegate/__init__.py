@@ -8,6 +8,13 @@ The public names are listed in `__init__.pyi`. They load on first use, so that `
 at once.
 """
 
+from pathlib import Path
+
 import lazy_loader
+
+if (
+    not Path(__file__).with_name("pipeline").is_dir()
+):  # in the repository's folder, where the three packages lie beside this one
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

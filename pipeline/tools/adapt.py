@@ -190,7 +190,8 @@ def adapt(
     The folder appears whole, with `adapt.json`, once the saved model was loaded again and embeds as the one in memory.
     """
     tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
-    _check(out, pairs, keep, seed)
+    _check_settings(pairs, keep, seed)
+    _check_empty(out)
     located = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
     with whole_folder(out.absolute()) as folder:
@@ -233,6 +234,7 @@ def adapt(
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
         record["shards"] = [shard.url for shard in located]
         write_atomically(folder / ADAPT_FILE, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+        _check_empty(out)  # another command may have filled it meanwhile
     return done
 
 
@@ -258,9 +260,12 @@ def _number(values: Sequence[object]) -> Index:
     return np.array([seen.setdefault(value, len(seen)) for value in values], dtype=np.int64)
 
 
-def _check(out: Path, pairs: int, keep: float, seed: int) -> None:
+def _check_empty(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out {out}: something is there already; give a new folder, such as {out}-2", "out", out)
+
+
+def _check_settings(pairs: int, keep: float, seed: int) -> None:
     if pairs < FEWEST:
         raise ConfigError(f"pairs={pairs}: give {FEWEST} or more, for example pairs=10000", "pairs", pairs)
     if not 0 < keep < 1:

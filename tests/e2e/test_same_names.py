@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import command
+from tests.commands import ROOT, command
 
 
 @pytest.fixture
@@ -66,3 +66,13 @@ def test_python_m(repository: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("noisegate")
+
+
+def test_the_repository_folder_itself() -> None:
+    """After `pip install .` Python started in the repository finds its folder `noisegate/` first; it must be whole."""
+    code = (
+        "import sys; sys.meta_path[:] = [finder for finder in sys.meta_path if 'editable' not in repr(finder).lower()]\n"
+        "import noisegate.pipeline.errors, noisegate.service.errors, noisegate; print(noisegate.osa_weight(0.5, 0.1) > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr

@@ -168,7 +168,7 @@ def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, outpu
         note=lambda text: output.tell(escape(text)),
         progress=_cell_printer(output, preset.figure.name, preset.figure.divide),
     )
-    _show_tables(name, to_markdown(result), write_tables(result, folder), result.cells, output)
+    _show_tables(name, to_markdown(result), write_tables(result, folder), result.cells, preset.figure.name, output)
     return to_json(result)
 
 
@@ -204,16 +204,22 @@ def bench_paper(
         progress=_cell_printer(output, MAIN_FIGURE[preset.task], 1.0),
     )
     cells = [cell for cells in result.cells.values() for cell in cells]
-    _show_tables(name, paper_markdown(result), write_paper_tables(result, out), cells, output)
+    files = write_paper_tables(result, out)
+    _show_tables(name, paper_markdown(result), files, cells, MAIN_FIGURE[preset.task], output)
     return paper_json(result)
 
 
-def _show_tables(name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], output: Output) -> None:
-    """Print the tables and where they are; raise ConfigError if all cells failed."""
+def _show_tables(
+    name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], figure: str, output: Output
+) -> None:
+    """Print the tables and where they are; raise ConfigError if all cells failed or none has the main figure."""
     output.say(escape(markdown))
     output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
     if all(cell.error is not None for cell in cells):
         raise ConfigError(f"preset {name}: every cell failed, the first with: {cells[0].error}", "preset", name)
+    if not any(figure in cell.figures for cell in cells):
+        known = ", ".join(sorted({name for cell in cells for name in cell.figures}))
+        raise ConfigError(f"preset {name}: no cell has the figure {figure}; use one of {known}", "figure.name", figure)
 
 
 def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellResult, int, int], None]:
