@@ -92,7 +92,7 @@ def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps)
         return dumps(estimator)
     except Exception as error:  # pickle runs code of the object, which may raise anything
         raise ConfigError(
-            f"estimator {estimator!r} cannot be sent to other processes ({error}); {hint}", "estimator", estimator
+            f"estimator {estimator!r} cannot be sent to other processes ({error}); {hint}", "estimator", repr(estimator)
         ) from error
 
 

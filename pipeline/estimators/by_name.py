@@ -98,7 +98,7 @@ def as_estimator(given: Any) -> Estimator:
             raise ConfigError(
                 f"estimator {given!r} is not one; load one first, for example with load_estimator('embedded')",
                 "estimator",
-                given,
+                str(given),  # errors cross processes, and the object may not
             )
         given = given()
     if isinstance(getattr(given, "identity", None), Identity):

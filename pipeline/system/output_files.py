@@ -1,15 +1,15 @@
 """Write files and folders whole or not at all, and turn what the disk refuses into a message that says what to do."""
 
 import errno
+import glob
 import os
 import re
 import shutil
-import socket
-import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 
@@ -60,16 +60,18 @@ def remove_half_written(out: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Where this process writes `path` first; another process, taken for dead, may still be writing the same file."""
-    writer = zlib.crc32(f"{os.getpid()} {socket.gethostname()}".encode())
-    return path.with_name(f".{path.name}.{writer:08x}.tmp")
+    """A new name to write `path` under first; another process, taken for dead, may still be writing the same file."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that gets its name once all is written; after an error, Ctrl-C included, nothing is left."""
-    with writing_to(path.parent), _renamed_when_done(path) as file:
-        yield file
+    with writing_to(path.parent):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a killed writer
+            left.unlink(missing_ok=True)
+        with _renamed_when_done(path) as file:
+            yield file
 
 
 @contextmanager
