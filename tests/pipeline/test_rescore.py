@@ -20,6 +20,7 @@ from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions, ScoreSettings
+from noisegate.pipeline.system import output_files
 from noisegate.pipeline.system.output_files import temporary_name
 from tests.commands import ROOT, called
 from tests.embeddings import captions, clusters, saved, scored, split, tables_of
@@ -202,16 +203,20 @@ def _shorter(path: Path, shard: dict[str, Any]) -> None:
     write_embeddings(path, np.ones((3, 24)), np.ones((3, 24)), {"shard": shard})
 
 
-def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(shards: Path, tmp_path: Path) -> None:
+def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tables are written one by one: after the first the folder holds two kinds of scores."""
     score(shards, tmp_path / "out")
     score(shards, tmp_path / "wanted")
     rescore(tmp_path / "wanted", change(beta="fixed:0.6"))
-    second = temporary_name(tmp_path / "out" / "x-1.parquet")
-    second.mkdir()  # where the second table must be written first
-    with pytest.raises(IsADirectoryError):
+    with monkeypatch.context() as patch, pytest.raises(NotADirectoryError):
+        patch.setattr(  # the second table cannot be written
+            output_files,
+            "temporary_name",
+            lambda path: path / "x" if path.name == "x-1.parquet" else temporary_name(path),
+        )
         rescore(tmp_path / "out", change(beta="fixed:0.6"))
-    second.rmdir()
     betas = {read_metadata(path)["beta"]["value"] for path in sorted((tmp_path / "out").glob("*.parquet"))}
     assert betas == {0.4, 0.6}
     with pytest.raises(TableError, match="is not finished"):
