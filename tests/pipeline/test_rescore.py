@@ -210,7 +210,7 @@ def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(
     score(shards, tmp_path / "out")
     score(shards, tmp_path / "wanted")
     rescore(tmp_path / "wanted", change(beta="fixed:0.6"))
-    with monkeypatch.context() as patch, pytest.raises(NotADirectoryError):
+    with monkeypatch.context() as patch, refused("out"):
         patch.setattr(  # the second table cannot be written
             output_files,
             "temporary_name",
