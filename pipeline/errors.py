@@ -14,13 +14,13 @@ that was given (None where there is none), so that callers and tests need not re
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 
 class NoisegateError(Exception):
     """Base of all errors that noisegate raises on purpose; its text is meant for the user.
 
-    >>> error = ConfigError("k 0 is too small; use 10", "k", 0)
+    >>> error = ConfigError.of("k", 0, "is too small; use 10")
     >>> str(error), error.setting, error.value
     ('k 0 is too small; use 10', 'k', 0)
     """
@@ -29,6 +29,11 @@ class NoisegateError(Exception):
         super().__init__(message)
         self.setting = setting
         self.value = value
+
+    @classmethod
+    def of(cls, setting: str, value: object, problem: str) -> Self:
+        """The error whose message is the setting, the value and the problem, in this order."""
+        return cls(f"{setting} {repr(value) if isinstance(value, str) else value} {problem}", setting, value)
 
 
 class ConfigError(NoisegateError):

@@ -210,9 +210,7 @@ def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
     """Remove what `overwrite` allows, or what an unfinished run of the same kind left; else raise ConfigError."""
     before = None if overwrite else run.read_run()
     if before is not None and (before["complete"] or before["scorer"]["model"] != MODEL):
-        raise ConfigError(
-            f"out {run.path} holds a run already; choose another folder, or use --overwrite", "out", str(run.path)
-        )
+        raise ConfigError.of("out", str(run.path), "holds a run already; choose another folder, or use --overwrite")
     in_the_way = [run.table(stem) for stem in stems if run.table(stem).exists()]
     if in_the_way and before is None and not overwrite:
         raise ConfigError(

@@ -36,9 +36,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise ConfigError(
-                    f"{name}={value} would refuse every sample; use a positive number, such as 1000000", name, value
-                )
+                raise ConfigError.of(name, value, "would refuse every sample; use a positive number, such as 1000000")
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(TASKS):
             given = ",".join(self.tasks)
-            raise ConfigError(f"task {given!r} is unknown; use pairs, labels or pairs,labels", "task", given)
+            raise ConfigError.of("task", given, "is unknown; use pairs, labels or pairs,labels")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; tables record them."""
@@ -83,9 +81,9 @@ class ScoreSettings:
     def __post_init__(self) -> None:
         check_beta_mode(self.beta)
         if self.k is not None and self.k < 1:
-            raise ConfigError(f"k {self.k} is not a number of neighbours; use 50, or leave it out", "k", self.k)
+            raise ConfigError.of("k", self.k, "is not a number of neighbours; use 50, or leave it out")
         if self.seed < 0:
-            raise ConfigError(f"seed {self.seed} is negative; use 0 or more", "seed", self.seed)
+            raise ConfigError.of("seed", self.seed, "is negative; use 0 or more")
         if "pairs" in self.tasks and not self.joint and not self.neighbourhood:
             raise ConfigError(
                 "images and texts of two encoders can only be compared by neighbourhoods; use --neighbourhood",
@@ -118,19 +116,19 @@ def check_beta_mode(mode: str, has_data: bool = True) -> str:
         try:
             value = float(mode.removeprefix("fixed:"))
         except ValueError as error:
-            raise ConfigError(f"beta {mode!r} is not a number; use one such as fixed:0.215", "beta", mode) from error
+            raise ConfigError.of("beta", mode, "is not a number; use one such as fixed:0.215") from error
         check_beta_value(value)
     elif mode not in BETA_MODES or mode == "fixed:VALUE":
-        raise ConfigError(f"beta {mode!r} is unknown; use {', '.join(BETA_MODES)} (such as fixed:0.215)", "beta", mode)
+        raise ConfigError.of("beta", mode, f"is unknown; use {', '.join(BETA_MODES)} (such as fixed:0.215)")
     elif mode in NEED_DATA and not has_data:
-        raise ConfigError(f"beta {mode!r} needs data; use --run DIR, random_inputs or fixed:0.215", "beta", mode)
+        raise ConfigError.of("beta", mode, "needs data; use --run DIR, random_inputs or fixed:0.215")
     return mode
 
 
 def check_beta_value(value: float) -> None:
     """Raise ConfigError unless `value` can be a cosine."""
     if not -1 <= value <= 1:
-        raise ConfigError(f"beta {value} is not a cosine; use one between -1 and 1, such as 0.215", "beta", value)
+        raise ConfigError.of("beta", value, "is not a cosine; use one between -1 and 1, such as 0.215")
 
 
 def read_tasks(text: str) -> tuple[str, ...]:
@@ -265,9 +263,7 @@ class AnnotateSettings:
     def __post_init__(self) -> None:
         _ = self.reading, self.scoring  # they check their own values
         if self.workers is not None and self.workers < 0:
-            raise ConfigError(
-                f"workers {self.workers} is not a number of processes; use 0 (none) or more", "workers", self.workers
-            )
+            raise ConfigError.of("workers", self.workers, "is not a number of processes; use 0 (none) or more")
         check_engine(
             self.engine,
             {
@@ -324,7 +320,7 @@ class AnnotateSettings:
 def check_engine(engine: str, ray_options: Mapping[str, object]) -> None:
     """Raise ConfigError for an unknown engine, and for Ray's options without Ray."""
     if engine not in ("local", "ray"):
-        raise ConfigError(f"engine {engine!r} is unknown; use local or ray", "engine", engine)
+        raise ConfigError.of("engine", engine, "is unknown; use local or ray")
     for name, value in ray_options.items():
         if value is not None and engine != "ray":
             raise ConfigError(f"--{name} is for Ray; add --engine ray", name, value)

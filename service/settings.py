@@ -140,21 +140,17 @@ class Settings(BaseSettings):
                 )
         if self.scorer_run is not None and self.scorer_run not in self.runs:
             known = ", ".join(self.runs) or "none; add one with --run"
-            raise ConfigError(
-                f"scorer_run {self.scorer_run!r} is not a run; known are {known}", "scorer_run", self.scorer_run
-            )
+            raise ConfigError.of("scorer_run", self.scorer_run, f"is not a run; known are {known}")
         if self.min_replicas > self.max_replicas:
-            raise ConfigError(
-                f"min_replicas={self.min_replicas} is over max_replicas={self.max_replicas}; swap them",
-                "min_replicas",
-                self.min_replicas,
+            raise ConfigError.of(
+                "min_replicas", self.min_replicas, f"is over max_replicas={self.max_replicas}; swap them"
             )
         if not (self.api_keys or self.allow_open or is_loopback(self.host)):
-            raise ConfigError(
-                f"host {self.host!r} can be reached from elsewhere and there are no api_keys; make one with "
-                "`noisegate serve --hash-key`, use host 127.0.0.1, or --allow-open if that is what you want",
+            raise ConfigError.of(
                 "host",
                 self.host,
+                "can be reached from elsewhere and there are no api_keys; make one with `noisegate serve "
+                "--hash-key`, use host 127.0.0.1, or --allow-open if that is what you want",
             )
         return self
 
@@ -195,11 +191,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"config {path} cannot be read: {' '.join(str(error).split())}", "config", path) from error
+        raise ConfigError.of("config", path, f"cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"config {path} holds a {type(values).__name__}; write lines such as `port: 8765`", "config", path
-        )
+        raise ConfigError.of("config", path, f"holds a {type(values).__name__}; write lines such as `port: 8765`")
     unknown = sorted(set(map(str, values)) - set(Settings.model_fields))
     if unknown:
         raise ConfigError(

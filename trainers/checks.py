@@ -51,11 +51,10 @@ def check_config(config: TrainConfig) -> CheckedConfig:
     target = method.target_settings(_check_target(config))
     sampler = _check_sampler(config)
     if data.table is None and data.where is not None:
-        raise ConfigError(
-            f"data.where={data.where!r} is a rule over a table's columns, and data.table is not given; "
-            "give data.table=tables",
+        raise ConfigError.of(
             "data.where",
             data.where,
+            "is a rule over a table's columns, and data.table is not given; give data.table=tables",
         )
     run = None if data.table is None else open_finished_run(data.table, "data.table")
     if data.where is not None:
@@ -91,9 +90,7 @@ def join_rules(first: str | None, second: str | None) -> str | None:
 def _check_folder(setting: str, folder: Path, example: str) -> None:
     """The folder need not exist, but none of its parents may be a file."""
     if _URL.match(str(folder)):
-        raise ConfigError(
-            f"{setting}={folder} is a URL; give a local folder, such as {setting}={example}", setting, folder
-        )
+        raise ConfigError.of(setting, folder, f"is a URL; give a local folder, such as {setting}={example}")
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if nearest is not None and not nearest.is_dir():
         raise ConfigError(
@@ -130,11 +127,11 @@ def _check_device(config: TrainConfig) -> None:
         )
     world, batch_size = loop.devices * loop.nodes, config.data.batch_size
     if batch_size % world:
-        raise ConfigError(
-            f"data.batch_size={batch_size} is that of all {world} devices and cannot be shared evenly; "
-            f"use data.batch_size={max(world, batch_size // world * world)}",
+        raise ConfigError.of(
             "data.batch_size",
             batch_size,
+            f"is that of all {world} devices and cannot be shared evenly; use "
+            f"data.batch_size={max(world, batch_size // world * world)}",
         )
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
         raise ConfigError(
@@ -190,9 +187,7 @@ def _check_sampler(config: TrainConfig) -> str:
     match = _M_PER_CLASS.fullmatch(sampler)
     if match is None:
         if sampler not in ("window", "sequential"):
-            raise ConfigError(
-                f"data.sampler={sampler!r} is unknown; use window, sequential or m_per_class:4", "data.sampler", sampler
-            )
+            raise ConfigError.of("data.sampler", sampler, "is unknown; use window, sequential or m_per_class:4")
         return sampler
     per_class = int(match[1])
     if per_class < 2:
@@ -202,18 +197,14 @@ def _check_sampler(config: TrainConfig) -> str:
             sampler,
         )
     if batch_size % per_class:
-        raise ConfigError(
-            f"data.batch_size={batch_size} is no multiple of the {per_class} samples per class of "
-            f"data.sampler={sampler}; use data.batch_size={max(2, batch_size // per_class) * per_class}",
+        raise ConfigError.of(
             "data.batch_size",
             batch_size,
+            f"is no multiple of the {per_class} samples per class of data.sampler={sampler}; use "
+            f"data.batch_size={max(2, batch_size // per_class) * per_class}",
         )
     if config.task.name == "retrieval":
-        raise ConfigError(
-            f"data.sampler={sampler} draws by class, and task.name=retrieval has none; use window",
-            "data.sampler",
-            sampler,
-        )
+        raise ConfigError.of("data.sampler", sampler, "draws by class, and task.name=retrieval has none; use window")
     return sampler
 
 
@@ -235,11 +226,11 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
             "data.where" if where else "data.table",
             where or run.path,
         )
-    raise ConfigError(
-        f"data.batch_size={config.data.batch_size} is more than the {count:,} good samples{condition} of "
-        f"data.table={run.path}; use for example data.batch_size={max(2, count // 4)}",
+    raise ConfigError.of(
         "data.batch_size",
         config.data.batch_size,
+        f"is more than the {count:,} good samples{condition} of data.table={run.path}; use for example "
+        f"data.batch_size={max(2, count // 4)}",
     )
 
 
@@ -273,11 +264,10 @@ def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
 def _check_evaluation(config: TrainConfig) -> list[Shard]:
     if config.loop.evaluate_every == 0:
         if config.loop.patience is not None:
-            raise ConfigError(
-                f"loop.patience={config.loop.patience} waits for better figures, and loop.evaluate_every=0 makes none; "
-                "use loop.evaluate_every=1",
+            raise ConfigError.of(
                 "loop.patience",
                 config.loop.patience,
+                "waits for better figures, and loop.evaluate_every=0 makes none; use loop.evaluate_every=1",
             )
         return []
     if not config.data.eval_shards:

@@ -233,13 +233,11 @@ def _read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(
-            f"config {path} cannot be read: {error.strerror}; give a YAML file", "config", str(path)
-        ) from error
+        raise ConfigError.of("config", str(path), f"cannot be read: {error.strerror}; give a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path} is no YAML: {' '.join(str(error).split())}", "config", str(path)) from error
+        raise ConfigError.of("config", str(path), f"is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict | None):
-        raise ConfigError(f"config {path} is no mapping; it starts for example with: data:", "config", str(path))
+        raise ConfigError.of("config", str(path), "is no mapping; it starts for example with: data:")
     return values or {}
 
 

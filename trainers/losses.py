@@ -80,7 +80,7 @@ def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: 
     True
     """
     if mode not in WEIGHT_MODES:
-        raise ConfigError(f"mode {mode!r} is unknown; use one of {', '.join(WEIGHT_MODES)}", "mode", mode)
+        raise ConfigError.of("mode", mode, f"is unknown; use one of {', '.join(WEIGHT_MODES)}")
     if loss.shape != weight.shape:
         raise ConfigError(
             f"weight of shape {tuple(weight.shape)} for a loss of shape {tuple(loss.shape)}; give one weight for each "

@@ -88,10 +88,8 @@ def train(
     folder: TrainFolder | None = None
     if resume is not None:
         if config is not None:
-            raise ConfigError(
-                f"resume={resume} brings its own configuration; leave config out, and change single settings",
-                "resume",
-                str(resume),
+            raise ConfigError.of(
+                "resume", str(resume), "brings its own configuration; leave config out, and change single settings"
             )
         folder = TrainFolder(resume)
         parsed = _read_resumed_config(folder, {**(flags or {}), **parse_settings(settings)})

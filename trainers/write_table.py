@@ -52,10 +52,8 @@ def check_write_table(out: str | Path, method: str) -> None:
     if method in METHODS and METHODS[method].sample_columns is Method.sample_columns:
         raise _nothing_learnt(method)
     if RunFolder(Path(out)).read_run() is not None:
-        raise ConfigError(
-            f"write-table {out} holds a run already; choose another folder, such as tables-learnt",
-            "write-table",
-            str(out),
+        raise ConfigError.of(
+            "write-table", str(out), "holds a run already; choose another folder, such as tables-learnt"
         )
 
 
@@ -105,10 +103,8 @@ def _nothing_learnt(method: str) -> ConfigError:
 def _check_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     unknown = sorted(set(columns) - set(ALL_COLUMNS))
     if unknown:
-        raise ConfigError(
-            f"column {unknown[0]!r} of the method is not of a weight table; declare it in METHOD_COLUMNS",
-            "column",
-            unknown[0],
+        raise ConfigError.of(
+            "column", unknown[0], "of the method is not of a weight table; declare it in METHOD_COLUMNS"
         )
     if not any(name in columns for name in JUDGEMENT):
         return dict(columns)

@@ -50,7 +50,7 @@ def evaluate(
     from noisegate.pipeline.runs.table import RunFolder
 
     if what not in (None, "pairs", "labels"):
-        raise ConfigError(f"what {what!r} is unknown; use pairs or labels", "what", what)
+        raise ConfigError.of("what", what, "is unknown; use pairs or labels")
     output = Output(as_json)
     tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
     spoilt = noised_part(RunFolder(folder), truth)

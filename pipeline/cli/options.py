@@ -145,10 +145,8 @@ def neighbour_search(
 
     check_engine(engine, {"address": address})
     if workers != 1 and engine == "ray":
-        raise ConfigError(
-            f"neighbour-workers {workers} are processes of this machine; leave them out with --engine ray",
-            "neighbour-workers",
-            workers,
+        raise ConfigError.of(
+            "neighbour-workers", workers, "are processes of this machine; leave them out with --engine ray"
         )
     size = read_size(memory) if memory else None
     with ExitStack() as started:

@@ -95,7 +95,7 @@ def _prices(given: list[str]) -> dict[str, float]:
         except ValueError:
             number = math.nan
         if not 0 <= number < math.inf:
-            raise ConfigError(f"price {text!r} is no price per hour; use 1.20, or A100=1.80", "price", text)
+            raise ConfigError.of("price", text, "is no price per hour; use 1.20, or A100=1.80")
         prices[name or "here"] = number
     return prices
 

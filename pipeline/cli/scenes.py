@@ -38,9 +38,7 @@ def scenes(
     with writing_to(out):
         refuse_other_shards(out, {f"scenes-{part:06d}.tar" for part in range(shards)})
         if (out / TRUTH_FILE).exists():
-            raise ConfigError(
-                f"out {out} holds shards with noise in them ({TRUTH_FILE}); use an empty folder", "out", out
-            )
+            raise ConfigError.of("out", out, f"holds shards with noise in them ({TRUTH_FILE}); use an empty folder")
         remove_half_written(out)
         paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
     output = Output(as_json)

@@ -59,11 +59,7 @@ def verify(
     from noisegate.pipeline.system.progress import progress_for
 
     if pretrained is not None and model is None:
-        raise ConfigError(
-            f"pretrained {pretrained!r} belongs to a model; give --model too, or leave both out",
-            "pretrained",
-            pretrained,
-        )
+        raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave both out")
     run = RunFolder(folder).recorded()
     named = None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size)
     found = check(

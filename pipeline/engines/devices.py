@@ -87,7 +87,7 @@ def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps)
     hint = "give a function of a module that makes one, or ModelSpec('ViT-B-32', …)"
     if not callable(estimator) or (hasattr(estimator, "encode_images") and not isinstance(estimator, type)):
         name = type(estimator).__name__
-        raise ConfigError(f"estimator {name} lives in this process, and several encode; {hint}", "estimator", name)
+        raise ConfigError.of("estimator", name, f"lives in this process, and several encode; {hint}")
     try:
         return dumps(estimator)
     except Exception as error:  # pickle runs code of the object, which may raise anything

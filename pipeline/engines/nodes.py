@@ -30,14 +30,10 @@ class Nodes:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(
-                f"nodes {self.count} is not a number of nodes; use --nodes 4 --node-rank 0", "nodes", self.count
-            )
+            raise ConfigError.of("nodes", self.count, "is not a number of nodes; use --nodes 4 --node-rank 0")
         if not 0 <= self.rank < self.count:
-            raise ConfigError(
-                f"node-rank {self.rank} does not exist among {self.count} nodes; use 0 to {self.count - 1}",
-                "node-rank",
-                self.rank,
+            raise ConfigError.of(
+                "node-rank", self.rank, f"does not exist among {self.count} nodes; use 0 to {self.count - 1}"
             )
 
     @classmethod
@@ -74,9 +70,7 @@ class Nodes:
                 "nodes" if nodes is None else "node-rank",
             )
         if not (nodes.isascii() and nodes.isdigit()):
-            raise ConfigError(
-                f"nodes {nodes!r} is neither a number nor slurm; use --nodes 4 --node-rank 0", "nodes", nodes
-            )
+            raise ConfigError.of("nodes", nodes, "is neither a number nor slurm; use --nodes 4 --node-rank 0")
         return cls(rank, int(nodes))
 
 

@@ -52,11 +52,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         if self.actors is not None and self.actors < 1:
-            raise ConfigError(
-                f"ray-workers {self.actors} is not a number of workers; use 2, or leave it out",
-                "ray-workers",
-                self.actors,
-            )
+            raise ConfigError.of("ray-workers", self.actors, "is not a number of workers; use 2, or leave it out")
         gpus, cpus = self.gpus_per_worker or 0.0, self.cpus_per_worker or 0.0
         if gpus < 0 or (gpus > 1 and gpus % 1):
             raise ConfigError(

@@ -106,11 +106,11 @@ def _check_labels(chunk: Chunk, classes: int | None) -> None:
     """Raise ConfigError for a label without a class name."""
     for sample in chunk.samples:
         if classes is not None and sample.status == "ok" and sample.label is not None and sample.label >= classes:
-            raise ConfigError(
-                f"classes: {classes} are named, but sample {sample.key} of {chunk.shard.url} has label {sample.label}; add "
-                "the missing names and run the same command again: finished shards stay",
+            raise ConfigError.of(
                 "classes",
                 classes,
+                f"are named, but sample {sample.key} of {chunk.shard.url} has label {sample.label}; add the missing "
+                "names and run the same command again: finished shards stay",
             )
 
 

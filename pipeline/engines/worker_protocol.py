@@ -104,10 +104,8 @@ def _check_folder(message: StartEncoding) -> None:
     except OSError:
         text = None
     if text != message.lock_text:
-        raise ConfigError(
-            f"out {message.task.out} is another folder on {socket.gethostname()}; use one that all hosts share",
-            "out",
-            str(message.task.out),
+        raise ConfigError.of(
+            "out", str(message.task.out), f"is another folder on {socket.gethostname()}; use one that all hosts share"
         )
 
 

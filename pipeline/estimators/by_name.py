@@ -56,7 +56,7 @@ def load_estimator(
     torch, and used if it agrees and is faster; the estimator's `notes` tell. Raises ConfigError for what cannot work.
     """
     if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size {batch_size} is not a batch; leave it out or use 64", "batch-size", batch_size)
+        raise ConfigError.of("batch-size", batch_size, "is not a batch; leave it out or use 64")
     if pretrained is not None and model.startswith(("python:", "hf:")):
         raise ConfigError(
             f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})", "pretrained", pretrained
@@ -95,10 +95,8 @@ def as_estimator(given: Any) -> Estimator:
     """The estimator itself, what a function returns, or a user's own object, wrapped as `python:` does."""
     if isinstance(given, type) or not hasattr(given, "encode_images"):
         if not callable(given):
-            raise ConfigError(
-                f"estimator {given!r} is not one; load one first, for example with load_estimator('embedded')",
-                "estimator",
-                str(given),  # errors cross processes, and the object may not
+            raise ConfigError.of(
+                "estimator", str(given), "is not one; load one first, for example with load_estimator('embedded')"
             )
         given = given()
     if isinstance(getattr(given, "identity", None), Identity):

@@ -44,9 +44,7 @@ class CustomEstimator:
         """Import `python:module:factory`, call the factory and wrap what it returns."""
         parts = spec.split(":")
         if len(parts) != 3 or not all(parts):
-            raise ConfigError(
-                f"model {spec!r} must read python:MODULE:FACTORY, such as python:my_models:make_clip", "model", spec
-            )
+            raise ConfigError.of("model", spec, "must read python:MODULE:FACTORY, such as python:my_models:make_clip")
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)  # at the end, so that it shadows nothing
@@ -115,11 +113,11 @@ class CustomEstimator:
                     f"model {self._name!r}: {name} failed on one item: {_text(error)}", "model", self._name
                 ) from error
         if widths[0] != widths[1]:
-            raise ConfigError(
-                f"model {self._name!r} gives pictures {widths[0]} numbers and texts {widths[1]}; "
-                "a pair needs a model with one space for both",
+            raise ConfigError.of(
                 "model",
                 self._name,
+                f"gives pictures {widths[0]} numbers and texts {widths[1]}; a pair needs a model with one space for "
+                "both",
             )
         return widths[0]
 

@@ -30,7 +30,7 @@ class Device:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         kind, _, number = device.partition(":")
         if kind not in ("cpu", "cuda", "mps") or (":" in device and not (number.isascii() and number.isdigit())):
-            raise ConfigError(f"device {device!r} is unknown; use auto, cpu, cuda, cuda:0 or mps", "device", device)
+            raise ConfigError.of("device", device, "is unknown; use auto, cpu, cuda, cuda:0 or mps")
         if kind == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device!r}: torch sees no GPU here; use --device cpu", "device", device)
         if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
@@ -43,7 +43,7 @@ class Device:
             half = "bfloat16" if kind == "cuda" and torch.cuda.is_bf16_supported() else "float16"
             dtype = half if kind == "cuda" else "float32"
         if dtype not in _DTYPES:
-            raise ConfigError(f"dtype {dtype!r} is unknown; use auto, float32, bfloat16 or float16", "dtype", dtype)
+            raise ConfigError.of("dtype", dtype, "is unknown; use auto, float32, bfloat16 or float16")
         return cls(device, dtype)
 
     @property

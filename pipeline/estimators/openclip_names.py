@@ -65,19 +65,17 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
         if source.startswith("local-dir:"):
             _check_folder(name, Path(source.removeprefix("local-dir:")))
         elif "/" not in source:
-            raise ConfigError(
-                f"model {name!r} names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP",
-                "model",
-                name,
+            raise ConfigError.of(
+                "model", name, "names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP"
             )
         return
     if name not in open_clip.list_models():
         close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
-        raise ConfigError(
-            f"model {name!r} is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} "
-            "Other kinds: embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY",
+        raise ConfigError.of(
             "model",
             name,
+            f"is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} Other kinds: "
+            "embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY",
         )
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
@@ -87,10 +85,8 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
         )
     if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
         close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
-        raise ConfigError(
-            f"pretrained {pretrained!r} is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}",
-            "pretrained",
-            pretrained,
+        raise ConfigError.of(
+            "pretrained", pretrained, f"is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}"
         )
 
 

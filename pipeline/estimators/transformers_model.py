@@ -71,10 +71,8 @@ class TransformersEstimator:
         try:
             import transformers
         except ImportError as error:
-            raise ConfigError(
-                f"model {spec!r} needs transformers ({error}); install the extra: pip install 'noisegate[hf]'",
-                "model",
-                spec,
+            raise ConfigError.of(
+                "model", spec, f"needs transformers ({error}); install the extra: pip install 'noisegate[hf]'"
             ) from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
@@ -84,18 +82,18 @@ class TransformersEstimator:
                 processor = transformers.AutoProcessor.from_pretrained(source)
             except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
                 reason = shorten(str(error), 300, placeholder=" …").rstrip(".")
-                raise ConfigError(
-                    f"model {spec!r} cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER "
-                    "with config, weights and processor, as save_pretrained writes them.",
+                raise ConfigError.of(
                     "model",
                     spec,
+                    f"cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER with config, weights "
+                    "and processor, as save_pretrained writes them.",
                 ) from error
             if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
-                raise ConfigError(
-                    f"model {spec!r} comes with a {type(processor).__name__} only; it needs a processor for both "
-                    "pictures and texts: save one beside it with AutoProcessor.save_pretrained",
+                raise ConfigError.of(
                     "model",
                     spec,
+                    f"comes with a {type(processor).__name__} only; it needs a processor for both pictures and texts: "
+                    "save one beside it with AutoProcessor.save_pretrained",
                 )
             return cls(model, processor, name, device, batch_size, draft)
 
@@ -191,18 +189,18 @@ class TransformersEstimator:
             image = self._encode_pixel_batch([np.zeros((crop, crop, 3), np.uint8)])
             text = self._encode_tokens(self._tokens(["a"], "max_length"))
         except (RuntimeError, ValueError, IndexError) as error:
-            raise ConfigError(
-                f"model {name!r} does not take what its processor makes, pictures of {crop} px and "
-                f"{self._context} tokens ({' '.join(str(error).split())[:200]}); save the processor that belongs to it",
+            raise ConfigError.of(
                 "model",
                 name,
+                f"does not take what its processor makes, pictures of {crop} px and {self._context} tokens "
+                f"({' '.join(str(error).split())[:200]}); save the processor that belongs to it",
             ) from error
         if image.ndim != 2 or image.shape != text.shape:
-            raise ConfigError(
-                f"model {name!r} gives a picture the shape {tuple(image.shape)} and a text {tuple(text.shape)}; "
-                f"use a model with one space for both, such as {_EXAMPLES}",
+            raise ConfigError.of(
                 "model",
                 name,
+                f"gives a picture the shape {tuple(image.shape)} and a text {tuple(text.shape)}; use a model with one "
+                f"space for both, such as {_EXAMPLES}",
             )
         return int(image.shape[1])
 
@@ -226,7 +224,7 @@ def _source(spec: str) -> tuple[str, str]:
     """What transformers loads, and the name for the identity; of a folder, only its last part."""
     source = spec.removeprefix("hf:")
     if not source.strip():
-        raise ConfigError(f"model {spec!r} names no model; use for example {_EXAMPLES}", "model", spec)
+        raise ConfigError.of("model", spec, f"names no model; use for example {_EXAMPLES}")
     folder = Path(source).expanduser()
     if folder.is_dir():
         return str(folder), f"hf:{folder.resolve().name}"
@@ -239,10 +237,8 @@ def _source(spec: str) -> tuple[str, str]:
 
 def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
     if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
-        raise ConfigError(
-            f"model {spec!r} is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}",
-            "model",
-            spec,
+        raise ConfigError.of(
+            "model", spec, f"is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}"
         )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place

@@ -31,9 +31,7 @@ def write_keys(rows: RunRows, out: Path, options: Options) -> Written:
         for part in rows.parts(["key"]):
             for key in part.kept["key"].to_pylist():
                 if "\n" in key or "\r" in key:
-                    raise ConfigError(
-                        f"key {key!r} of {part.stem} holds a line break; export --as jsonl instead", "key", key
-                    )
+                    raise ConfigError.of("key", key, f"of {part.stem} holds a line break; export --as jsonl instead")
                 file.write((f"{part.stem}/{key}\n" if options.with_shard else f"{key}\n").encode())
             written += len(part.kept)
         rows.refuse_nothing(written)

@@ -190,7 +190,7 @@ class RunRows:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
                 advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-                raise ConfigError(f"columns: {name!r} is unknown; {advice}", "columns", name)
+                raise ConfigError.of("columns", name, f"is unknown; {advice}")
         if not names:
             raise ConfigError("columns: none is named; give some, such as key,shard,osa_weight", "columns", columns)
         return names

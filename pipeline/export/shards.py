@@ -22,10 +22,8 @@ def parse_added_columns(text: str) -> dict[str, str]:
     pairs = [(name.strip() for name in item.rpartition("=")[::2]) for item in text.split(",") if item.strip()]
     fields = {field or column: column for field, column in pairs}
     if len(fields) < len(pairs):
-        raise ConfigError(
-            f"add-columns {text!r} names a field twice; write for example osa_weight,w=clean_probability",
-            "add_columns",
-            text,
+        raise ConfigError.of(
+            "add_columns", text, "names a field twice; write for example osa_weight,w=clean_probability"
         )
     return fields
 

@@ -129,7 +129,7 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     """
     for name, value, least, works in (("top", top, 0, 10), ("most", most, 1, MOST), ("seed", seed, 0, 0)):
         if value < least:
-            raise ConfigError(f"{name} {value} is too small; use {works}", name, value)
+            raise ConfigError.of(name, value, f"is too small; use {works}")
     runs = RunFolder(Path(first)), RunFolder(Path(second))
     stems = tuple(list(run.stems()) for run in runs)
     for run, run_stems in zip(runs, stems, strict=True):

@@ -73,7 +73,7 @@ def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
     Raises TableError where there is no run or a table is damaged.
     """
     if top < 0:
-        raise ConfigError(f"top {top} is not a number of samples; use 0 or more, such as 10", "top", top)
+        raise ConfigError.of("top", top, "is not a number of samples; use 0 or more, such as 10")
     run = RunFolder(Path(folder))
     stems = sorted(run.stems())
     recorded = run.read_run() or {}

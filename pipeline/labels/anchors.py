@@ -74,7 +74,7 @@ class Anchors:
                 names = tuple(json.loads(file.metadata()["names"]))
                 return cls(names, file.get_tensor("anchors"), file.get_tensor("labels"))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise TableError(f"anchors {path} cannot be read: {error}", "anchors", path) from error
+            raise TableError.of("anchors", path, f"cannot be read: {error}") from error
 
 
 def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:

@@ -101,10 +101,8 @@ class ClassSet:
         if not self.names:
             raise ConfigError("classes: none were given; give at least one name", "classes", ())
         if len(self.names) != len(self.prompts):
-            raise ConfigError(
-                f"prompts: {len(self.prompts)} lists were given for {len(self.names)} classes; give one for each class",
-                "prompts",
-                len(self.prompts),
+            raise ConfigError.of(
+                "prompts", len(self.prompts), f"lists were given for {len(self.names)} classes; give one for each class"
             )
         seen: dict[str, int] = {}
         for number, (name, sentences) in enumerate(zip(self.names, self.prompts, strict=True)):
@@ -114,11 +112,11 @@ class ClassSet:
                 )
             first = seen.setdefault(_plain_name(name).casefold(), number)
             if first != number:
-                raise ConfigError(
-                    f"classes: {name!r} names class {first} and class {number}, and their anchors would be the same; "
-                    f"tell them apart, for example {_plain_name(name) + ' (bird)'!r}",
+                raise ConfigError.of(
                     "classes",
                     name,
+                    f"names class {first} and class {number}, and their anchors would be the same; tell them apart, "
+                    f"for example {_plain_name(name) + ' (bird)'!r}",
                 )
             if not sentences or not all(sentence.strip() for sentence in sentences):
                 what = "no prompts" if not sentences else "an empty prompt"
@@ -161,11 +159,7 @@ def prompts(names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple
         )
     for template in templates:
         if template.count("{}") != 1:
-            raise ConfigError(
-                f"templates: {template!r} needs {{}} once, where the name goes: 'a photo of a {{}}.'",
-                "templates",
-                template,
-            )
+            raise ConfigError.of("templates", template, "needs {} once, where the name goes: 'a photo of a {}.'")
     return tuple(tuple(_fill(template, _plain_name(name)) for template in templates) for name in names)
 
 

@@ -57,10 +57,8 @@ def count_classes(labels: NDArray[np.int64], anchors: Anchors | None) -> int:
             )
         return largest
     if largest > len(anchors.names):
-        raise ConfigError(
-            f"classes: {len(anchors.names)} are named, but a sample has label {largest - 1}; add the missing names",
-            "classes",
-            len(anchors.names),
+        raise ConfigError.of(
+            "classes", len(anchors.names), f"are named, but a sample has label {largest - 1}; add the missing names"
         )
     return len(anchors.names)
 
@@ -168,5 +166,5 @@ def _anchor_posterior(votes: AnchorVotes, images: Rows) -> Posterior:
 def choose_k(count: int, classes: int, k: int | None) -> int:
     """The number of neighbours: k if given, else by the size of the data."""
     if k is not None and k < 1:
-        raise ConfigError(f"k {k} is no number of neighbours; use 50, or leave it out", "k", k)
+        raise ConfigError.of("k", k, "is no number of neighbours; use 50, or leave it out")
     return k if k is not None else max(1, default_k(count, classes))

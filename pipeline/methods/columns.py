@@ -36,14 +36,10 @@ class OneStep:
     def __post_init__(self) -> None:
         for name in self.methods:
             if name not in METHODS:
-                raise ConfigError(f"with {name!r} is unknown; use some of {','.join(METHODS)}", "with", name)
+                raise ConfigError.of("with", name, f"is unknown; use some of {','.join(METHODS)}")
         check_batches(self.batch, self.permutations)
         if self.temperature is not None and not self.temperature > 0:
-            raise ConfigError(
-                f"temperature {self.temperature} cannot divide cosines; use 0.05, or 0.01 for a CLIP",
-                "temperature",
-                self.temperature,
-            )
+            raise ConfigError.of("temperature", self.temperature, "cannot divide cosines; use 0.05, or 0.01 for a CLIP")
 
 
 @dataclass(frozen=True)

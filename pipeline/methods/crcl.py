@@ -40,9 +40,7 @@ def crcl_columns(
     [1.0, 0.0, 0.0]
     """
     if not temperature > 0:
-        raise ConfigError(
-            f"temperature {temperature} cannot divide cosines; use 0.05, or 0.01 for a CLIP", "temperature", temperature
-        )
+        raise ConfigError.of("temperature", temperature, "cannot divide cosines; use 0.05, or 0.01 for a CLIP")
     pairs = EmbeddedPairs(images, texts)
     labels = np.full((permutations, len(pairs.valid)), np.nan)
     for number, pair_batch in pairs.batches(batch, permutations, seed):

@@ -186,4 +186,4 @@ def _cosines(rows: Floats, noisy: Index, domain: str, centring: str) -> Floats:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} {value!r} is unknown; use one of {', '.join(choices)}", name, value)
+        raise ConfigError.of(name, value, f"is unknown; use one of {', '.join(choices)}")

@@ -130,7 +130,7 @@ def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: 
 
 def _check_iterations(max_iter: int) -> None:
     if max_iter < 1:
-        raise ConfigError(f"max_iter={max_iter} fits nothing; give at least 1, such as 10", "max_iter", max_iter)
+        raise ConfigError.of("max_iter", max_iter, "fits nothing; give at least 1, such as 10")
 
 
 class _Scaled:

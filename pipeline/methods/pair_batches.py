@@ -90,11 +90,9 @@ def permuted_batches(
 def check_batches(batch: int, permutations: int) -> None:
     """Raise ConfigError where a pair would have nothing to be compared with."""
     if batch < 2:
-        raise ConfigError(f"batch {batch} leaves a pair without negatives; use 2 or more, such as 128", "batch", batch)
+        raise ConfigError.of("batch", batch, "leaves a pair without negatives; use 2 or more, such as 128")
     if permutations < 1:
-        raise ConfigError(
-            f"permutations {permutations} fills no batch; use 1 or more, such as 5", "permutations", permutations
-        )
+        raise ConfigError.of("permutations", permutations, "fills no batch; use 1 or more, such as 5")
 
 
 def same_pairs(rows: Index, *ids: Index) -> Mask:

@@ -64,11 +64,7 @@ class NeighbourSearch:
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "flat", "ivf", "ivf-pq"):
-            raise ConfigError(
-                f"neighbour-index {self.index!r} is unknown; use auto, flat, ivf or ivf-pq",
-                "neighbour-index",
-                self.index,
-            )
+            raise ConfigError.of("neighbour-index", self.index, "is unknown; use auto, flat, ivf or ivf-pq")
 
     def task_memory(self, device: str) -> int:
         """Bytes that each task may use."""

@@ -29,7 +29,7 @@ _ADVICE = "run the same command again, it goes on, or use less memory with --nei
 def process_executor(count: int) -> Iterator[RunTasks]:
     """Start `count` processes, which share the threads of this machine, and yield the function that runs tasks on them."""
     if count < 1:
-        raise ConfigError(f"neighbour-workers {count} is too few; use 2, or leave it out", "neighbour-workers", count)
+        raise ConfigError.of("neighbour-workers", count, "is too few; use 2, or leave it out")
     threads = max(1, count_threads() // count)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(os.getpid(), threads)) as pool:

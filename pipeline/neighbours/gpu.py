@@ -15,7 +15,7 @@ def gpu_numbers(device: str) -> list[int]:
 
     kind, _, number = device.partition(":")
     if kind not in {"cpu", "cuda", "auto"} or (number and not (kind == "cuda" and number.isdigit())):
-        raise ConfigError(f"device {device!r} is unknown; use cpu, auto, cuda or cuda:0", "device", device)
+        raise ConfigError.of("device", device, "is unknown; use cpu, auto, cuda or cuda:0")
     if kind == "cpu":
         return []
     present = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
@@ -30,7 +30,7 @@ def gpu_numbers(device: str) -> list[int]:
 def check_gpu_lists(gpus: Sequence[int], k: int) -> None:
     """Raise ConfigError where lists of k others are too long for the GPUs."""
     if gpus and k + SPARE > GPU_LIMIT:
-        raise ConfigError(f"k {k} is too long a list for faiss on a GPU; use {GPU_LIMIT - SPARE}, or no GPU", "k", k)
+        raise ConfigError.of("k", k, f"is too long a list for faiss on a GPU; use {GPU_LIMIT - SPARE}, or no GPU")
 
 
 def copy_to_gpus(faiss: Any, index: Any, gpus: Sequence[int]) -> Any:

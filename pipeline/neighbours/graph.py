@@ -76,9 +76,9 @@ def default_k(n: int, classes: int) -> int:
     (200, 100, 2)
     """
     if n < 0:
-        raise ConfigError(f"n {n} is no number of samples; use 0 or more", "n", n)
+        raise ConfigError.of("n", n, "is no number of samples; use 0 or more")
     if classes < 1:
-        raise ConfigError(f"classes {classes} is too few; use 1 or more", "classes", classes)
+        raise ConfigError.of("classes", classes, "is too few; use 1 or more")
     return max(0, min(200, max(5, n // (2 * classes)), n - 1))
 
 

@@ -26,7 +26,7 @@ ROWS_FOR_CODES = 40 * 256  # to learn the codes of compressed rows from
 def check_k(k: int) -> None:
     """Raise ConfigError for k below 1."""
     if k < 1:
-        raise ConfigError(f"k {k} asks for no neighbours; use 1 or more, such as default_k(n, classes)", "k", k)
+        raise ConfigError.of("k", k, "asks for no neighbours; use 1 or more, such as default_k(n, classes)")
 
 
 def choose_kind(index: IndexChoice, rows: int, distinct: int, exact_limit: int) -> Kind:

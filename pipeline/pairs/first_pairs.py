@@ -43,7 +43,7 @@ def read_pairs(
     `note` is called with the error of a shard that cannot be read. Raises ConfigError if no pair is found.
     """
     if count < 1:
-        raise ConfigError(f"samples {count} is too few; use 2000", "samples", count)
+        raise ConfigError.of("samples", count, "is too few; use 2000")
     samples: list[Decoded] = []
     problem: str | None = None
     reason = "no sample has both a picture and a caption"

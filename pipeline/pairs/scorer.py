@@ -71,11 +71,11 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
             if samples[i].status == "ok" and not rows[i].any():
                 samples[i].status, samples[i].error = "invalid", invalid_embedding(part)
     if images.shape[1] != texts.shape[1] and (images.any(axis=1) & texts.any(axis=1)).any():
-        raise ConfigError(
-            f"model {estimator.identity.model!r} gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair "
-            "needs a model with one space for both",
+        raise ConfigError.of(
             "model",
             estimator.identity.model,
+            f"gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair needs a model with one "
+            "space for both",
         )
     return Encoded(images, texts, row_cosines(images, texts))
 

@@ -87,7 +87,7 @@ def _files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
     folder = path / prefix if (path / prefix).is_dir() else path
     found = sorted(folder.glob(f"{prefix}*{suffix}")) or sorted(folder.glob(f"*{suffix}"))
     if not found:
-        raise ConfigError(f"{name}: {path} is neither a file nor a folder with *{suffix} files", name, path)
+        raise ConfigError.of(name, path, f"is neither a file nor a folder with *{suffix} files")
     return dict(sorted(zip(_numbers(found), found, strict=True)))
 
 
@@ -119,14 +119,10 @@ def _part(images: Path, texts: Path | None, metadata: Path | None, start: int) -
     left = open_array(images, "images", 2)
     right = open_array(texts, "texts", 2) if texts else None
     if right is not None and len(right) != len(left):
-        raise ConfigError(
-            f"texts: {texts} has {len(right):,} rows, {images} has {len(left):,}; give one for each", "texts", texts
-        )
+        raise ConfigError.of("texts", texts, f"has {len(right):,} rows, {images} has {len(left):,}; give one for each")
     for name, path, array in (("images", images, left), ("texts", texts, right)):
         if array is not None and array.shape[1] == 0:
-            raise ConfigError(
-                f"{name}: {path} has rows without any numbers; want (N, d) with d of 1 or more", name, path
-            )
+            raise ConfigError.of(name, path, "has rows without any numbers; want (N, d) with d of 1 or more")
     widths = left.shape[1], 0 if right is None else right.shape[1]
     key = _key_column(metadata, images, len(left)) if metadata else None
     return ArrayPart(images.stem, start, len(left), widths, images, texts, metadata, key)
@@ -137,19 +133,15 @@ def _key_column(path: Path, images: Path, rows: int) -> str:
         file = pq.read_metadata(path)
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(
-            f"metadata: {path} is not a readable Parquet file: {_line(error)}", "metadata", path
-        ) from error
+        raise ConfigError.of("metadata", path, f"is not a readable Parquet file: {_line(error)}") from error
     if file.num_rows != rows:
-        raise ConfigError(
-            f"metadata: {path} has {file.num_rows:,} rows, {images} has {rows:,}; give one for each", "metadata", path
-        )
+        raise ConfigError.of("metadata", path, f"has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
     found = next((name for name in KEY_COLUMNS if name in schema.names), None)
     if found is None:
-        raise ConfigError(
-            f"metadata: {path} has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}",
+        raise ConfigError.of(
             "metadata",
             path,
+            f"has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}",
         )
     kind = schema.field(found).type
     if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
@@ -192,15 +184,13 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
             f"{name}: there is no file {path}; give an .npy file, as numpy.save writes it", name, path
         ) from error
     except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(
-            f"{name}: {path} is no whole .npy file of numbers; write one with numpy.save", name, path
-        ) from error
+        raise ConfigError.of(name, path, "is no whole .npy file of numbers; write one with numpy.save") from error
     if not isinstance(array, np.ndarray):
         array.close()
-        raise ConfigError(f"{name}: {path} holds several arrays; save one of them as .npy with numpy.save", name, path)
+        raise ConfigError.of(name, path, "holds several arrays; save one of them as .npy with numpy.save")
     if array.ndim != dimensions or array.dtype.kind not in kinds:
         wanted = f"{'numbers' if 'f' in kinds else 'whole numbers'} {'(N, d)' if dimensions == 2 else '(N,)'}"
-        raise ConfigError(f"{name}: {path} holds {array.dtype} of shape {array.shape}; want {wanted}", name, path)
+        raise ConfigError.of(name, path, f"holds {array.dtype} of shape {array.shape}; want {wanted}")
     return array
 
 

@@ -34,8 +34,8 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
             else:
                 chosen = file.get_tensor(part) if rows is None else file.get_tensor(part)[rows]
     except (OSError, SafetensorError) as error:
-        raise TableError(
-            f"embeddings {path} cannot be read: {error}; run the same annotate command again", "embeddings", path
+        raise TableError.of(
+            "embeddings", path, f"cannot be read: {error}; run the same annotate command again"
         ) from error
     return chosen.astype(np.float32)
 
@@ -45,8 +45,8 @@ def map_embeddings(path: Path, part: str) -> NDArray[Any]:
     try:
         return map_tensors(path)[0][part]
     except TableError as error:
-        raise TableError(
-            f"embeddings {path} cannot be read: {error}; run the same annotate command again", "embeddings", path
+        raise TableError.of(
+            "embeddings", path, f"cannot be read: {error}; run the same annotate command again"
         ) from error
 
 

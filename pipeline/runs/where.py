@@ -68,9 +68,7 @@ class Where:
         """(N,) bool, false where the answer is not known; raises TableError when the table lacks a column."""
         lost = [name for name in self.columns if name not in table.column_names]
         if lost:
-            raise TableError(
-                f"where {self.text!r} needs the column {lost[0]}, which this table does not have", "where", self.text
-            )
+            raise TableError.of("where", self.text, f"needs the column {lost[0]}, which this table does not have")
         found = self._condition(table)
         if isinstance(found, pa.Scalar):
             return np.full(len(table), found.as_py() is True)

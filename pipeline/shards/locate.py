@@ -140,7 +140,7 @@ def _glob(name: str) -> list[str]:
             store, path = fsspec.core.url_to_fs(pattern)
             names = [store.unstrip_protocol(path) for path in store.glob(path)]
         except Exception as error:
-            raise ConfigError(f"shards {name!r} cannot be listed: {_describe(error)}", "shards", name) from error
+            raise ConfigError.of("shards", name, f"cannot be listed: {_describe(error)}") from error
     elif folder:
         names = [str(path) for path in Path(name).iterdir()]
     else:

@@ -130,9 +130,7 @@ class DecodePool:
 
     def __init__(self, workers: int, preprocess: Preprocessor, options: DecodeOptions) -> None:
         if workers < 0:
-            raise ConfigError(
-                f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers
-            )
+            raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
         self._workers, self._preprocess, self._options = workers, preprocess, options
         self._lock = threading.Lock()
         self._executor = self._start_pool(workers) if workers else None

@@ -27,9 +27,7 @@ def read_size(text: str) -> int:
         step = 1024 if binary else 1000
         size = float(number) * step ** ("KMGT".index(unit) + 1 if unit else 0)
     if size < LEAST:
-        raise ConfigError(
-            f"neighbour-memory {text!r} is no size of 16MB or more; use 8GB, or leave it out", "neighbour-memory", text
-        )
+        raise ConfigError.of("neighbour-memory", text, "is no size of 16MB or more; use 8GB, or leave it out")
     return int(size)
 
 

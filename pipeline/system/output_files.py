@@ -22,7 +22,7 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR,
 def writing_to(out: str | Path) -> Iterator[Path]:
     """Make the folder and yield it; raises ConfigError for a URL, a file, or a place that may not be written."""
     if re.match(r"[a-z][a-z0-9+.-]+:/", str(out), re.IGNORECASE):  # one slash: Path has swallowed the other
-        raise ConfigError(f"out {out} is a URL; files are written to a local folder, such as --out results", "out", out)
+        raise ConfigError.of("out", out, "is a URL; files are written to a local folder, such as --out results")
     folder = Path(out)
     whole = folder.absolute()
     try:
@@ -38,10 +38,8 @@ def writing_to(out: str | Path) -> Iterator[Path]:
         place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
         if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):
             raise
-        raise ConfigError(
-            f"out {out} cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results",
-            "out",
-            out,
+        raise ConfigError.of(
+            "out", out, f"cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
         ) from error
 
 
@@ -49,7 +47,7 @@ def refuse_other_shards(out: Path, names: Collection[str]) -> None:
     """Raises ConfigError where `out` holds tars that are not about to be written: `out/*.tar` would mix the two."""
     other = sorted(path.name for path in out.glob("*.tar") if path.name not in names)
     if other:
-        raise ConfigError(f"out {out} holds other shards, such as {other[0]}; use an empty folder", "out", out)
+        raise ConfigError.of("out", out, f"holds other shards, such as {other[0]}; use an empty folder")
 
 
 def remove_half_written(out: Path) -> None:

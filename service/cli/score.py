@@ -115,11 +115,7 @@ def score(
         from noisegate.pipeline.pairs import load_scorer
 
         if pretrained is not None and model is None:
-            raise ConfigError(
-                f"pretrained {pretrained!r} belongs to a model; give --model too, or leave it out",
-                "pretrained",
-                pretrained,
-            )
+            raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave it out")
         pictures = _read_images(wanted)
         with output.working(f"loading {model or (f'the model of {run}' if run else 'embedded')}"):
             scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, dtype=dtype, beta=beta)
@@ -148,7 +144,7 @@ def _collect_pairs(image: str | None, captions: Sequence[str], source: str | Non
         problem = 'a caption is missing; use: noisegate score image.jpg "a caption", or --pairs FILE'
         raise ConfigError(problem, "captions")
     if image != "-" and not image.lower().startswith(URLS) and not Path(image).is_file():
-        raise ConfigError(f"image {image!r} is not a file; give one such as image.jpg", "image", image)
+        raise ConfigError.of("image", image, "is not a file; give one such as image.jpg")
     return [(image, caption) for caption in captions]
 
 
@@ -156,9 +152,7 @@ def _read_images(pairs: Sequence[tuple[str, str]]) -> list[bytes | Path]:
     """Paths of the pictures, or the bytes of standard input; raises ConfigError for a URL."""
     for image, _ in pairs:
         if image.lower().startswith(URLS):
-            raise ConfigError(
-                f"image {image!r} is a URL, which only a service fetches; give --url, or a file", "image", image
-            )
+            raise ConfigError.of("image", image, "is a URL, which only a service fetches; give --url, or a file")
     stdin = sys.stdin.buffer.read() if any(image == "-" for image, _ in pairs) else b""
     return [stdin if image == "-" else Path(image) for image, _ in pairs]
 
@@ -212,9 +206,7 @@ def read_pairs(source: str) -> list[tuple[str, str]]:
         for line, row in rows
     ]
     if not pairs:
-        raise ConfigError(
-            f"pairs {source} is empty; write a header `image,text` and a pair on each line", "pairs", source
-        )
+        raise ConfigError.of("pairs", source, "is empty; write a header `image,text` and a pair on each line")
     return pairs
 
 

@@ -41,7 +41,7 @@ class BatchSizes:
 
     def __post_init__(self) -> None:
         if self.items < 1:
-            raise ConfigError(f"batch_items {self.items} is too small; use 64", "batch_items", self.items)
+            raise ConfigError.of("batch_items", self.items, "is too small; use 64")
 
     def limit_to(self, limits: Mapping[str, Any]) -> "BatchSizes":
         """Lower the sizes to the limits that a server reports."""

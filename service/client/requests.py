@@ -38,7 +38,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.retries < 0:
-            raise ConfigError(f"retries {self.retries} is negative; use 5, or 0 for none", "retries", self.retries)
+            raise ConfigError.of("retries", self.retries, "is negative; use 5, or 0 for none")
 
     def wait(self, tries: int, outcome: Outcome, draw: float) -> float | None:
         """Seconds to wait after try number `tries` ended with `outcome`; None: give up. `draw` is random in [0, 1).
@@ -142,7 +142,7 @@ class ClientBase:
 
     def __init__(self, retry: Retry, batch_items: int, in_flight: int, draw: Callable[[], float]) -> None:
         if in_flight < 1:
-            raise ConfigError(f"in_flight {in_flight} is too small; use 4", "in_flight", in_flight)
+            raise ConfigError.of("in_flight", in_flight, "is too small; use 4")
         self._retry, self._draw, self._in_flight = retry, draw, in_flight
         self._wanted = BatchSizes(batch_items)
         self._sizes: BatchSizes | None = None
@@ -194,9 +194,7 @@ def comparison(classes: str | None, against: str | None) -> dict[str, str]:
 def connection_options(url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
     """Options of the httpx client; the key goes to this service only, since httpx follows no redirect."""
     if not url.lower().startswith(("http://", "https://")):
-        raise ConfigError(
-            f"url {url!r} is not the address of a service; use one such as http://127.0.0.1:8765", "url", url
-        )
+        raise ConfigError.of("url", url, "is not the address of a service; use one such as http://127.0.0.1:8765")
     try:
         base = httpx.URL(url if url.endswith("/") else f"{url}/")
     except httpx.InvalidURL as error:

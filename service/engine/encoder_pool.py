@@ -287,9 +287,7 @@ def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:  # torch stays out of this process
             names = [f"cuda:{i}" for i in range(other.submit(_count_gpus).result())]
     if not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"device {device!r} names no device, or one twice; use auto, cpu, or cuda:0,cuda:1", "device", device
-        )
+        raise ConfigError.of("device", device, "names no device, or one twice; use auto, cpu, or cuda:0,cuda:1")
     return [replace(spec, device=name) for name in names]
 
 

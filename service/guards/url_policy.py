@@ -83,9 +83,7 @@ class UrlPolicy:
                     f"url_{name} {value} must be positive; use {getattr(UrlPolicy, name)}", f"url_{name}", value
                 )
         if self.redirects < 0:
-            raise ConfigError(
-                f"url_redirects {self.redirects} is negative; use 3, or 0 for none", "url_redirects", self.redirects
-            )
+            raise ConfigError.of("url_redirects", self.redirects, "is negative; use 3, or 0 for none")
         for port in self.ports:
             if not 1 <= port <= 65535:
                 raise ConfigError(f"url port {port} is not a port; use 80 and 443", "ports", port)
@@ -174,8 +172,8 @@ def _normalise_pattern(host: str) -> str:
             raise UrlError("bad_url", "an IP address has no names below it")
         return star + normal
     except UrlError as error:
-        raise ConfigError(
-            f"url_hosts {host!r} is not a host: {error}; use pictures.example.org, or *.example.org", "url_hosts", host
+        raise ConfigError.of(
+            "url_hosts", host, f"is not a host: {error}; use pictures.example.org, or *.example.org"
         ) from error
 
 

@@ -46,9 +46,7 @@ class Roots:
             elif Path(root).is_dir():
                 folders.append(Path(root).resolve())
             else:
-                raise ConfigError(
-                    f"roots: {root} is not a folder; name one that holds shards, such as data", "roots", root
-                )
+                raise ConfigError.of("roots", root, "is not a folder; name one that holds shards, such as data")
         return cls(tuple(folders), tuple(prefixes))
 
     def find(self, patterns: Sequence[str]) -> list[str]:

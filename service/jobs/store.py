@@ -140,10 +140,10 @@ class JobStore:
             problem = f"jobs_folder: {path} is not a record of jobs ({error}); use another folder"
             raise ConfigError(problem, "jobs_folder", path) from error
         if version not in (0, VERSION):
-            raise ConfigError(
-                f"jobs_folder: {path} has version {version}, not {VERSION}; use another folder, or the noisegate that made it",
+            raise ConfigError.of(
                 "jobs_folder",
                 path,
+                f"has version {version}, not {VERSION}; use another folder, or the noisegate that made it",
             )
 
     def close(self) -> None:

@@ -150,7 +150,7 @@ class RunTables:
     def histogram(self, column: str, filters: Filters, bins: int = 50) -> Bins | None:
         """At most `bins` bins of a round width, with an edge at the column's cut; None if no row has a value."""
         if column not in NUMBERS:
-            raise ConfigError(f"column {column!r} holds no numbers; use one of {', '.join(NUMBERS)}", "column", column)
+            raise ConfigError.of("column", column, f"holds no numbers; use one of {', '.join(NUMBERS)}")
         rules = filters.rules()
         with self._lock:
             return self._cached(("bins", column, filters, bins), lambda: self._histogram(column, rules, bins))
@@ -234,7 +234,7 @@ class RunTables:
         if by is None:
             return lenses[0].rank, lenses[0].cut
         if by not in NUMBERS:
-            raise ConfigError(f"by {by!r} is no column of numbers; use one of {', '.join(NUMBERS)}", "by", by)
+            raise ConfigError.of("by", by, f"is no column of numbers; use one of {', '.join(NUMBERS)}")
         cut = next((lens.cut for lens in lenses if by in (lens.rank, lens.column)), None)
         return by, 0.5 if by == "clean_probability" else cut
 

@@ -64,7 +64,7 @@ class PaperPreset(_Fact):
         """Settings of one run as a tree for `TrainConfig.parse`; `data` replaces DATA."""
         found = self.setups.get(setup)
         if found is None:
-            raise ConfigError(f"setup={setup!r} is unknown; {self.name} has {', '.join(self.setups)}", "setup", setup)
+            raise ConfigError.of("setup", setup, f"is unknown; {self.name} has {', '.join(self.setups)}")
         if method not in found.methods:
             raise ConfigError(
                 f"method={method!r} is unknown; {self.name} {setup} has {', '.join(found.methods)}", "methods", method
@@ -105,9 +105,7 @@ def load_paper_preset(name: str) -> PaperPreset:
     """The preset of that name; raise ConfigError with the known names for another."""
     if name not in paper_presets():
         known = paper_presets()
-        raise ConfigError(
-            f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}", "preset", name
-        )
+        raise ConfigError.of("preset", name, f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
     return _validate(PaperPreset, _read(f"{name}.yaml"), f"{name}.yaml")
 
 

@@ -51,7 +51,7 @@ def run_bench(
 ) -> SceneBench:
     """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset."""
     if jobs < 0:
-        raise ConfigError(f"jobs {jobs} is negative; use 2, or 0 for one per processor", "jobs", jobs)
+        raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
     cells = [
         plan_cell(preset, prepared[rate], method, rate, seed, out / preset.name)

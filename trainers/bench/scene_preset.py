@@ -82,11 +82,9 @@ def load_preset(name: str) -> ScenePreset:
     try:
         given = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"preset {name} cannot be read: {error}", "preset", name) from error
+        raise ConfigError.of("preset", name, f"cannot be read: {error}") from error
     if not isinstance(given, dict) or "base" not in given:
-        raise ConfigError(
-            f"preset {name} does not say what it changes; begin it with base: {preset_names()[-1]}", "preset", name
-        )
+        raise ConfigError.of("preset", name, f"does not say what it changes; begin it with base: {preset_names()[-1]}")
     changes = {key: value for key, value in given.items() if key != "base"}
     return _validate(merge_trees(_read_preset(str(given["base"])), {"name": Path(name).stem, **changes}), name)
 
@@ -103,9 +101,7 @@ def is_file_name(name: str) -> bool:
 def _read_preset(name: str) -> dict[str, Any]:
     known = preset_names()
     if name not in known:
-        raise ConfigError(
-            f"preset {name!r} is unknown; use {', '.join(known)}{did_you_mean(name, known)}", "preset", name
-        )
+        raise ConfigError.of("preset", name, f"is unknown; use {', '.join(known)}{did_you_mean(name, known)}")
     tree: dict[str, Any] = yaml.safe_load(
         files("noisegate.trainers.bench").joinpath("presets", f"{name}.yaml").read_text(encoding="utf-8")
     )

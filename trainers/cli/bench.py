@@ -132,8 +132,8 @@ def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence
     known = [*scenes, "scenes", *papers]
     for name in given:
         if name not in known and not is_file_name(name):
-            raise ConfigError(
-                f"preset {name!r} is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}", "preset", name
+            raise ConfigError.of(
+                "preset", name, f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}"
             )
     return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
 

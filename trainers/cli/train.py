@@ -184,7 +184,7 @@ def evaluate_model(
     from noisegate.trainers.evaluate import evaluate_model as run
 
     if which not in ("best", "last"):
-        raise ConfigError(f"which {which!r} is unknown; use best or last", "which", which)
+        raise ConfigError.of("which", which, "is unknown; use best or last")
     settings = {"task": {"options": {"folds": folds}}} if folds > 1 else None
     output = Output(as_json)
     with output.working(f"measuring {source}"):

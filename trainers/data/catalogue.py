@@ -90,9 +90,7 @@ def make_catalogue(
                 "shards and table are both missing; give at least one, such as shards 'data/*.tar'", "shards", None
             )
         if needs.where is not None:
-            raise ConfigError(
-                f"where {needs.where!r} needs a table; give the folder of a run as table", "where", needs.where
-            )
+            raise ConfigError.of("where", needs.where, "needs a table; give the folder of a run as table")
         located = find_shards(shards)
         notes: list[str] = []
         return Catalogue(located, None, RowMask(_rows_from_shards(located, needs, cache, notes)), notes)

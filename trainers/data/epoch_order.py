@@ -225,6 +225,4 @@ def make_order(
     if match := re.fullmatch(r"m_per_class:(\d{1,6})", sampler):
         rows = np.flatnonzero(mask.to_array())
         return MPerClassOrder(rows, labels(rows), batch_size, int(match.group(1)), seed)
-    raise ConfigError(
-        f"sampler {sampler!r} is unknown; use 'window', 'sequential' or 'm_per_class:4'", "sampler", sampler
-    )
+    raise ConfigError.of("sampler", sampler, "is unknown; use 'window', 'sequential' or 'm_per_class:4'")

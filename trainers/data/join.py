@@ -207,6 +207,4 @@ def check_columns(columns: Sequence[str]) -> None:
     known = _number_columns()
     for name in columns:
         if name not in known:
-            raise ConfigError(
-                f"columns {name!r} is not a number of the weight table; use {', '.join(known)}", "columns", name
-            )
+            raise ConfigError.of("columns", name, f"is not a number of the weight table; use {', '.join(known)}")

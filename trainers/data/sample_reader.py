@@ -42,11 +42,7 @@ class CaptionSource:
         if text in ("one", "read"):
             return cls()
         if kind != "json" or not name or every not in ("", "all"):
-            raise ConfigError(
-                f"{setting}={text!r} is unknown; use 'one', 'read', 'json:captions' or 'json:captions:all'",
-                setting,
-                text,
-            )
+            raise ConfigError.of(setting, text, "is unknown; use 'one', 'read', 'json:captions' or 'json:captions:all'")
         return cls(name, bool(every))
 
 

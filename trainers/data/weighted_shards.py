@@ -101,11 +101,7 @@ class WeightedShards:
             name = label if isinstance(label, str) else columns[0]
             raise ConfigError(f"column {name!r} needs a table; give the folder of a run as table", "table", None)
         if image_part not in (None, "npy"):
-            raise ConfigError(
-                f"image_part {image_part!r} is unknown; use 'npy', or None for jpg, jpeg, png and webp",
-                "image_part",
-                image_part,
-            )
+            raise ConfigError.of("image_part", image_part, "is unknown; use 'npy', or None for jpg, jpeg, png and webp")
         if image == "npy":
             image, image_part = ArrayTensor(), "npy"
         if keep_decoded and image is not None and not getattr(image, "deterministic", False):
@@ -333,10 +329,10 @@ class WeightedShards:
             note = f"{few} too few samples for sampler {self._sampler!r}: left out"
             self.notes += [note] if note not in self.notes else []
         if not len(order):
-            raise ConfigError(
-                f"batch_size {self.batch_size} is larger than the {selected:,} samples to train on; use {selected} or less",
+            raise ConfigError.of(
                 "batch_size",
                 self.batch_size,
+                f"is larger than the {selected:,} samples to train on; use {selected} or less",
             )
         return order
 
@@ -375,23 +371,19 @@ def _check_numbers(
     batch_size: int, world: int, rank: int, workers: int, window_shards: int, max_mismatch: float
 ) -> None:
     if batch_size < 1:
-        raise ConfigError(f"batch_size {batch_size} is not a number of samples; use 64", "batch_size", batch_size)
+        raise ConfigError.of("batch_size", batch_size, "is not a number of samples; use 64")
     if world < 1 or not 0 <= rank < world:
-        raise ConfigError(f"rank {rank} of world {world} does not exist; ranks go from 0 to world - 1", "rank", rank)
+        raise ConfigError.of("rank", rank, f"of world {world} does not exist; ranks go from 0 to world - 1")
     if batch_size % world:
-        raise ConfigError(
-            f"batch_size {batch_size} is that of all ranks together and is not a multiple of world {world}; "
-            f"use {max(1, batch_size // world) * world}",
+        raise ConfigError.of(
             "batch_size",
             batch_size,
+            f"is that of all ranks together and is not a multiple of world {world}; use "
+            f"{max(1, batch_size // world) * world}",
         )
     if workers < 0:
-        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers)
+        raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
     if window_shards < 1:
-        raise ConfigError(
-            f"window_shards {window_shards} is not a number of shards; use 8", "window_shards", window_shards
-        )
+        raise ConfigError.of("window_shards", window_shards, "is not a number of shards; use 8")
     if not 0 <= max_mismatch < 1:
-        raise ConfigError(
-            f"max_mismatch {max_mismatch} is not a share of samples; use 0.01", "max_mismatch", max_mismatch
-        )
+        raise ConfigError.of("max_mismatch", max_mismatch, "is not a share of samples; use 0.01")

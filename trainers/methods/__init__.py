@@ -45,9 +45,7 @@ def method_class(config: Mapping[str, Any]) -> type[Method]:
     if name is None:
         raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}", "method.name", None)
     if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(
-            f"method.name={name!r} is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}",
-            "method.name",
-            name,
+        raise ConfigError.of(
+            "method.name", name, f"is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
         )
     return METHODS[name]

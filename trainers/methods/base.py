@@ -261,9 +261,7 @@ class Method(ABC):
         if self.config.loss == "auto":
             return fitting[0]
         if self.config.loss not in fitting:
-            raise ConfigError(
-                f"method.loss={self.config.loss} does not fit task.name={task}; use {' or '.join(fitting)}, or auto",
-                "method.loss",
-                self.config.loss,
+            raise ConfigError.of(
+                "method.loss", self.config.loss, f"does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
             )
         return self.config.loss

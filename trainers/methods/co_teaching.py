@@ -124,11 +124,11 @@ class CoTeaching(Method):
 
     def epochs(self, wanted: int) -> int:
         if wanted <= self.config.warmup:
-            raise ConfigError(
-                f"method.warmup={self.config.warmup} leaves nothing of loop.epochs={wanted} to learn from; use "
-                f"method.warmup={max(1, wanted // 4)} or loop.epochs={self.config.warmup + max(2, wanted)}",
+            raise ConfigError.of(
                 "method.warmup",
                 self.config.warmup,
+                f"leaves nothing of loop.epochs={wanted} to learn from; use method.warmup={max(1, wanted // 4)} or "
+                f"loop.epochs={self.config.warmup + max(2, wanted)}",
             )
         return wanted
 

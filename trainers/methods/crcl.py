@@ -89,9 +89,7 @@ class Crcl(Method):
     def epochs(self, wanted: int) -> int:
         given, freeze = self.config.pieces, self.config.freeze
         if given is not None and (not given or min(given) < 1):
-            raise ConfigError(
-                f"method.pieces={given} are no numbers of epochs; use for example [5, 5, 5, 30]", "method.pieces", given
-            )
+            raise ConfigError.of("method.pieces", given, "are no numbers of epochs; use for example [5, 5, 5, 30]")
         if given is None:
             self.lengths = split_epochs(wanted, freeze)
         else:

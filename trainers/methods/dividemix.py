@@ -79,11 +79,10 @@ class DivideMix(Method):
     def epochs(self, wanted: int) -> int:
         self.warmup = self.config.warmup if self.config.warmup is not None else max(1, wanted // 10)
         if self.warmup >= wanted:
-            raise ConfigError(
-                f"method.warmup={self.warmup} leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs="
-                f"{max(2, wanted)}",
+            raise ConfigError.of(
                 "method.warmup",
                 self.warmup,
+                f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}",
             )
         return wanted
 

@@ -101,7 +101,7 @@ def soft_margin(
     elif recast == "sigmoid":
         share = torch.sigmoid(max(1.0, 10 + 100 * (boundary - 0.5)) * (y - boundary))
     else:
-        raise ConfigError(f"recast {recast!r} is unknown; use linear, exponential, sine or sigmoid", "recast", recast)
+        raise ConfigError.of("recast", recast, "is unknown; use linear, exponential, sine or sigmoid")
     return share * margin
 
 

@@ -33,10 +33,8 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
         return config
     name = config.get("name")
     if not isinstance(name, str) or name not in TARGETS:
-        raise ConfigError(
-            f"target.name={name!r} is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}",
-            "target.name",
-            name,
+        raise ConfigError.of(
+            "target.name", name, f"is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
         )
     kind: type[TargetConfig] = _class(str(name), "Config")
     try:

@@ -197,10 +197,8 @@ def _architecture_of(name: str, preprocess: dict[str, Any] | None) -> tuple[dict
         content = json.loads(file.read_text())
         return content["model_cfg"], preprocess or content.get("preprocess_cfg", {})
     if source.startswith("hf-hub:"):
-        raise ConfigError(
-            f"target.model={name!r} cannot be built without its weights; use a plain name, such as ViT-B-32",
-            "target.model",
-            name,
+        raise ConfigError.of(
+            "target.model", name, "cannot be built without its weights; use a plain name, such as ViT-B-32"
         )
     check_name(name, source, "random:0")
     return dict(open_clip.get_model_config(name)), preprocess or {}

@@ -152,10 +152,8 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
     name, source = str(config.backbone), config.backbone_weights if weights else None
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise ConfigError(
-            f"target.backbone={name!r} is no timm model; use {', '.join(close) or 'for example resnet50'}",
-            "target.backbone",
-            name,
+        raise ConfigError.of(
+            "target.backbone", name, f"is no timm model; use {', '.join(close) or 'for example resnet50'}"
         )
     if source not in (None, "download") and not Path(str(source)).is_file():
         raise ConfigError(

@@ -138,10 +138,8 @@ class WordEncoder(nn.Module):
             self.gru = nn.GRU(word_width, width, layers, batch_first=True, bidirectional=True)
             return
         if width % heads:
-            raise ConfigError(
-                f"target.heads={heads} does not divide target.width={width}; use for example heads: 4",
-                "target.heads",
-                heads,
+            raise ConfigError.of(
+                "target.heads", heads, f"does not divide target.width={width}; use for example heads: 4"
             )
         self.enter = nn.Linear(word_width, width)
         self.places = nn.Parameter(torch.randn(vocabulary.max_length, width) * 0.02)
@@ -165,11 +163,7 @@ def read_word_vectors(path: Path, vocabulary: Vocabulary, table: nn.Embedding) -
     Words without a vector keep their random row.
     """
     if vocabulary.kind != "words":
-        raise ConfigError(
-            f"target.word_vectors={str(path)!r} needs vocabulary.kind: words, not {vocabulary.kind}",
-            "target.word_vectors",
-            str(path),
-        )
+        raise ConfigError.of("target.word_vectors", str(path), f"needs vocabulary.kind: words, not {vocabulary.kind}")
     if not path.is_file():
         raise ConfigError(
             f"target.word_vectors={str(path)!r}: no such file; give a text file, such as glove.6B.300d.txt",

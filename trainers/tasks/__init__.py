@@ -28,10 +28,8 @@ def check_task(task: str, options: Mapping[str, Any], monitor: str = "auto") -> 
     else:
         figures = _retrieval_figures(**_retrieval_options(options))
     if monitor not in ("auto", *figures):
-        raise ConfigError(
-            f"task.monitor={monitor} is none of the figures; use one of {', '.join(figures)}, or auto",
-            "task.monitor",
-            monitor,
+        raise ConfigError.of(
+            "task.monitor", monitor, f"is none of the figures; use one of {', '.join(figures)}, or auto"
         )
 
 
@@ -39,17 +37,11 @@ def _retrieval_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if name == "folds":
             if not _is_count(value):
-                raise ConfigError(
-                    f"task.options.folds={value!r} is no number of parts; use 5 for MS-COCO, or 1",
-                    "task.options.folds",
-                    value,
-                )
+                raise ConfigError.of("task.options.folds", value, "is no number of parts; use 5 for MS-COCO, or 1")
         elif name == "ks":
             if not (isinstance(value, Sequence) and value and all(map(_is_count, value))):
-                raise ConfigError(
-                    f"task.options.ks={value!r} are no ranks; use for example task.options.ks=[1, 5, 10]",
-                    "task.options.ks",
-                    value,
+                raise ConfigError.of(
+                    "task.options.ks", value, "are no ranks; use for example task.options.ks=[1, 5, 10]"
                 )
         else:
             raise ConfigError(

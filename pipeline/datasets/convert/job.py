@@ -101,13 +101,11 @@ def convert(
     if split not in chosen.splits:
         raise ConfigError(f"split {split!r}: {chosen.name} has {', '.join(chosen.splits)}", "split", split)
     if check not in CHECKS:
-        raise ConfigError(f"check {check!r} is unknown; use {' or '.join(CHECKS)}", "check", check)
+        raise ConfigError.of("check", check, f"is unknown; use {' or '.join(CHECKS)}")
     given = _check_options(chosen, options)
     folder, target = Path(source), Path(out)
     if folder.is_dir() and target.resolve() == folder.resolve():
-        raise ConfigError(
-            f"out {out} is the source; use another folder, so that the download stays as it is", "out", out
-        )
+        raise ConfigError.of("out", out, "is the source; use another folder, so that the download stays as it is")
     request = Request(chosen, folder, split, check, **given)
     module, _, name = chosen.reader.partition(":")
     read: Callable[[Request], SampleSource] = getattr(import_module(f".{module}", __package__), name)
@@ -130,14 +128,12 @@ def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
     """Check the given options and add the kind's defaults."""
     for name, value in given.items():
         if name not in _OPTIONS:
-            raise ConfigError(f"{name}={value!r} is no option; use {', '.join(_OPTIONS)}", name, value)
+            raise ConfigError.of(name, value, f"is no option; use {', '.join(_OPTIONS)}")
         if name not in kind.options and value != _OPTIONS[name][0]:
             taken = ", ".join(kind.options) or "none"
             raise ConfigError(f"{name}={str(value)!r}: {kind.name} does not take it; it takes {taken}", name, value)
     if given.get("rows") not in (None, "captions", "images"):
-        raise ConfigError(
-            f"rows={given['rows']!r} is unknown; use captions (one row each) or images", "rows", given["rows"]
-        )
+        raise ConfigError.of("rows", given["rows"], "is unknown; use captions (one row each) or images")
     layout = given.get("layout")
     if layout is not None and layout not in kind.layouts:
         raise ConfigError(f"layout={layout!r}: {kind.name} has {', '.join(kind.layouts)}", "layout", layout)

@@ -200,7 +200,5 @@ def find_kind(name: str) -> Kind:
     """Find a kind by name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
     plain = name.lower().replace("-", "").replace("_", "")
     if plain not in KINDS:
-        raise ConfigError(
-            f"kind {name!r} is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}", "kind", name
-        )
+        raise ConfigError.of("kind", name, f"is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}")
     return KINDS[plain]

@@ -42,10 +42,8 @@ class PairNoise:
         ['a cat', 'a dog', 'a car']
         """
         if len(captions) != len(self.source):
-            raise ConfigError(
-                f"captions: {len(captions)} were given for {len(self.source)} samples; give one for each sample",
-                "captions",
-                len(captions),
+            raise ConfigError.of(
+                "captions", len(captions), f"were given for {len(self.source)} samples; give one for each sample"
             )
         return [captions[i] for i in self.source]
 

@@ -61,7 +61,7 @@ def noise_captions(
     """
     if protocol not in PROTOCOLS or PROTOCOLS[protocol].noises != "captions":
         names = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "captions")
-        raise ConfigError(f"protocol {protocol!r} does not change captions; use {names}", "protocol", protocol)
+        raise ConfigError.of("protocol", protocol, f"does not change captions; use {names}")
     refuse_own_field("text_field", text_field, "caption", "true_caption")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
@@ -111,9 +111,7 @@ def rewrite_shards(
     targets = {shard: out / f"{shard.stem}.tar" for shard in shards}
     for shard, target in targets.items():
         if shard.is_local and target.resolve() == Path(shard.url).resolve():
-            raise ConfigError(
-                f"out {out} is where the shards are; use another folder, so that the originals stay", "out", out
-            )
+            raise ConfigError.of("out", out, "is where the shards are; use another folder, so that the originals stay")
     refuse_other_shards(out, {target.name for target in targets.values()})
     row = 0
     truth: dict[str, list[Any]] = {"shard": [], "index": [], "key": [], "noisy": []}

@@ -40,7 +40,7 @@ def draw(scene: Scene, size: int = 64) -> Image.Image:
     True
     """
     if size < 16:
-        raise ConfigError(f"size={size} is too small to tell shapes apart: use 64", "size", size)
+        raise ConfigError.of("size", size, "is too small to tell shapes apart: use 64")
     rng = np.random.default_rng(scene.seed)
     side = size * _OVERSAMPLING
     image = Image.new("RGB", (side, side), _shade(scene.background, rng, tint=5))

@@ -69,18 +69,12 @@ class Scene:
                     getattr(self.main, name),
                 )
         if (self.companion.size, self.companion.count) != ("small", 1) or self.companion.position == "middle":
-            raise ConfigError(
-                f"companion={self.companion} must be small, count=1 and at a side such as 'left'",
-                "companion",
-                self.companion,
-            )
+            raise ConfigError.of("companion", self.companion, "must be small, count=1 and at a side such as 'left'")
 
 
 def _check(name: str, value: object) -> None:
     if value not in _CHOICES[name]:
-        raise ConfigError(
-            f"{name}={value!r} is not drawn: use {_CHOICES[name][0]!r} or another of {_CHOICES[name]}", name, value
-        )
+        raise ConfigError.of(name, value, f"is not drawn: use {_CHOICES[name][0]!r} or another of {_CHOICES[name]}")
 
 
 def _pick(rng: np.random.Generator, choices: Sequence[T]) -> T:
@@ -116,9 +110,7 @@ def with_attribute(scene: Scene, attribute: str, value: Any) -> Scene:
     if attribute == "background":
         return replace(scene, background=value)
     if attribute not in ATTRIBUTES:
-        raise ConfigError(
-            f"attribute={attribute!r} is not one of {ATTRIBUTES}: use 'colour', say", "attribute", attribute
-        )
+        raise ConfigError.of("attribute", attribute, f"is not one of {ATTRIBUTES}: use 'colour', say")
     return replace(scene, main=replace(scene.main, **{attribute: value}))
 
 
@@ -133,9 +125,7 @@ def hard_negative(scene: Scene, rng: np.random.Generator, attribute: str | None 
     """
     attribute = _pick(rng, ATTRIBUTES) if attribute is None else attribute
     if attribute not in ATTRIBUTES:
-        raise ConfigError(
-            f"attribute={attribute!r} is not one of {ATTRIBUTES}: use 'colour', say", "attribute", attribute
-        )
+        raise ConfigError.of("attribute", attribute, f"is not one of {ATTRIBUTES}: use 'colour', say")
     taken = [attribute_value(scene, attribute)]
     if scene.companion is not None and attribute in ("shape", "colour", "position"):
         taken.append(getattr(scene.companion, attribute))

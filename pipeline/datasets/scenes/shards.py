@@ -44,11 +44,11 @@ def write_scenes(
     attribute's name. Without `labels` there is no `.cls`, no label in the JSON and no `classes.txt` beside the shards.
     """
     if count < 1:
-        raise ConfigError(f"count={count} gives no scenes: use 1000", "count", count)
+        raise ConfigError.of("count", count, "gives no scenes: use 1000")
     if not 1 <= shards <= count:
-        raise ConfigError(f"shards={shards} does not split {count} scenes: use {min(4, count)}", "shards", shards)
+        raise ConfigError.of("shards", shards, f"does not split {count} scenes: use {min(4, count)}")
     if seed < 0:
-        raise ConfigError(f"seed={seed} is negative: use 0", "seed", seed)
+        raise ConfigError.of("seed", seed, "is negative: use 0")
     bounds = [count * part // shards for part in range(shards + 1)]
     paths = []
     for part, (start, stop) in enumerate(itertools.pairwise(bounds)):

@@ -54,10 +54,8 @@ class BlockRecall:
                 (str(owner.dtype), owner.shape),
             )
         if folds < 1 or images % folds:
-            raise ConfigError(
-                f"folds={folds} does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set",
-                "folds",
-                folds,
+            raise ConfigError.of(
+                "folds", folds, f"does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set"
             )
         self.owner = owner.astype(np.int64)
         self.images, self.ks, self.folds = images, tuple(ks), folds
@@ -106,7 +104,7 @@ class BlockRecall:
         """Percent of queries answered within the first K; images without captions ask nothing."""
         if np.isnan(self._right).any():
             missing = int(np.isnan(self._right).sum())
-            raise ConfigError(f"rows: {missing} captions have not met their image; add all rows", "rows", missing)
+            raise ConfigError.of("rows", missing, "captions have not met their image; add all rows")
         caption_rank = 1 + (self._wrong >= self._right).sum(axis=0)  # exact up to the largest K, more beyond it
         folds = range(self.folds)
         images = [self._image_rank[fold * self.size : (fold + 1) * self.size] for fold in folds]

@@ -39,9 +39,7 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
     """
     weight, noise = np.asarray(weights, dtype=np.float64), np.asarray(noisy, dtype=np.bool_)
     if weight.shape != noise.shape or weight.ndim != 1:
-        raise ConfigError(
-            f"weights {weight.shape} and noisy {noise.shape} must both have shape (N,)", "weights", weight.shape
-        )
+        raise ConfigError.of("weights", weight.shape, f"and noisy {noise.shape} must both have shape (N,)")
     if missing := int(np.isnan(weight).sum()):
         raise ConfigError(f"weights holds {missing} NaN; give samples that failed the weight 0", "weights", missing)
     total, wrong = len(weight), int(noise.sum())

@@ -62,7 +62,7 @@ def write_report(
     hold a sample shown, so memory does not grow with the data. Shards that are gone cost their pictures, not the report.
     """
     if not 1 <= gallery <= 500:
-        raise ConfigError(f"gallery {gallery} is no number of samples for a page; use 12", "gallery", gallery)
+        raise ConfigError.of("gallery", gallery, "is no number of samples for a page; use 12")
     run = RunFolder(Path(folder))
     recorded = run.read_run() or {}
     stems = list(run.stems())
@@ -98,9 +98,7 @@ def write_report(
     try:
         write_atomically(target, page)
     except OSError as error:
-        raise ConfigError(
-            f"out {target} cannot be written: {error.strerror}; use --out report.html", "out", target
-        ) from error
+        raise ConfigError.of("out", target, f"cannot be written: {error.strerror}; use --out report.html") from error
     return Report(target, len(page), data.rows, album.pictures, missing)
 
 

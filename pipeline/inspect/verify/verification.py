@@ -87,9 +87,9 @@ def verify(
     """
     for setting, value, example in (("samples", samples, 200), ("tolerance", tolerance, 1e-4), ("seed", seed, 0)):
         if not value >= 0:
-            raise ConfigError(f"{setting} {value} must be 0 or more; use {example}", setting, value)
+            raise ConfigError.of(setting, value, f"must be 0 or more; use {example}")
     if shards is not None and shards < 1:
-        raise ConfigError(f"shards {shards} is too few; use 1 or more, or leave it out for all", "shards", shards)
+        raise ConfigError.of("shards", shards, "is too few; use 1 or more, or leave it out for all")
     run = RunFolder(Path(folder))
     recorded = run.recorded()
     check = _Check(run, recorded, np.random.default_rng(seed), progress or Progress())

@@ -85,7 +85,7 @@ def refine(
     """
     given = check_labels(labels, classes)
     if not 0 <= b <= 1:
-        raise ConfigError(f"b={b} is no share; give 0 (neighbours only) to 1 (anchors only), such as 0.5", "b", b)
+        raise ConfigError.of("b", b, "is no share; give 0 (neighbours only) to 1 (anchors only), such as 0.5")
     if neighbours is None and anchors is None:
         raise ConfigError("neighbours and anchors are both None; give one of them or both", "neighbours")
     if anchors is not None and (images is None or anchor_labels is None):

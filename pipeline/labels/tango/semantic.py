@@ -224,9 +224,7 @@ class AnchorVotes:
         """(C,) how many images an anchor of each class lists."""
         wanted = np.asarray(max(1, images // self.classes) if quota is None else quota)
         if wanted.dtype.kind not in "iu" or wanted.shape not in {(), (self.classes,)} or wanted.min() < 0:
-            raise ConfigError(
-                f"quota={quota!r} is no number of images; give one, or ({self.classes},) by class", "quota", quota
-            )
+            raise ConfigError.of("quota", quota, f"is no number of images; give one, or ({self.classes},) by class")
         return np.broadcast_to(wanted, (self.classes,)).astype(np.int64)
 
 

@@ -49,7 +49,7 @@ def plan(
     if seconds <= 0:
         raise ConfigError(f"seconds {seconds:g} is no time to measure; use 10", "seconds", seconds)
     if workers is not None and workers < 0:
-        raise ConfigError(f"workers {workers} is not a number of processes; use 0 (none) or more", "workers", workers)
+        raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
     known = {"here", *(device.name for device in DEVICES)}
     if unknown := sorted(set(prices or {}) - known):
         raise ConfigError(
