@@ -140,7 +140,7 @@ def test_the_command_writes_and_refuses_before_it_trains(scored: Path, tmp_path:
     assert read_table(tmp_path / "learnt", ["crcl_label"])["crcl_label"].null_count == 0
     again = called(*words, "--write-table", tmp_path / "learnt", cwd=tmp_path)
     assert again.returncode != 0
-    assert "learnt holds a run already; choose another folder" in again.stderr
+    assert "learnt' holds a run already; choose another folder" in again.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 1, "nothing was trained for it"
 
 

@@ -173,8 +173,8 @@ def test_a_preset_of_ones_own_changes_a_known_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "setting", "answer"),
     [
-        (None, "preset", "mine.yaml cannot be read: [Errno 2] No such file"),
-        ("base: [", "preset", "mine.yaml cannot be read"),
+        (None, "preset", "mine.yaml' cannot be read: [Errno 2] No such file"),
+        ("base: [", "preset", "mine.yaml' cannot be read"),
         ("methods: [lnc]", "preset", "begin it with base: scenes-retrieval"),
         ("base: scenes-retreival", "preset", "preset 'scenes-retreival' is unknown"),
         ("base: scenes-retrieval\nrate: [0]", "rate", "mine.yaml: rate: Extra inputs"),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.inspect.metrics import RecallAtK, rsum
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target
@@ -96,7 +95,7 @@ def test_folds_come_beside_the_figures_over_all_images() -> None:
     assert figures["fold_t2i_r1"] == pytest.approx(np.mean([p[1] for p in parts]))
     assert figures["i2t_r1"] == pytest.approx(by_loops(table, owner, 1)[0])
     assert figures["fold_rsum"] > figures["rsum"]
-    with pytest.raises(ConfigError, match="folds=3 does not divide 10"):
+    with refused("folds", 3):
         retrieval.evaluate(Known(table), rows_of(owner), folds=3)
 
 
