@@ -22,11 +22,10 @@ from .config import TrainConfig, parse_settings, read_config
 from .data import WeightedShards
 from .evaluate import evaluation_data, measure
 from .loop.checkpoint import Checkpoint, LoopState, read_checkpoint
-from .loop.interrupts import explain_interrupts, stop_on_signals
 from .loop.log import TrainLog
 from .loop.loop import Loop
 from .loop.run_context import PICTURE, RunContext, network_seed
-from .loop.run_folder import TrainFolder, make_run_folder
+from .loop.run_folder import TrainFolder, explain_interrupts, make_run_folder, stop_on_signals
 from .loop.streams import Streams
 from .methods import Method
 from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target

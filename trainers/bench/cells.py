@@ -126,7 +126,7 @@ def run_cell(cell: Cell) -> CellResult:
     """Train and measure one cell; an exception becomes the `error` of its result."""
     import torch  # and what imports it: processes that wait for cells stay small
 
-    from noisegate.trainers.data.scratch import ScratchFolder
+    from noisegate.trainers.data.shard_cache import ScratchFolder
     from noisegate.trainers.train import train
 
     if cell.threads is not None:

@@ -1,23 +1,155 @@
-"""A bench on a data set of the papers: their set-up and noise on your copy of the data, to compare with their figures."""
+"""A bench on a data set of the papers: their set-up and noise on your copy of the data, to compare with their figures.
+
+`presets/NAME.yaml` describes one data set: how its shards are made from the usual download, which noise is added, and for each
+set-up (a target with its optimiser) the settings of a training run and what each method changes. `presets/papers.yaml` holds
+the reported figures. In commands SOURCE stands for the user's download, DATA for the folder of shards.
+"""
+
+from __future__ import annotations
 
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from noisegate.pipeline.datasets.noise import TRUTH_FILE, find_protocol, noise_captions, noise_labels
-from noisegate.pipeline.errors import ConfigError, NoisegateError
+from noisegate.pipeline.errors import ConfigError, NoisegateError, did_you_mean
 from noisegate.pipeline.runs import RunFolder
 from noisegate.trainers.config import merge_trees
 
 from .cells import Cell, CellResult, run_cells
-from .paper_preset import DATA, PaperFigure, PaperPreset, PaperSetup, paper_figures
-from .scene_bench import judge_table
-from .scene_preset import rate_name
+from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, rate_name, read_yaml
+
+DATA = "DATA"
+MAIN_FIGURE = {"retrieval": "rsum", "classification": "accuracy", "image_retrieval": "map_at_r"}
+
+
+class PaperNoise(PresetPart):
+    """A protocol of `noisegate noise` with the rates of the papers, or `real`: the noise of the data itself."""
+
+    protocol: str
+    rates: tuple[float, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class PaperSetup(PresetPart):
+    """A target with its training settings, and what each method changes in them."""
+
+    convert: tuple[str, ...]
+    annotate: str | None = None
+    """the command that makes DATA/tables, for methods that read one"""
+    also_on: dict[str, str] = Field(default_factory=dict)
+    """other evaluation shards by name"""
+    notes: tuple[str, ...] = ()
+    """what differs from the paper, or is not published"""
+    config: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+
+
+class PaperPreset(PresetPart):
+    """One data set of the papers."""
+
+    name: str
+    summary: str
+    task: Literal["retrieval", "classification", "image_retrieval"]
+    noise: tuple[PaperNoise, ...]
+    setups: dict[str, PaperSetup]
+
+    def find_setup(self, name: str) -> PaperSetup:
+        """The set-up of that name; raise ConfigError with the known names for another."""
+        if name not in self.setups:
+            raise ConfigError.of("setup", name, f"is unknown; {self.name} has {', '.join(self.setups)}")
+        return self.setups[name]
+
+    def run_config(self, setup: str, method: str, data: str | Path = DATA) -> dict[str, Any]:
+        """Settings of one run as a tree for `TrainConfig.parse`; `data` replaces DATA."""
+        found = self.find_setup(setup)
+        if method not in found.methods:
+            raise ConfigError.of("methods", method, f"is unknown; {self.name} {setup} has {', '.join(found.methods)}")
+        base = merge_trees(found.config, {"task": {"name": self.task}, "method": {"name": method}})
+        config: dict[str, Any] = _fill_data_folder(merge_trees(base, found.methods[method]), str(data))
+        return config
+
+
+class PaperFigure(PresetPart):
+    """Figures that a paper reports for one method, by the names that our evaluation uses.
+
+    rate: share of noise, None for that of the data itself. part: what was measured, if not the trained model.
+    witness: `paper`, or `notes` if the figures come from reading notes.
+    """
+
+    paper: str
+    preset: str
+    setup: str
+    method: str
+    noise: str = "shuffle-captions"
+    rate: float | None = None
+    also_on: str | None = None
+    part: str | None = None
+    figures: dict[str, float]
+    witness: Literal["paper", "notes"]
+    note: str | None = None
+
+
+def paper_presets() -> tuple[str, ...]:
+    """Names of the data sets with a set-up of the papers."""
+    named = {row.preset for row in _all_figures()}
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml") if path.stem in named))
+
+
+@cache
+def load_paper_preset(name: str) -> PaperPreset:
+    """The preset of that name; raise ConfigError with the known names for another."""
+    if name not in paper_presets():
+        known = paper_presets()
+        raise ConfigError.of("preset", name, f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}")
+    return check_preset(PaperPreset, read_yaml(name), name)
+
+
+def paper_figures(
+    preset: str | None = None,
+    *,
+    setup: str | None = None,
+    method: str | None = None,
+    noise: str | None = None,
+    rate: float | None = None,
+) -> tuple[PaperFigure, ...]:
+    """Figures that match all given values, in the order of the papers.
+
+    >>> [row.figures for row in paper_figures("flickr30k", method="crcl", rate=0.4)]
+    [{'rsum': 505.2}]
+    """
+    wanted = {"preset": preset, "setup": setup, "method": method, "noise": noise, "rate": rate}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    return tuple(row for row in _all_figures() if all(getattr(row, name) == value for name, value in given.items()))
+
+
+@cache
+def _all_figures() -> tuple[PaperFigure, ...]:
+    return tuple(
+        check_preset(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, "papers")
+        for paper in read_yaml("papers").values()
+        for row in paper["rows"]
+    )
+
+
+def _fill_data_folder(value: Any, data: str) -> Any:
+    """Replace DATA at the beginning of texts by the folder."""
+    if isinstance(value, Mapping):
+        return {name: _fill_data_folder(inner, data) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_fill_data_folder(inner, data) for inner in value]
+    if isinstance(value, str) and value.startswith(f"{DATA}/"):
+        return data + value.removeprefix(DATA)
+    return value
+
 
 REAL = "real"
 NOISE_SEED = 0
@@ -59,12 +191,10 @@ class PaperBench:
 def list_conditions(preset: PaperPreset, rates: Sequence[float] | None = None) -> tuple[Condition, ...]:
     """The noise of the papers, or the given rates of it."""
     if rates is not None and any(noise.protocol == REAL for noise in preset.noise):
-        raise ConfigError(
-            f"--rates {rates}: {preset.name} has noise of its own and takes none; leave it out", "rates", rates
-        )
+        raise ConfigError.of("rates", rates, f"are not for {preset.name}, which has noise of its own; leave them out")
     wrong = [rate for rate in rates or () if not 0 <= rate < 1]
     if wrong:
-        raise ConfigError(f"--rates {wrong[0]:g} is no share of noise; use for example 0.4", "rates", wrong[0])
+        raise ConfigError.of("rates", wrong[0], "is no share of noise; use for example 0.4")
     found = []
     for noise in preset.noise:
         if noise.protocol == REAL:
@@ -93,9 +223,7 @@ def run_paper_bench(
     `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
     model. Finished parts are kept below `out`, as in `run_bench`.
     """
-    described = preset.setups.get(setup)
-    if described is None:
-        raise ConfigError(f"--setup {setup} is unknown; {preset.name} has {', '.join(preset.setups)}", "setup", setup)
+    described = preset.find_setup(setup)
     chosen = tuple(methods or described.methods)
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
     conditions = list_conditions(preset, rates)
@@ -153,21 +281,16 @@ def make_noisy_shards(
     folder = place / f"noisy-{condition.name}"
     if not (folder / TRUTH_FILE).exists():  # written last
         note(f"noise: {condition.title}")
+        noise: dict[str, Any] = {
+            "protocol": condition.protocol,
+            "rate": condition.rate,
+            "seed": NOISE_SEED,
+            **condition.options,
+        }
         if find_protocol(condition.protocol).noises == "captions":
-            noise_captions(
-                sources, folder, protocol=condition.protocol, rate=condition.rate, seed=NOISE_SEED, **condition.options
-            )
+            noise_captions(sources, folder, **noise)
         else:
-            classes = config["target"].get("classes") or None
-            noise_labels(
-                sources,
-                folder,
-                protocol=condition.protocol,
-                rate=condition.rate,
-                seed=NOISE_SEED,
-                classes=classes,
-                **condition.options,
-            )
+            noise_labels(sources, folder, classes=config["target"].get("classes") or None, **noise)
     return [str(path) for path in sorted(folder.glob("*.tar"))]
 
 

@@ -1,30 +1,26 @@
 """Results of a bench on a data set of the papers: ours with the papers' figures in brackets, costs, curves."""
 
-import json
-import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from noisegate.pipeline.system import counted, write_atomically
+from noisegate.pipeline.system import counted
 
-from .cells import NOISE_FIGURES, CellResult
-from .paper_bench import Condition, PaperBench
-from .paper_preset import MAIN_FIGURE, PaperFigure
+from .cells import NOISE_FIGURES
+from .paper_bench import MAIN_FIGURE, Condition, PaperBench, PaperFigure
 from .tables import (
     Spread,
     draw_curves,
+    format_failures,
+    format_median,
     format_noise_found,
-    format_whole,
-    html_page,
     json_values,
     markdown_table,
     method_notes,
-    svg_file,
+    write_results,
 )
 
 FIGURES = {"retrieval": ("i2t_r1", "t2i_r1", "rsum"), "classification": ("accuracy",), "image_retrieval": ("map_at_r",)}
@@ -65,8 +61,7 @@ def paper_markdown(bench: PaperBench) -> str:
         f"noisegate evaluate-model RUN --shards '{preset.setups[bench.setup].also_on.get(str(row.also_on), row.also_on)}'"
         for row in others
     ]
-    failed = [cell for cells in bench.cells.values() for cell in cells if cell.error is not None]
-    lines += [f"- failed: {cell.method} at {100 * cell.rate:g} %, seed {cell.seed}: {cell.error}" for cell in failed]
+    lines += format_failures(cell for cells in bench.cells.values() for cell in cells)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -104,16 +99,11 @@ def _same_noise(row: PaperFigure, condition: Condition) -> bool:
 
 def _costs(bench: PaperBench) -> list[str]:
     """Processor time and memory of each method: medians over all noise and seeds."""
-
-    def median(method: str, read: Callable[[CellResult], float]) -> str:
+    rows = []
+    for method in bench.methods:
         cells = [cell for (name, _), found in bench.cells.items() if name == method for cell in found]
-        values = [value for cell in cells if cell.error is None and math.isfinite(value := read(cell))]
-        return format_whole(statistics.median(values) if values else math.nan)
-
-    rows = [
-        [method, median(method, lambda cell: cell.seconds), median(method, lambda cell: cell.memory_mb)]
-        for method in bench.methods
-    ]
+        good = [cell for cell in cells if cell.error is None]
+        rows.append([method, format_median(c.seconds for c in good), format_median(c.memory_mb for c in good)])
     return _optional_table(["what it took", "CPU seconds", "memory MB"], rows)
 
 
@@ -175,14 +165,6 @@ def paper_curves(bench: PaperBench) -> dict[str, Markup]:
 
 def write_paper_tables(bench: PaperBench, out: Path) -> list[Path]:
     """Write `results.md`, `results.json`, `results.html` and, with several rates, curves into the set-up's folder."""
-    place = out / bench.preset.name / bench.setup
-    markdown, pictures = paper_markdown(bench), paper_curves(bench)
-    texts = {
-        "results.md": markdown,
-        "results.json": json.dumps(paper_json(bench), indent=1) + "\n",
-        "results.html": html_page(f"{bench.preset.name}, {bench.setup}", list(pictures.values()), markdown),
-        **{f"curves-{protocol}.svg": svg_file(picture) for protocol, picture in pictures.items()},
-    }
-    for name, text in texts.items():
-        write_atomically(place / name, text.encode())
-    return [place / name for name in texts]
+    name, curves = bench.preset.name, {f"curves-{kind}": picture for kind, picture in paper_curves(bench).items()}
+    title, folder = f"{name}, {bench.setup}", out / name / bench.setup
+    return write_results(folder, title, paper_markdown(bench), paper_json(bench), curves)

@@ -1,29 +1,27 @@
 """Results of a bench on drawn scenes: Markdown to read, JSON to compute with, HTML with curves to look at."""
 
-import json
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from noisegate.pipeline.system import counted, write_atomically
+from noisegate.pipeline.system import counted
 
 from .cells import CellResult
 from .scene_bench import SceneBench
 from .tables import (
     Spread,
     draw_curves,
+    format_failures,
+    format_median,
     format_noise_found,
-    format_whole,
-    html_page,
     json_values,
     markdown_table,
     method_notes,
-    svg_file,
+    write_results,
 )
 
 IDENTIFICATION = {
@@ -49,11 +47,10 @@ def to_markdown(bench: SceneBench) -> str:
     ]
     rows = []
     for method in preset.methods:
-        seconds = _median(bench, method, lambda cell: cell.seconds)
-        memory = _median(bench, method, lambda cell: cell.memory_mb)
+        good = [cell for cell in _cells(bench, method) if cell.error is None]
+        costs = [format_median(cell.seconds for cell in good), format_median(cell.memory_mb for cell in good)]
         skipped = sum(cell.skipped for cell in _cells(bench, method))
-        figures = [str(_spread(bench, method, rate)) for rate in rates]
-        rows.append([method, *figures, format_whole(seconds), format_whole(memory), str(skipped)])
+        rows.append([method, *(str(_spread(bench, method, rate)) for rate in rates), *costs, str(skipped)])
     lines += markdown_table(["method", *percents, "CPU seconds", "memory MB", "skipped batches"], rows)
     lines += ["", "What the weight table said of the noise (percent):", ""]
     names = [name for name in IDENTIFICATION if any(name in found for found in bench.identification.values())]
@@ -65,9 +62,7 @@ def to_markdown(bench: SceneBench) -> str:
         )
     lines += markdown_table(["noise rate", *(IDENTIFICATION[name] for name in names)], judged)
     lines += _noise_found(bench, rates, percents)
-    failed = [cell for cell in bench.cells if cell.error is not None]
-    lines += ["", *method_notes(preset.methods)]
-    lines += [f"- failed: {c.method} at {100 * c.rate:g} %, seed {c.seed}: {c.error}" for c in failed]
+    lines += ["", *method_notes(preset.methods), *format_failures(bench.cells)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -100,11 +95,6 @@ def _spread(bench: SceneBench, method: str, rate: float) -> Spread:
     return Spread.of(main_figure(bench, cell) for cell in _cells(bench, method, rate))
 
 
-def _median(bench: SceneBench, method: str, value: Callable[[CellResult], float]) -> float:
-    good = [value(cell) for cell in _cells(bench, method) if cell.error is None]
-    return statistics.median(good) if good else math.nan
-
-
 def to_json(bench: SceneBench) -> dict[str, Any]:
     """Every cell, and the same means."""
     preset = bench.preset
@@ -128,20 +118,7 @@ def draw_scene_curves(bench: SceneBench) -> Markup:
     return draw_curves(preset.name, preset.figure.label, rates, lines)
 
 
-def to_html(bench: SceneBench) -> str:
-    """One page: curves, then the tables."""
-    return html_page(bench.preset.name, [draw_scene_curves(bench)], to_markdown(bench))
-
-
 def write_tables(bench: SceneBench, out: Path) -> list[Path]:
     """Write `results.md`, `results.json`, `results.html` and `curves.svg` into the preset's folder."""
-    folder = out / bench.preset.name
-    texts = {
-        "results.md": to_markdown(bench),
-        "results.json": json.dumps(to_json(bench), indent=1) + "\n",
-        "results.html": to_html(bench),
-        "curves.svg": svg_file(draw_scene_curves(bench)),
-    }
-    for name, text in texts.items():
-        write_atomically(folder / name, text.encode())
-    return [folder / name for name in texts]
+    name, curves = bench.preset.name, {"curves": draw_scene_curves(bench)}
+    return write_results(out / name, name, to_markdown(bench), to_json(bench), curves)

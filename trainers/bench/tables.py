@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from noisegate.pipeline.inspect.report import drawing, element, label, ticks
+from noisegate.pipeline.system import write_atomically
 from noisegate.trainers.methods import METHODS
+
+from .cells import CellResult
 
 COLOURS = ("#6b7280", "#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#92400e")
 DASHES = ("7 3", "2 3", "7 3 2 3", "12 4")
@@ -61,14 +66,9 @@ class Spread:
         return f"{text} ({self.failed} failed)" if self.failed else text
 
 
-def markdown_row(words: Sequence[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(words)} |"
-
-
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a Markdown table."""
-    return [markdown_row(head), markdown_row(["---"] * len(head)), *(markdown_row(row) for row in rows)]
+    return [f"| {' | '.join(words)} |" for words in (head, ["---"] * len(head), *rows)]
 
 
 def method_notes(methods: Iterable[str]) -> list[str]:
@@ -90,9 +90,16 @@ def format_noise_found(judged: Iterable[Mapping[str, float | None]]) -> str:
     return " / ".join(parts) + repaired if means else "–"
 
 
-def format_whole(value: float) -> str:
-    """Without decimals; a dash for nan."""
-    return "–" if math.isnan(value) else f"{value:,.0f}"
+def format_median(values: Iterable[float]) -> str:
+    """The median of the finite values, without decimals; a dash without any."""
+    known = [value for value in values if math.isfinite(value)]
+    return f"{statistics.median(known):,.0f}" if known else "–"
+
+
+def format_failures(cells: Iterable[CellResult]) -> list[str]:
+    """A line for each cell that failed."""
+    failed = [cell for cell in cells if cell.error is not None]
+    return [f"- failed: {cell.method} at {100 * cell.rate:g} %, seed {cell.seed}: {cell.error}" for cell in failed]
 
 
 def json_values(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +159,21 @@ def draw_curves(
 def svg_file(picture: Markup) -> str:
     """A drawing as a file of its own: with fonts, and with lighter lines on a dark page."""
     return str(picture).replace("</desc>", f"</desc><style>{SVG_STYLE}</style>", 1) + "\n"
+
+
+def write_results(
+    folder: Path, title: str, markdown: str, values: Mapping[str, Any], pictures: Mapping[str, Markup]
+) -> list[Path]:
+    """Write `results.md`, `results.json`, `results.html` and the pictures as SVG files by name."""
+    texts = {
+        "results.md": markdown,
+        "results.json": json.dumps(values, indent=1) + "\n",
+        "results.html": html_page(title, list(pictures.values()), markdown),
+        **{f"{name}.svg": svg_file(picture) for name, picture in pictures.items()},
+    }
+    for name, text in texts.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in texts]
 
 
 def html_page(title: str, pictures: Sequence[Markup], markdown: str) -> str:

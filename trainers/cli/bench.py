@@ -84,8 +84,8 @@ def bench(
     {warmup: 2}}}[/] in mine.yaml: [cyan]noisegate bench --preset mine.yaml --methods lnc,lnc@mine[/]
     """
     require_extra("trainers", "noisegate bench")
-    from noisegate.trainers.bench.paper_preset import paper_presets
-    from noisegate.trainers.bench.scene_preset import preset_names
+    from noisegate.trainers.bench.paper_bench import paper_presets
+    from noisegate.trainers.bench.scene_bench import preset_names
 
     output = Output(as_json)
     names = expand_presets(preset, preset_names(), paper_presets())
@@ -98,19 +98,11 @@ def bench(
     papers = [name for name in names if name in paper_presets()]
     for name, value in (("data", data), ("setup", setup), ("estimator", estimator), ("set", settings)):
         if value and not papers:
-            raise ConfigError(
-                f"--{name} is for data sets of the papers, such as --preset flickr30k; leave it out", name, value
-            )
+            raise ConfigError.of(name, value, "is for data sets of the papers, as --preset flickr30k; leave it out")
     if papers and data is None:
-        raise ConfigError(
-            f"--preset {papers[0]} needs its shards; give their folder, for example --data {papers[0]}", "data", None
-        )
+        raise ConfigError(f"data is not given; --preset {papers[0]} needs the folder of its shards", "data")
     if papers and quick:
-        raise ConfigError(
-            "--quick is for drawn scenes; use for example --set loop.max_steps=100 --methods baseline,osa",
-            "quick",
-            True,
-        )
+        raise ConfigError.of("quick", True, "is for drawn scenes; use --set loop.max_steps=100 --methods baseline,osa")
     results = {}
     for name in names:
         if name in papers:
@@ -127,14 +119,13 @@ def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence
     >>> expand_presets(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
     ['scenes-a', 'scenes-b', 'coco']
     """
-    from noisegate.trainers.bench.scene_preset import is_file_name
+    from noisegate.trainers.bench.scene_bench import is_file_name
 
     known = [*scenes, "scenes", *papers]
     for name in given:
         if name not in known and not is_file_name(name):
-            raise ConfigError.of(
-                "preset", name, f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}"
-            )
+            problem = f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}"
+            raise ConfigError.of("preset", name, problem)
     return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
 
 
@@ -150,8 +141,7 @@ class BenchChoices:
 
 def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, output: Output) -> dict[str, Any]:
     """Run a preset of drawn scenes, write its tables and show them."""
-    from noisegate.trainers.bench.scene_bench import run_bench
-    from noisegate.trainers.bench.scene_preset import check_methods, load_preset
+    from noisegate.trainers.bench.scene_bench import check_methods, load_preset, run_bench
     from noisegate.trainers.bench.scene_tables import to_json, to_markdown, write_tables
     from noisegate.trainers.methods import METHODS
 
@@ -183,8 +173,7 @@ def bench_paper(
     output: Output,
 ) -> dict[str, Any]:
     """Run a data set of the papers, write its tables and show them."""
-    from noisegate.trainers.bench.paper_bench import run_paper_bench
-    from noisegate.trainers.bench.paper_preset import MAIN_FIGURE, load_paper_preset
+    from noisegate.trainers.bench.paper_bench import MAIN_FIGURE, load_paper_preset, run_paper_bench
     from noisegate.trainers.bench.paper_tables import paper_json, paper_markdown, write_paper_tables
     from noisegate.trainers.config import read_config
 
@@ -239,4 +228,4 @@ def _parse_numbers(text: str | None, kind: type[Number], setting: str) -> list[N
     try:
         return None if text is None else [kind(word) for word in text.split(",") if word.strip()]
     except ValueError as error:
-        raise ConfigError(f"--{setting} {text!r} is no list of numbers; use for example 0,1", setting, text) from error
+        raise ConfigError.of(setting, text, "is no list of numbers; use for example 0,1") from error

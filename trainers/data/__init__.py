@@ -2,7 +2,7 @@
 
 `weighted_shards` is what users iterate over. `catalogue` lists the shards and the rows to train on, `epoch_order` puts rows
 into batches, `batch_loader` loads them in workers with `sample_reader`, `join` matches and proves samples and table rows,
-`shard_cache` opens any shard for random access, and `scratch` makes temporary folders.
+`shard_cache` opens any shard for random access and makes temporary folders.
 """
 
 from .batch import Batch, Dropped

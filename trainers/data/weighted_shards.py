@@ -22,8 +22,7 @@ from .catalogue import Catalogue, RowNeeds, make_catalogue, read_labels
 from .epoch_order import EpochOrder, MPerClassOrder, RowMask, make_order, rank_rows
 from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_share
 from .sample_reader import ArrayTensor, CaptionSource
-from .scratch import ScratchFolder
-from .shard_cache import ShardCache
+from .shard_cache import ScratchFolder, ShardCache
 
 ImageTransform = Callable[..., Tensor]  # of a PIL picture, or of the array of an npy part; may take `rng` too
 TextTransform = Callable[[list[str]], Any]

@@ -27,11 +27,10 @@ from .checkpoint import (
     set_random_states,
     write_checkpoint,
 )
-from .interrupts import StopRequest
 from .log import TrainLog
 from .optimizer import LearningRate, WeightAverage, build_optimizer
 from .run_context import RunContext, StepInput, StepModule, trim_batch
-from .run_folder import TrainFolder
+from .run_folder import StopRequest, TrainFolder
 from .streams import Streams
 
 Metrics = dict[str, float]

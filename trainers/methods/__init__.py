@@ -1,9 +1,8 @@
 """Training methods by name.
 
-Each file begins with its paper's equations and the function behind each (lnc.py, ncr.py, crcl.py, gsl.py, tango.py, osa.py,
-ssr.py, dividemix.py); equations that also need no training are in noisegate.pipeline.methods. baseline.py is plain training.
-base.py says what a method is, co_teaching.py is the base of methods with two networks, mixup.py and table_columns.py are
-shared pieces.
+Each file begins with its paper's equations and the function behind each (lnc.py, crcl.py, gsl.py, tango.py, osa.py, ssr.py,
+dividemix.py); equations that also need no training are in noisegate.pipeline.methods. baseline.py is plain training, base.py
+says what a method is, co_teaching.py is the base of methods with two networks, mixup.py is shared by several.
 """
 
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from .baseline import Baseline, Select
 from .crcl import Crcl
 from .dividemix import DivideMix
 from .gsl import Gsl
-from .lnc import Lnc
-from .ncr import Ncr
+from .lnc import Lnc, Ncr
 from .osa import Osa
 from .ssr import Ssr
 from .tango import Tango

@@ -15,24 +15,89 @@ A step's loss may add up the losses of several networks, for these share no para
 goes on in the middle of an epoch loads the state and does not begin the epoch again, so `streams` must follow from the state.
 """
 
-# ruff: noqa: B027 - most methods leave most hooks as they are
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder
 from noisegate.trainers import losses
+
+_MADE_BY = {
+    "osa_weight": "noisegate annotate SHARDS --out TABLE",
+    "similarity": "noisegate annotate SHARDS --out TABLE",
+    "neighbourhood": "noisegate rescore TABLE --neighbourhood",
+}
+_LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
+
+
+def open_finished_run(table: Path | None, setting: str) -> RunFolder:
+    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
+    if table is None:
+        raise ConfigError(
+            f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables",
+            "data.table",
+        )
+    run = RunFolder(table)
+    recorded = run.read_run()
+    if recorded is None:
+        raise ConfigError(
+            f"data.table={table}: no run there; make one with: noisegate annotate SHARDS --out {table}, or give its folder",
+            "data.table",
+            table,
+        )
+    if recorded.get("finished") is False:
+        raise ConfigError(
+            f"data.table={table}: this run is not finished; run the same annotate command again, it goes on",
+            "data.table",
+            table,
+        )
+    if next(run.stems(), None) is None:
+        raise ConfigError(
+            f"data.table={table}: no tables there; run the same annotate command again", "data.table", table
+        )
+    return run
+
+
+def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
+    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
+    run = open_finished_run(table, setting)
+    for name in columns:
+        if name == "shard":
+            continue
+        if name not in ALL_COLUMNS:
+            raise ConfigError(
+                f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}",
+                setting.partition("=")[0],
+                name,
+            )
+        if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
+            raise ConfigError(
+                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}",
+                setting.partition("=")[0],
+                name,
+            )
+
+
+def _made_by(column: str) -> str:
+    if column in COLUMNS:
+        return _MADE_BY.get(column, _LABELS)
+    return f"noisegate rescore TABLE --with {column.partition('_')[0]}"
+
+
+# ruff: noqa: B027 - most methods leave most hooks as they are
+
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch

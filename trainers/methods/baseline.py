@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from noisegate.pipeline.runs import parse_where
 
-from .base import ALL, Method, MethodConfig, Run, StepLoss
-from .table_columns import require_columns
+from .base import ALL, Method, MethodConfig, Run, StepLoss, require_columns
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch

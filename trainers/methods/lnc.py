@@ -1,4 +1,4 @@
-"""LNC, Learning with Noisy Correspondence (two networks, A and B). NCR is its predecessor (`ncr.py`).
+"""LNC, Learning with Noisy Correspondence (two networks, A and B). NCR, its predecessor, is at the end.
 
     ℓ_i  = Σ_t̂ [α - S_ii + S(v_i, t̂)]_+ + Σ_v̂ [α - S_ii + S(v̂, t_i)]_+      Eq. 1-2   pipeline.methods.losses: `triplet`
     w_i  = p(clean | ℓ_i), posterior of the small-mean Gaussian              Eq. 3     pipeline.methods.mixtures: `gmm_split`
@@ -230,3 +230,27 @@ def _boundary(label: Tensor, clean: Tensor) -> float:
     if bool(clean.all()) or not bool(clean.any()):
         return float(label.mean())
     return float(label[clean].mean() + label[~clean].mean()) / 2
+
+
+# --- NCR, as a yardstick -------------------------------------------------------------------------------------------------
+
+
+class NcrConfig(RectifierConfig):
+    """NCR, Noisy Correspondence Rectifier (Huang et al., NeurIPS 2021), with the settings of its published code.
+
+    LNC without momentum regularisation (Eq. 4-6) and random abandon (Eq. 7); P by `predict_match_by_hinges` in place of
+    Eq. 9; the noisy half contributes from the middle of the epochs on. Where that code crosses margins, this does not.
+    """
+
+    name: Literal["ncr"] = "ncr"
+    momentum_weight: float = Field(default=0.0, ge=0)
+    abandon: float = Field(default=0.0, ge=0, le=1)
+    prediction: Literal["similarity", "hinges"] = "hinges"
+    noisy_from: float = Field(default=0.5, ge=0, le=1)
+
+
+class Ncr(Lnc):
+    """Plain warm-up, GMM co-divide, co-rectify with α - ½ (mean hinges), soft margins."""
+
+    Config: ClassVar[type[MethodConfig]] = NcrConfig
+    column: ClassVar[str] = "ncr"

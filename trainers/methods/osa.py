@@ -32,8 +32,7 @@ from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.system import Float32, Floats, Index
 from noisegate.trainers.losses import weighted
 
-from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
-from .table_columns import open_finished_run, require_columns
+from .base import ALL, Array, Method, MethodConfig, Run, StepLoss, open_finished_run, require_columns
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch

@@ -26,9 +26,8 @@ from noisegate.pipeline.estimators import (
     trimming_is_exact,
 )
 
-from .base import Target, TargetConfig, unit
+from .base import Encoded, Target, TargetConfig, unit
 from .clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens
-from .encoded import Encoded
 from .pictures import Augment, PictureTransform, pixel_scaling
 
 _HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", "logit_scale", "logit_bias")

@@ -17,8 +17,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import allow_torchvision
 from noisegate.pipeline.shards import Preprocess
 
-from .base import Target, TargetConfig, unit
-from .encoded import Encoded
+from .base import Encoded, Target, TargetConfig, unit
 from .pictures import Augment, FeatureTransform, PictureTransform, pixel_scaling
 from .pooling import Pooling, build_pooling
 from .texts import TextKind, Vocabulary, WordEncoder

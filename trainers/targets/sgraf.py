@@ -23,8 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .base import Target, TargetConfig, full_precision, unit
-from .encoded import Encoded, count, take
+from .base import Encoded, Target, TargetConfig, count, full_precision, take, unit
 from .pictures import FeatureTransform
 from .pooling import mean_pool
 from .texts import Vocabulary, WordEncoder

@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from .base import Target, TargetConfig, unit
-from .encoded import Encoded
+from .base import Encoded, Target, TargetConfig, unit
 from .pictures import FeatureTransform
 from .pooling import max_pool
 from .texts import PADDING, Vocabulary, read_word_vectors

@@ -15,8 +15,14 @@ from noisegate.pipeline.methods.gsl import RECONSTRUCTION
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.trainers.bench.cells import CellResult
-from noisegate.trainers.bench.paper_bench import Condition, PaperBench, list_conditions, run_paper_bench
-from noisegate.trainers.bench.paper_preset import load_paper_preset, paper_figures
+from noisegate.trainers.bench.paper_bench import (
+    Condition,
+    PaperBench,
+    list_conditions,
+    load_paper_preset,
+    paper_figures,
+    run_paper_bench,
+)
 from noisegate.trainers.bench.paper_tables import paper_markdown
 from noisegate.trainers.bench.tables import method_notes
 from tests.commands import FAKE

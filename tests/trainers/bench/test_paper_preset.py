@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.datasets.convert import KINDS
 from noisegate.pipeline.datasets.noise import PROTOCOLS
-from noisegate.trainers.bench.paper_preset import load_paper_preset, paper_figures, paper_presets
+from noisegate.trainers.bench.paper_bench import load_paper_preset, paper_figures, paper_presets
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.targets.build import target_config
 from tests.errors import refused

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from noisegate.trainers.bench.cells import CellResult
-from noisegate.trainers.bench.paper_bench import Condition, PaperBench
-from noisegate.trainers.bench.paper_preset import load_paper_preset, paper_figures
+from noisegate.trainers.bench.paper_bench import Condition, PaperBench, load_paper_preset, paper_figures
 from noisegate.trainers.bench.paper_tables import paper_markdown, write_paper_tables
 
 NAME = "shuffle-captions-20"

@@ -9,8 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.trainers.bench.scene_bench import PreparedScenes, SceneBench, plan_cell, run_bench
-from noisegate.trainers.bench.scene_preset import ScenePreset, check_methods, load_preset, preset_names
+from noisegate.trainers.bench.scene_bench import (
+    PreparedScenes,
+    SceneBench,
+    ScenePreset,
+    check_methods,
+    load_preset,
+    plan_cell,
+    preset_names,
+    run_bench,
+)
 from noisegate.trainers.cli.bench import expand_presets
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.methods import METHODS

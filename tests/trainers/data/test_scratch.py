@@ -5,12 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from noisegate.trainers.data.scratch import ScratchFolder, clear_abandoned
+from noisegate.trainers.data.shard_cache import ScratchFolder, clear_abandoned
 
 HOLD = """
 import sys
 from pathlib import Path
-from noisegate.trainers.data.scratch import ScratchFolder
+from noisegate.trainers.data.shard_cache import ScratchFolder
 folder = ScratchFolder("data", Path(sys.argv[1]))
 (folder.path / "shard.tar").write_bytes(b"copy")
 print(folder.path, flush=True)

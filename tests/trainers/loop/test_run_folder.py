@@ -10,9 +10,8 @@ import torch
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, StoppedError
 from noisegate.trainers.loop.checkpoint import load_optimizer, optimizer_state, read_checkpoint, write_checkpoint
-from noisegate.trainers.loop.interrupts import explain_interrupts
 from noisegate.trainers.loop.log import TrainLog, read_log
-from noisegate.trainers.loop.run_folder import TrainFolder, make_run_folder
+from noisegate.trainers.loop.run_folder import TrainFolder, explain_interrupts, make_run_folder
 
 
 def test_runs_are_numbered_and_never_share_a_folder(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.targets import Target
-from noisegate.trainers.tasks import classification
+from noisegate.trainers.tasks import evaluate_classification
 from tests.errors import refused
 from tests.trainers.small_targets import batch, inputs, small
 
@@ -33,7 +33,7 @@ def test_the_papers_prompt_decides(kind: str) -> None:
     target = small(kind, classes=NAMES)
     images, labels = inputs(kind, 8), [0, 1, 2, 3, 4, 5, 4, 3]
     parts = [batch(i, 4, images=images[i : i + 4], labels=torch.tensor(labels[i : i + 4])) for i in (0, 4)]
-    figures = classification.evaluate(target, parts)
+    figures = evaluate_classification(target, parts)
     assert figures["accuracy"] == pytest.approx(100 * np.mean(expected(target, images, labels)))
     assert figures["samples"] == 8 and figures["accuracy_top5"] >= figures["accuracy"]
 
@@ -46,7 +46,7 @@ def test_a_linear_head_that_knows_the_answer_and_labels_that_take_no_part() -> N
         target.linear.weight.copy_(vectors)  # each class has the direction of one image
         target.linear.bias.zero_()
     labels = torch.tensor([0, 1, 2, 3, -1, 0])  # the fifth is not asked, the sixth is wrong
-    figures = classification.evaluate(target.train(), [batch(0, 6, images=images, labels=labels)])
+    figures = evaluate_classification(target.train(), [batch(0, 6, images=images, labels=labels)])
     assert figures["accuracy"] == pytest.approx(80.0) and figures["samples"] == 5
     assert figures["mean_class_accuracy"] == pytest.approx(100 * (0.5 + 1 + 1 + 1) / 4)
     assert target.training
@@ -56,10 +56,10 @@ def test_labels_beyond_the_classes_or_no_labels_say_so() -> None:
     target = small("dual", classes=NAMES)
     images = inputs("dual", 2)
     with refused("target.classes", 6):
-        classification.evaluate(target, [batch(0, 2, images=images, labels=torch.tensor([0, 6]))])
+        evaluate_classification(target, [batch(0, 2, images=images, labels=torch.tensor([0, 6]))])
     with refused("data.eval_shards"):
-        classification.evaluate(target, [batch(0, 2, images=images)])
+        evaluate_classification(target, [batch(0, 2, images=images)])
     with refused("data.eval_shards"):
-        classification.evaluate(target, [])
+        evaluate_classification(target, [])
     with pytest.raises(ConfigError, match="none were given"):
-        classification.evaluate(small("dual"), [batch(0, 2, images=images, labels=torch.tensor([0, 1]))])
+        evaluate_classification(small("dual"), [batch(0, 2, images=images, labels=torch.tensor([0, 1]))])

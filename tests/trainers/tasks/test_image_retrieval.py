@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.trainers.tasks import image_retrieval
+from noisegate.trainers.tasks import evaluate_image_retrieval
 from tests.errors import refused
 from tests.trainers.small_targets import batch, inputs, small
 
@@ -29,7 +29,7 @@ def test_figures_agree_with_loops() -> None:
     labels = np.random.default_rng(0).integers(0, 5, 24)
     labels[3], labels[4] = 9, -1  # a class of its own, and none
     parts = [batch(i, 8, images=images[i : i + 8], labels=torch.from_numpy(labels[i : i + 8])) for i in range(0, 24, 8)]
-    figures = image_retrieval.evaluate(target, parts)
+    figures = evaluate_image_retrieval(target, parts)
     with torch.no_grad():
         vectors = target.eval().encode_images(images)["vectors"].double().numpy()
     assert (figures["precision_at_1"], figures["map_at_r"]) == pytest.approx(by_loops(vectors, labels))
@@ -38,4 +38,4 @@ def test_figures_agree_with_loops() -> None:
 
 def test_data_without_labels_says_so() -> None:
     with refused("data.eval_shards"):
-        image_retrieval.evaluate(small("dual"), [batch(0, 2, images=inputs("dual", 2))])
+        evaluate_image_retrieval(small("dual"), [batch(0, 2, images=inputs("dual", 2))])

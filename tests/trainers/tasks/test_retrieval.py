@@ -11,7 +11,7 @@ from noisegate.pipeline.inspect.metrics import RecallAtK, rsum
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target
 from noisegate.trainers.targets.base import TargetConfig
-from noisegate.trainers.tasks import TASKS, retrieval
+from noisegate.trainers.tasks import TASKS, evaluate_retrieval
 from tests.errors import refused
 from tests.trainers.small_targets import CAPTIONS, KINDS, batch, inputs, small
 
@@ -74,7 +74,7 @@ def test_figures_agree_with_loops_over_ranks(block: int) -> None:
     table = np.round(rng.normal(size=(12, 36)), 1)
     table[owner, np.arange(36)] += 1
     target = Known(table).train()
-    figures = retrieval.evaluate(target, rows_of(owner), block=block)
+    figures = evaluate_retrieval(target, rows_of(owner), block=block)
     for k in (1, 5, 10):
         assert (figures[f"i2t_r{k}"], figures[f"t2i_r{k}"]) == pytest.approx(by_loops(table, owner, k))
     assert figures["rsum"] == pytest.approx(sum(sum(by_loops(table, owner, k)) for k in (1, 5, 10)))
@@ -89,14 +89,14 @@ def test_folds_come_beside_the_figures_over_all_images() -> None:
     owner = np.repeat(np.arange(10), 5)
     table = rng.normal(size=(10, 50))
     table[owner, np.arange(50)] += 1
-    figures = retrieval.evaluate(Known(table), rows_of(owner), folds=5)
+    figures = evaluate_retrieval(Known(table), rows_of(owner), folds=5)
     parts = [by_loops(table[2 * f : 2 * f + 2, 10 * f : 10 * f + 10], owner[:10], 1) for f in range(5)]
     assert figures["fold_i2t_r1"] == pytest.approx(np.mean([p[0] for p in parts]))
     assert figures["fold_t2i_r1"] == pytest.approx(np.mean([p[1] for p in parts]))
     assert figures["i2t_r1"] == pytest.approx(by_loops(table, owner, 1)[0])
     assert figures["fold_rsum"] > figures["rsum"]
     with refused("folds", 3):
-        retrieval.evaluate(Known(table), rows_of(owner), folds=3)
+        evaluate_retrieval(Known(table), rows_of(owner), folds=3)
 
 
 def test_all_captions_of_a_row_belong_to_its_image() -> None:
@@ -108,19 +108,19 @@ def test_all_captions_of_a_row_belong_to_its_image() -> None:
         captions=["0", "1", "2", "3", "4", "5"],
         caption_of=torch.tensor([0, 0, 1, 1, 2, 2]),
     )
-    figures = retrieval.evaluate(Known(table), [given, given.without_samples()])
+    figures = evaluate_retrieval(Known(table), [given, given.without_samples()])
     assert figures["rsum"] == 600 and figures["captions"] == 6
 
 
 def test_without_a_name_each_row_is_its_own_image_and_the_digest_is_a_name() -> None:
     parts: dict[str, Any] = {"images": torch.tensor([[0], [0]]), "captions": ["0", "1"]}
-    assert retrieval.evaluate(Known(np.ones((1, 2))), [batch(0, 2, **parts)])["images"] == 2
+    assert evaluate_retrieval(Known(np.ones((1, 2))), [batch(0, 2, **parts)])["images"] == 2
     named = batch(0, 2, **parts, fields={"image_sha256": ["ab", "ab"]})
-    assert retrieval.evaluate(Known(np.ones((1, 2))), [named])["images"] == 1
+    assert evaluate_retrieval(Known(np.ones((1, 2))), [named])["images"] == 1
 
 
 def test_a_collapsed_target_gets_nothing() -> None:
-    figures = retrieval.evaluate(Known(np.zeros((12, 12))), rows_of(np.arange(12)))
+    figures = evaluate_retrieval(Known(np.zeros((12, 12))), rows_of(np.arange(12)))
     assert figures["rsum"] == 0
 
 
@@ -132,15 +132,15 @@ def test_every_target_can_be_evaluated(kind: str) -> None:
         table = target.similarity(*target(images, texts)).numpy()
     parts = [batch(i, 2, images=images[i : i + 2], captions=CAPTIONS[i : i + 2]) for i in (0, 2)]
     parts[1].texts = target.tokenizer(CAPTIONS[2:])  # as data workers would have done
-    figures = retrieval.evaluate(target, parts)
+    figures = evaluate_retrieval(target, parts)
     assert (figures["i2t_r1"], figures["t2i_r1"]) == pytest.approx(by_loops(table, np.arange(4), 1))
 
 
 def test_data_without_captions_or_samples_says_so() -> None:
     with refused("data.eval_shards"):
-        retrieval.evaluate(Known(np.eye(2)), [batch(0, 2, images=torch.zeros(2, 1))])
+        evaluate_retrieval(Known(np.eye(2)), [batch(0, 2, images=torch.zeros(2, 1))])
     with refused("data.eval_shards"):
-        retrieval.evaluate(Known(np.eye(2)), [])
+        evaluate_retrieval(Known(np.eye(2)), [])
 
 
 PUBLISHED = {  # METHODS G16: GSL's table 1 (δ = .4, .5), CRCL on Flickr30K with 20 and 40 % noise
