@@ -21,7 +21,7 @@ from noisegate.pipeline.inspect.report.charts import (
     merge_bins,
     ticks,
 )
-from noisegate.pipeline.inspect.report.score_view import ScoreView, choose_score_view
+from noisegate.pipeline.inspect.report.collect import ScoreView, choose_score_view
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
 __all__ = ["draw_pictures"]

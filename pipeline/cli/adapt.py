@@ -12,10 +12,6 @@ from .output import JsonOption, Output, number, percent
 TRAINING = "Training"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("adapt", no_args_is_help=True)(adapt)
-
-
 def adapt(
     shards: Shards,
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the model, loaded by local-dir:FOLDER.")],
@@ -23,24 +19,18 @@ def adapt(
     pretrained: Pretrained = None,
     device: Device = "auto",
     pairs: Annotated[
-        int,
-        typer.Option(
-            "--pairs", help="Number of pairs to read, from the start; 10,000 of 224 px take 1.5 GB of memory."
-        ),
+        int, typer.Option(help="Number of pairs to read, from the start; 10,000 of 224 px take 1.5 GB of memory.")
     ] = 10_000,
     keep: Annotated[
-        float,
-        typer.Option(
-            "--keep", help="Train on pairs that are clean with a probability above this (.95 for class prompts)."
-        ),
+        float, typer.Option(help="Train on pairs that are clean with a probability above this (.95 for class prompts).")
     ] = 0.8,
-    steps: Annotated[int, typer.Option("--steps", help="Number of steps of AdamW.", rich_help_panel=TRAINING)] = 100,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Pairs per step.", rich_help_panel=TRAINING)] = 128,
+    steps: Annotated[int, typer.Option(help="Number of steps of AdamW.", rich_help_panel=TRAINING)] = 100,
+    batch_size: Annotated[int, typer.Option(help="Pairs per step.", rich_help_panel=TRAINING)] = 128,
     learning_rate: Annotated[
         float, typer.Option("--lr", help="Highest learning rate.", rich_help_panel=TRAINING)
     ] = 1e-5,
     weight_decay: Annotated[
-        float, typer.Option("--weight-decay", help="Weight decay of the weight matrices.", rich_help_panel=TRAINING)
+        float, typer.Option(help="Weight decay of the weight matrices.", rich_help_panel=TRAINING)
     ] = 0.2,
     workers: Workers = None,
     seed: Seed = 0,

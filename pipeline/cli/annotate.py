@@ -8,12 +8,7 @@ import typer
 from noisegate.pipeline.settings import AnnotateSettings
 
 from .options import Quiet, Shards, takes_settings
-from .output import JsonOption, Output, escape, program
-from .summary import print_summary
-
-
-def register(app: typer.Typer) -> None:
-    app.command("annotate", no_args_is_help=True)(annotate)
+from .output import JsonOption, Output, escape, print_summary, program
 
 
 @takes_settings

@@ -8,16 +8,9 @@ from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, TextFiel
 from .output import JsonOption, Output, number, percent, why
 
 
-def register(app: typer.Typer) -> None:
-    app.command("calibrate")(calibrate)
-
-
 def calibrate(
     shards: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Shards to measure; without them only the model's own β (random_inputs).", show_default=False
-        ),
+        list[str] | None, typer.Argument(help="Shards to measure; without them only the model's own β (random_inputs).")
     ] = None,
     model: Model = "embedded",
     pretrained: Pretrained = None,

@@ -2,32 +2,30 @@
 
 import os
 import sys
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from importlib.metadata import entry_points, version
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from noisegate.pipeline.errors import NoisegateError, StoppedError
 
-from . import (
-    adapt,
-    annotate,
-    calibrate,
-    compare,
-    convert,
-    demo,
-    doctor,
-    evaluate,
-    export,
-    noise,
-    plan,
-    report,
-    rescore,
-    scenes,
-    score_embeddings,
-    show,
-    verify,
-)
+from .adapt import adapt
+from .annotate import annotate
+from .calibrate import calibrate
+from .compare import compare
+from .convert import convert
+from .demo import demo, scenes
+from .doctor import doctor
+from .evaluate import evaluate
+from .export import export
 from .help_layout import Group, arrange, flowing
+from .noise import noise
+from .plan import plan
+from .rescore import rescore, score_embeddings
+from .show import report, show
+from .verify import verify
 
 # how to resume a command that was stopped; all others start over
 STOPPED = {
@@ -73,26 +71,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help=flowing(HELP),
 )
-for module in (
-    annotate,
-    plan,
-    rescore,
-    score_embeddings,
-    calibrate,
-    adapt,
-    noise,
-    evaluate,
-    report,
-    verify,
-    compare,
-    show,
-    export,
-    scenes,
-    convert,
-    demo,
-    doctor,
-):
-    module.register(app)
+RUNS_WITHOUT_ARGUMENTS: tuple[Callable[..., None], ...] = (calibrate, demo, doctor)
+NEEDS_ARGUMENTS: tuple[Callable[..., None], ...] = (
+    *(adapt, annotate, compare, convert, evaluate, export, noise, plan),
+    *(report, rescore, scenes, score_embeddings, show, verify),
+)
+for command in (*RUNS_WITHOUT_ARGUMENTS, *NEEDS_ARGUMENTS):
+    name = command.__name__.replace("_", "-")
+    app.command(name, no_args_is_help=command in NEEDS_ARGUMENTS)(command)
 for package in entry_points(group="noisegate.commands"):  # of service and trainers, which pipeline must not import
     package.load().register(app)
 arrange(app)
@@ -100,8 +86,6 @@ arrange(app)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         typer.echo(f"noisegate {version('noisegate')}")
         raise typer.Exit
 
@@ -144,9 +128,6 @@ def _exit_on_closed_pipe() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
     word, style = ("stopped", "yellow") if code == 130 else ("error", "bold red")
     Console(stderr=True, soft_wrap=True).print(Text(f"{word}: ", style=style) + Text(message))
     sys.exit(code)

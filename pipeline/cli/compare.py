@@ -13,16 +13,10 @@ if TYPE_CHECKING:
     from noisegate.pipeline.inspect.compare import Comparison, Disagreement
 
 
-def register(app: typer.Typer) -> None:
-    app.command("compare", no_args_is_help=True)(compare)
-
-
 def compare(
-    first: Annotated[Path, typer.Argument(help="A folder of tables.", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="Another one, over the same shards.", show_default=False)],
-    top: Annotated[
-        int, typer.Option("--top", min=0, help="Number of samples to list that they disagree on most.")
-    ] = 10,
+    first: Annotated[Path, typer.Argument(help="A folder of tables.")],
+    second: Annotated[Path, typer.Argument(help="Another one, over the same shards.")],
+    top: Annotated[int, typer.Option(min=0, help="Number of samples to list that they disagree on most.")] = 10,
     seed: Seed = 0,
     as_json: JsonOption = False,
 ) -> None:

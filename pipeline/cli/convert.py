@@ -19,90 +19,56 @@ CAPTIONS = "Captioned data"
 LABELS = "Labelled data"
 
 
-def register(app: typer.Typer) -> None:
-    convert.__doc__ = f"{inspect.cleandoc(convert.__doc__ or '')}\n\n{_kinds()}"
-    app.command("convert", no_args_is_help=True)(convert)
-
-
 def convert(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.", show_default=False)],
-    source: Annotated[Path, typer.Argument(help="Folder of the download, unpacked.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards of this split.", show_default=False)],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
+    source: Annotated[Path, typer.Argument(help="Folder of the download, unpacked.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards of this split.")],
     split: Annotated[str, typer.Option("--split", "-s", help="One of the kind's splits, above.")] = "train",
     layout: Annotated[
         str | None,
         typer.Option(
-            "--layout",
             help="features, annotations, karpathy or table, if a source has several (default: the first).",
-            show_default=False,
             rich_help_panel=CAPTIONS,
         ),
     ] = None,
     rows: Annotated[
         str | None,
         typer.Option(
-            "--rows",
             help="captions: a sample for each, as weights and noise need; images: a sample for each with all its "
             "captions in its json, a fifth of the bytes (default: captions for train, else images).",
-            show_default=False,
             rich_help_panel=CAPTIONS,
         ),
     ] = None,
     noise_file: Annotated[
         Path | None,
         typer.Option(
-            "--noise-file",
             help="Published noise, applied as it is: an index such as f30k_precomp_0.4.npy (NCR, BiCro, CRCL, DECL), or "
             "captions such as 0.4_noise_train_caps.txt (NPC, OSA).",
-            show_default=False,
             rich_help_panel=CAPTIONS,
         ),
     ] = None,
     images: Annotated[
-        Path | None,
-        typer.Option(
-            "--images",
-            help="Folder of the pictures, if it is not in the source.",
-            show_default=False,
-            rich_help_panel=CAPTIONS,
-        ),
+        Path | None, typer.Option(help="Folder of the pictures, if it is not in the source.", rich_help_panel=CAPTIONS)
     ] = None,
     float16: Annotated[
-        bool,
-        typer.Option("--float16", help="Store features as float16, in half the bytes.", rich_help_panel=CAPTIONS),
+        bool, typer.Option("--float16", help="Store features as float16, in half the bytes.", rich_help_panel=CAPTIONS)
     ] = False,
     labels: Annotated[
-        str | None,
-        typer.Option(
-            "--labels",
-            help="cifar10n: worse, aggre, random1, random2 or random3.",
-            show_default=False,
-            rich_help_panel=LABELS,
-        ),
+        str | None, typer.Option(help="cifar10n: worse, aggre, random1, random2 or random3.", rich_help_panel=LABELS)
     ] = None,
     label_file: Annotated[
         Path | None,
-        typer.Option(
-            "--label-file",
-            help="cifar10n, cifar100n: CIFAR-N's file, if it is not in the source.",
-            show_default=False,
-            rich_help_panel=LABELS,
-        ),
+        typer.Option(help="cifar10n, cifar100n: CIFAR-N's file, if it is not in the source.", rich_help_panel=LABELS),
     ] = None,
     classes: Annotated[
         int | None,
         typer.Option(
-            "--classes",
             help="webvision: number of classes to keep, from the first (default: 50, mini-WebVision).",
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
     check: Annotated[
-        str,
-        typer.Option(
-            "--check", help="Check pictures by their header (quick), or by full decoding.", rich_help_panel="Shards"
-        ),
+        str, typer.Option(help="Check pictures by their header (quick), or by full decoding.", rich_help_panel="Shards")
     ] = "header",
     samples: Annotated[
         int, typer.Option("--shard-samples", help="Largest number of samples in a shard.", rich_help_panel="Shards")
@@ -184,3 +150,6 @@ def _print(found: "Converted", output: Output) -> None:
         ],
     )
     output.say(f"Shards: [cyan]{escape(found.out)}[/]/*.tar")
+
+
+convert.__doc__ = f"{inspect.cleandoc(convert.__doc__ or '')}\n\n{_kinds()}"

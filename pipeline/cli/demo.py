@@ -1,4 +1,4 @@
-"""`noisegate demo`: the whole flow on drawn scenes, with nothing to download."""
+"""`noisegate demo`, the whole flow on drawn scenes, and `noisegate scenes`, which draws them; nothing is downloaded."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,15 +6,45 @@ from typing import Annotated
 import typer
 
 from .evaluate import print_evaluation
-from .output import JsonOption, Output, escape, program
-from .summary import print_summary
+from .options import Seed
+from .output import JsonOption, Output, escape, print_summary, program
+
+
+def scenes(
+    out: Annotated[Path, typer.Argument(help="Folder for the shards.")],
+    count: Annotated[int, typer.Option("--count", "-n", help="Number of scenes.")] = 2_000,
+    shards: Annotated[int, typer.Option(help="Number of shards.")] = 4,
+    size: Annotated[int, typer.Option(help="Width and height in pixels.")] = 64,
+    hard_negatives: Annotated[
+        bool, typer.Option("--hard-negatives", help="Add to each json a caption that is wrong in one attribute.")
+    ] = False,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw scenes (shapes, colours, sizes, positions, counts, backgrounds) with captions and class labels, as shards.
+
+    [cyan]noisegate scenes clean --count 2000 --shards 4[/]
+
+    The embedded model understands such scenes, so a trial needs no download.
+    """
+    from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
+    from noisegate.pipeline.datasets.scenes import write_scenes
+    from noisegate.pipeline.errors import ConfigError
+    from noisegate.pipeline.system.output_files import refuse_other_shards, remove_half_written, writing_to
+
+    with writing_to(out):
+        refuse_other_shards(out, {f"scenes-{part:06d}.tar" for part in range(shards)})
+        if (out / TRUTH_FILE).exists():
+            raise ConfigError.of("out", out, f"holds shards with noise in them ({TRUTH_FILE}); use an empty folder")
+        remove_half_written(out)
+        paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
+    output = Output(as_json)
+    output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{escape(str(out))}[/]/*.tar")
+    output.result({"out": str(out), "count": count, "shards": [str(path) for path in paths]})
+
 
 REAL_CLIP = ("--model", "ViT-B-32", "--pretrained", "laion2b_s34b_b79k", "--out", "tables")
 SEED = 1
-
-
-def register(app: typer.Typer) -> None:
-    app.command("demo")(demo)
 
 
 def demo(

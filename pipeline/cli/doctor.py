@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("doctor")(doctor)
-
-
 def doctor(as_json: JsonOption = False) -> None:
     """Print what is installed, which devices there are, what a run would use by default, and what is wrong.
 

@@ -13,22 +13,15 @@ if TYPE_CHECKING:
     from noisegate.pipeline.inspect.metrics import SelectionMetrics
 
 
-def register(app: typer.Typer) -> None:
-    app.command("evaluate", no_args_is_help=True)(evaluate)
-
-
 def evaluate(
     folder: Folder,
     truth: Annotated[
-        Path | None,
-        typer.Option("--truth", help="Parquet with key and noisy (default: the json field noisy).", show_default=False),
+        Path | None, typer.Option(help="Parquet with key and noisy (default: the json field noisy).")
     ] = None,
     what: Annotated[
         str | None,
         typer.Option(
-            "--what",
-            help="pairs or labels (default: what was made noisy; if that is unknown, labels if the run scored them).",
-            show_default=False,
+            help="pairs or labels (default: what was made noisy; if that is unknown, labels if the run scored them)."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.export import Exported
 
 
-def register(app: typer.Typer) -> None:
-    app.command("export", no_args_is_help=True)(export)
-
-
 def export(
     folder: Folder,
     kind: Annotated[
@@ -23,34 +19,22 @@ def export(
         typer.Option(
             "--as",
             help="keys, datacomp (uids, .npy), parquet, csv, jsonl, shards, datasets (Hugging Face) or cleanlab.",
-            show_default=False,
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File, or folder for shards and datasets.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File, or folder for shards and datasets.")],
     where: Annotated[
-        str | None,
-        typer.Option(
-            "--where", help="Keep the rows for which this rule over the table's columns is true.", show_default=False
-        ),
+        str | None, typer.Option(help="Keep the rows for which this rule over the table's columns is true.")
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns",
-            help="For flat files and datasets: names with commas, caption too (default: key, shard, all scores).",
-            show_default=False,
+            help="For flat files and datasets: names with commas, caption too (default: key, shard, all scores)."
         ),
     ] = None,
     with_shard: Annotated[bool, typer.Option("--with-shard", help="For keys: write shard/key.")] = False,
     add_columns: Annotated[
         str | None,
-        typer.Option(
-            "--add-columns",
-            help="For shards: columns to put into each sample's json, such as osa_weight or w=osa_weight.",
-            show_default=False,
-        ),
+        typer.Option(help="For shards: columns to put into each sample's json, such as osa_weight or w=osa_weight."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,

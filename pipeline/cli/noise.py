@@ -15,24 +15,18 @@ if TYPE_CHECKING:
 LABELS = "Wrong labels"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("noise", no_args_is_help=True)(noise)
-
-
 def noise(
     shards: Shards,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the noisy shards.")],
     protocol: Annotated[
         str,
         typer.Option(
-            "--protocol",
             help="Captions: shuffle-captions (NCR, NPC), shuffle-images (all captions of a picture move together, DECL). "
-            "Labels: symmetric, asymmetric, instance-dependent (Xia et al. 2020), pmd (PLC).",
+            "Labels: symmetric, asymmetric, instance-dependent (Xia et al. 2020), pmd (PLC)."
         ),
     ] = "shuffle-captions",
     rate: Annotated[
-        float | None,
-        typer.Option("--rate", "-r", help="Share to make wrong, 0 to 1. Required except for pmd.", show_default=False),
+        float | None, typer.Option("--rate", "-r", help="Share to make wrong, 0 to 1. Required except for pmd.")
     ] = None,
     derange: Annotated[
         bool,
@@ -46,9 +40,7 @@ def noise(
     classes: Annotated[
         str | None,
         typer.Option(
-            "--classes",
             help="How many classes, a file of their names, or cifar10, cifar100, animal10n (default: largest label + 1).",
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
@@ -63,50 +55,37 @@ def noise(
     class_map: Annotated[
         str | None,
         typer.Option(
-            "--class-map",
             help="asymmetric: cifar100 (inside its super-classes), cifar10, next (c to c + 1), or a JSON file such as "
             '{"cat": "dog"}, by id or, with --classes, by name.',
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
     features: Annotated[
         str | None,
         typer.Option(
-            "--features",
             help="instance-dependent: an .npy of one row per sample, or a folder that `noisegate annotate` wrote from "
             "these shards (default: thumbnails of 8 x 8 pixels).",
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
-            "--temperature",
             help="instance-dependent: a lower value makes one target more likely (default: the features' mean length).",
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,
     posteriors: Annotated[
         str | None,
         typer.Option(
-            "--posteriors",
-            help="pmd: an .npy (samples, classes) of probabilities from a model you trained.",
-            show_default=False,
-            rich_help_panel=LABELS,
+            help="pmd: an .npy (samples, classes) of probabilities from a model you trained.", rich_help_panel=LABELS
         ),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option("--kind", help="pmd: I, II or III.", show_default=False, rich_help_panel=LABELS)
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help="pmd: I, II or III.", rich_help_panel=LABELS)] = None,
     factor: Annotated[
         float | None,
         typer.Option(
-            "--factor",
             help="pmd: above 1 more noise, below 1 less (default 1); or give --rate, and the factor is found.",
-            show_default=False,
             rich_help_panel=LABELS,
         ),
     ] = None,

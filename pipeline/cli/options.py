@@ -29,7 +29,6 @@ def option(name: str, **changes: Any) -> Any:
     values = {
         "help": setting.metadata["help"],
         "rich_help_panel": setting.metadata["panel"],
-        "show_default": setting.default is not None,
         "min": setting.metadata["least"],
     }
     return typer.Option(*flags, **{**values, **changes})
@@ -74,11 +73,10 @@ def _read(setting: "Field[Any]", value: Any) -> Any:
 Shards = Annotated[
     list[str],
     typer.Argument(
-        help="Paths or URLs, quoted: 'x-{000000..000099}.tar', 'data/*.tar', a folder, 'a.tar::b.tar', or @list.txt.",
-        show_default=False,
+        help="Paths or URLs, quoted: 'x-{000000..000099}.tar', 'data/*.tar', a folder, 'a.tar::b.tar', or @list.txt."
     ),
 ]
-Folder = Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 Model = Annotated[str, option("model")]
@@ -92,17 +90,13 @@ Workers = Annotated[int | None, option("workers")]
 Task = Annotated[str, option("tasks")]
 Seed = Annotated[int, option("seed")]
 
-AnchorVectors = Annotated[Path | None, typer.Option("--anchors", help="Text anchors, .npy (A, d).", show_default=False)]
-AnchorLabels = Annotated[
-    Path | None, typer.Option("--anchor-labels", help="Classes of the anchors, .npy (A,).", show_default=False)
-]
+AnchorVectors = Annotated[Path | None, typer.Option("--anchors", help="Text anchors, .npy (A, d).")]
+AnchorLabels = Annotated[Path | None, typer.Option("--anchor-labels", help="Classes of the anchors, .npy (A,).")]
 K = Annotated[int | None, option("k", rich_help_panel=None)]
 Neighbourhood = Annotated[
     bool | None,
     typer.Option(
-        "--neighbourhood/--no-neighbourhood",
-        help="Compare pairs with their neighbours' partners, or do not.",
-        show_default=False,
+        "--neighbourhood/--no-neighbourhood", help="Compare pairs with their neighbours' partners, or do not."
     ),
 ]
 NeighbourEngine = Annotated[
@@ -113,7 +107,6 @@ NeighbourAddress = Annotated[
     typer.Option(
         "--address",
         help="Address of a Ray cluster, such as auto; all its machines need the run's folder under the same path.",
-        show_default=False,
         rich_help_panel=_SEARCH,
     ),
 ]

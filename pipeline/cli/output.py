@@ -1,20 +1,27 @@
-"""How commands print: tables on standard output, or one JSON object there and all else on standard error."""
+"""How commands print: tables on standard output, or one JSON object there and all else on standard error.
+
+`print_summary` prints what a run came to, for the commands that score or show one.
+"""
 
 import json
 import math
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape as escape
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from noisegate.pipeline.scoring import Summary
+
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, everything else on standard error.")
@@ -108,3 +115,105 @@ def program(*arguments: str) -> str:
     else:
         start = [sys.argv[0]]
     return shlex.join([*start, *arguments])
+
+
+def print_summary(summary: "Summary", output: Output) -> None:
+    """Print the table at the end of a run."""
+    from noisegate.pipeline.scoring.summary import hours_for
+
+    beta, calibration = summary.beta, summary.calibration
+    rows = _count_rows(summary)
+    if beta and summary.scored:
+        rows += [("β", str(beta)), ("  why", why(beta.reason))]
+        rows += [("weight 0", percent(summary.zero_share)), ("mean weight", f"{summary.mean_weight or 0.0:.4g}")]
+    if summary.similarity_quantiles:
+        quantiles = summary.similarity_quantiles.items()
+        rows += [("similarity", "  ".join(f"{f'{100 * float(share):g} %':>6}" for share, _ in quantiles))]
+        rows += [("", "  ".join(f"{value:6.3f}" for _, value in quantiles))]
+    if calibration and beta:
+        expected = calibration.expected(beta.value)
+        rows += [
+            ("estimated noise", _rate(calibration.noise_rate, calibration.noise_interval)),
+            ("  calibration error", f"{percent(calibration.ece)} on held-out pairs"),
+            ("expected of w > 0", _promise(expected.clean_precision, expected.clean_recall)),
+        ]
+    if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
+        rows += _neighbourhood_rows(summary.neighbourhood)
+    if summary.labels:
+        rows += _label_rows(summary.labels, summary.repaired, alone=not summary.judges_pairs)
+    if summary.labels or summary.neighbourhood:
+        both = ", by caption and label" if summary.labels and summary.judges_pairs else ""
+        rows += [("kept as clean", f"{summary.kept:,}{both}")]
+    rate = "nothing left to encode"
+    if summary.pairs_per_second:
+        hours = hours_for(1e6, summary.pairs_per_second)
+        rate = f"{summary.pairs_per_second:,.0f} samples/s ({summary.encoded:,} encoded; a million take {hours:.1f} h)"
+    rows += [("encoder", note) for note in summary.notes]
+    rows += [("speed", rate), ("time", f"{summary.seconds:.1f} s")]
+    output.table("What came out", rows)
+    for warning in summary.warnings:
+        output.tell(f"[yellow]note[/]: {escape(warning)}")
+    for name, problem in summary.damaged_shards.items():
+        output.tell(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
+    for problem in summary.failed_shards.values():
+        output.tell(f"[red]not read[/]: {escape(problem)}")
+    if summary.waits_for:
+        output.tell(
+            f"[yellow]not scored yet[/]: waits for {escape(summary.waits_for)}; the last node to finish scores all"
+        )
+    if summary.shards:
+        output.say(f"Tables: [cyan]{escape(summary.out)}[/]/*.parquet")
+
+
+def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
+    """Counts of shards, samples, statuses and flags; a failure with its first reason."""
+    counts = [summary.shards, summary.samples, *summary.statuses.values(), *summary.flags.values()]
+    width = max(len(f"{count:,}") for count in counts)
+    rows = [("shards", f"{summary.shards:{width},}"), ("samples", f"{summary.samples:{width},}")]
+    for status, count in summary.statuses.items():
+        share = f"{count:{width},}  {percent(count / summary.samples):>7}"
+        reason = summary.errors.get(status)
+        rows.append(
+            (f"  {status}", f"{share}  {reason if len(reason) <= 80 else reason[:79] + '…'}" if reason else share)
+        )
+    return rows + [(f"  flag {flag}", f"{count:{width},}") for flag, count in summary.flags.items()]
+
+
+def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Facts about pairs that are judged by their neighbourhoods."""
+    calibration, expected = facts["calibration"], facts["expected"]
+    return [
+        ("estimated noise", f"{_rate(calibration['noise_rate'], calibration['noise_interval'])} by neighbourhoods"),
+        ("  calibration error", f"{percent(calibration['ece'])} on held-out pairs"),
+        ("cut", f"neighbourhood > {number(facts['cut'], 2)}"),
+        ("  why", why(facts["cut_reason"])),
+        ("expected of the cut", _promise(expected["clean_precision"], expected["clean_recall"])),
+    ]
+
+
+def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
+    """Facts about the labels; `alone` if only they decide what is clean."""
+    from noisegate.pipeline.scoring.summary import label_promise
+
+    expected = facts["expected"]
+    sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
+    promise = _promise(expected["clean_precision"], expected["clean_recall"])
+    repairs = facts.get("repairs", True)
+    if label_promise(facts) is None:
+        promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
+    return [
+        ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
+        ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
+        ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
+        ("  sources", sources),
+        ("expected of clean" if alone else "expected of labels", promise),
+        ("labels repaired", f"{repaired:,}" if repairs else "none: noise is not shown surely enough to change labels"),
+    ]
+
+
+def _rate(rate: float, interval: Sequence[float]) -> str:
+    return f"{percent(rate)} (95 %: {percent(interval[0])} to {percent(interval[1])})"
+
+
+def _promise(precision: float, recall: float) -> str:
+    return f"precision {percent(precision)}, recall {percent(recall)}"

@@ -15,26 +15,17 @@ if TYPE_CHECKING:
     from noisegate.pipeline.tools.plan.predict import Estimate, RunForecast
 
 
-def register(app: typer.Typer) -> None:
-    app.command("plan", no_args_is_help=True)(plan)
-
-
 def plan(
     shards: Shards,
     model: Model = "embedded",
     pretrained: Pretrained = None,
     seconds: Annotated[float, typer.Option(help="Seconds to measure, after loading the model.")] = 10.0,
     task: Task = "pairs",
-    k: Annotated[
-        int | None,
-        typer.Option("--k", min=1, help="Neighbours per row, for labels (default: 200).", show_default=False),
-    ] = None,
+    k: Annotated[int | None, typer.Option(min=1, help="Neighbours per row, for labels (default: 200).")] = None,
     price: Annotated[
         list[str] | None,
         typer.Option(
-            "--price",
-            help="Price per hour: 1.20 for this machine, A100=1.80 for a device of the table; may be repeated.",
-            show_default=False,
+            help="Price per hour: 1.20 for this machine, A100=1.80 for a device of the table; may be repeated."
         ),
     ] = None,
     drop_embeddings: Annotated[

@@ -1,14 +1,14 @@
-"""`noisegate show`: a run at a glance, in the terminal."""
+"""A run at a glance: `noisegate show` in the terminal, `noisegate report` as one HTML page."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from .options import Folder
-from .output import JsonOption, Output, escape
-from .summary import print_summary
+from .output import JsonOption, Output, escape, print_summary
 
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.show import RunOverview, WorstSample
@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 WIDTH = 80
 
 
-def register(app: typer.Typer) -> None:
-    app.command("show", no_args_is_help=True)(show)
-
-
 def show(
     folder: Folder,
-    top: Annotated[int, typer.Option("--top", min=0, help="Number of worst samples to list.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Number of worst samples to list.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Print the summary of a run, histograms of its scores with the cut, and its worst samples.
@@ -71,3 +67,33 @@ def format_sample(sample: "WorstSample") -> str:
     classes = "" if sample.given is None else f"  {sample.given}{changed}"
     caption = "" if sample.caption is None else f"  {sample.caption}"
     return f"{sample.score:7.3f}  {sample.shard}/{sample.key}{classes}{caption}"
+
+
+def report(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file (default: report.html in FOLDER).")] = None,
+    gallery: Annotated[int, typer.Option(help="Number of samples in each gallery.")] = 12,
+    pictures: Annotated[
+        bool, typer.Option("--pictures/--no-pictures", help="Read the shards again for pictures and captions.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one HTML page: scores, noise, the worst and the best pairs, labels, duplicates, failures, shards.
+
+    [cyan]noisegate report tables[/]
+
+    [cyan]noisegate report tables --out report.html --gallery 48[/]
+
+    The file is self-contained and works without a network; only shards with samples that it shows are read.
+    """
+    from noisegate.pipeline.inspect.report import write_report
+
+    output = Output(as_json)
+    made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)
+    output.say(
+        f"Report: [cyan]{escape(str(made.path))}[/]  "
+        f"({made.size / 1e6:,.1f} MB, {made.samples:,} samples, {made.pictures:,} pictures)"
+    )
+    if made.missing:
+        output.say(escape(made.missing))
+    output.result(made.to_dict())

@@ -13,25 +13,15 @@ if TYPE_CHECKING:
 SHOWN = 20
 
 
-def register(app: typer.Typer) -> None:
-    app.command("verify", no_args_is_help=True)(verify)
-
-
 def verify(
     folder: Folder,
-    samples: Annotated[int, typer.Option("--samples", min=0, help="Number of random samples to score again.")] = 200,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0, help="Largest change of a score that is accepted.")
-    ] = 1e-4,
+    samples: Annotated[int, typer.Option(min=0, help="Number of random samples to score again.")] = 200,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest change of a score that is accepted.")] = 1e-4,
     rescore: Annotated[
         bool, typer.Option("--rescore/--no-rescore", help="Score some samples again; needs the model.")
     ] = True,
-    shards: Annotated[
-        int | None, typer.Option("--shards", min=1, help="Check this many random shards (default: all).")
-    ] = None,
-    model: Annotated[
-        str | None, option("model", help="As in annotate (default: the recorded model).", show_default=False)
-    ] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="Check this many random shards (default: all).")] = None,
+    model: Annotated[str | None, option("model", help="As in annotate (default: the recorded model).")] = None,
     pretrained: Pretrained = None,
     device: Device = "auto",
     batch_size: BatchSize = None,

@@ -2,7 +2,7 @@
 
 `show` prints a run's summary, histograms and worst samples; `compare` holds two runs against each other; `evaluate`
 judges a run by known noise, which `truth` reads; `metrics/` are the figures, as pure functions on arrays; `report/` writes
-a run as an HTML page; `verify/` checks that tables are complete and as recorded; `captions` fetches captions to print.
+a run as an HTML page; `verify/` checks that tables are complete and as recorded.
 """
 
 import lazy_loader

@@ -16,7 +16,7 @@ from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-from .captions import one_line, read_captions
+from .show import one_line, read_captions
 
 SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "neighbourhood")
 MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many

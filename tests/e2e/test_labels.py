@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.pipeline.datasets.noise.class_maps import load_class_map
+from noisegate.pipeline.datasets.noise.label_inputs import load_class_map
 from noisegate.pipeline.datasets.noise.labels import LabelNoise, asymmetric, instance_dependent, symmetric
 from noisegate.pipeline.inspect.evaluation import LabelEvaluation, evaluate_labels
 from noisegate.pipeline.labels.anchors import Anchors

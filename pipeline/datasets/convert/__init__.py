@@ -1,7 +1,7 @@
 """Convert the usual downloads of the papers' data sets to shards, each sample with what is known about its truth.
 
-`kinds` lists the data sets and names the reader of each: `captioned`, `msrvtt`, `binary` (CIFAR, ANIMAL-10N), `web_pictures`.
-A reader turns a `Request` into a `SampleSource` (`source`), for captions by `pairs`, for labels by `samples`; `job` writes it.
+`kinds` lists the data sets and names the reader of each: `captioned`, `binary` (CIFAR, ANIMAL-10N) or `web_pictures`.
+A reader turns a `Request` into a `SampleSource` (`source`), for captions by `pairs`; `job` writes it.
 """
 
 from typing import TYPE_CHECKING, Any

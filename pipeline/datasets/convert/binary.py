@@ -15,8 +15,20 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.classes import BUILT_IN
 
-from .samples import check_classes, key_of, label_parts, picture_samples, png_part
-from .source import Request, Sample, SampleSource, find, missing, need, unusable
+from .source import (
+    Request,
+    Sample,
+    SampleSource,
+    check_classes,
+    find,
+    key_of,
+    label_parts,
+    missing,
+    need,
+    picture_samples,
+    png_part,
+    unusable,
+)
 
 CIFAR_SIDE, ANIMAL_SIDE = 32, 64  # pixels
 ANIMAL_HEAD = 8  # bytes: id and label, 4 bytes each, big-endian

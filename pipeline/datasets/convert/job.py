@@ -18,8 +18,7 @@ from noisegate.pipeline.shards.tar_writer import ShardWriter, write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .kinds import Kind, find_kind
-from .samples import CHECKS
-from .source import Request, Sample, SampleSource, digest
+from .source import CHECKS, Request, Sample, SampleSource, digest
 
 RECORD = "_convert.json"
 BAD_FILE = "_bad_samples.jsonl"

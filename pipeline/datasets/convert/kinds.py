@@ -188,7 +188,7 @@ _ALL = (
         ),
         "MSRVTT_data.json and the splits of the usual retrieval set-up; features of your own extraction",
         "noisegate convert msrvtt msrvtt --out msrvtt/train",
-        "msrvtt:read_msrvtt",
+        "captioned:read_msrvtt",
         ("rows", "float16", "noise_file"),
     ),
 )

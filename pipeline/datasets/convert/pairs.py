@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import BadSample
 
-from .samples import json_part, key_of
-from .source import Request, Sample, SampleSource, read_array, read_lines, unusable
+from .source import Request, Sample, SampleSource, json_part, key_of, read_array, read_lines, unusable
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,18 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-from .samples import is_picture, picture_samples
-from .source import Request, SampleSource, find, missing, need, read_lines, read_rows, unusable
+from .source import (
+    Request,
+    SampleSource,
+    find,
+    is_picture,
+    missing,
+    need,
+    picture_samples,
+    read_lines,
+    read_rows,
+    unusable,
+)
 
 MINI = 50  # classes of mini-WebVision
 IMAGENET = 1_000

@@ -16,10 +16,8 @@ from noisegate.pipeline.shards.decode import BadSample, decode_label
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-from .class_maps import load_class_map
-from .features import ArraySource, load_features, load_rows, name_with_digest
-from .labels import LabelNoise, asymmetric, instance_dependent, symmetric
-from .pmd import pmd, pmd_factor
+from .label_inputs import ArraySource, load_class_map, load_features, load_rows, name_with_digest
+from .labels import LabelNoise, asymmetric, instance_dependent, pmd, pmd_factor, symmetric
 from .protocols import EXAMPLES, PROTOCOLS, bad_setting, check_options, find_protocol, protocol_id
 from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
 

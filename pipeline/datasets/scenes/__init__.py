@@ -1,9 +1,8 @@
 """Drawn scenes with captions: data that any machine can make, where the truth about each pair is known.
 
-`scene` has the facts of a scene, `draw` its pixels, `caption` its words; `shards` writes many of them.
+`scene` has the facts of a scene and its words, `draw` its pixels; `shards` writes many of them.
 """
 
-from .caption import caption
 from .draw import draw
 from .scene import (
     ATTRIBUTES,
@@ -15,6 +14,7 @@ from .scene import (
     SIZES,
     Group,
     Scene,
+    caption,
     changed_attributes,
     class_names,
     hard_negative,

@@ -13,9 +13,8 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.tar_writer import write_shard
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .caption import caption
 from .draw import draw
-from .scene import changed_attributes, class_names, hard_negative, random_scene, scene_class
+from .scene import caption, changed_attributes, class_names, hard_negative, random_scene, scene_class
 
 _WRITTEN = 1  # a third seed number: training of the embedded model uses (seed, index) alone
 

@@ -1,9 +1,7 @@
-"""Figures as pure functions on arrays: selection and relabelling against known noise (`selection`), R@K, P@1 and mAP@R
-(`retrieval`), and accuracy of a classifier (`accuracy`). Every name contains its positive class.
+"""Figures as pure functions on arrays: selection and relabelling against known noise (`selection`), retrieval and accuracy
+of a trained model (`trained_model`). Every name contains its positive class.
 """
 
-from .accuracy import mean_class_accuracy, top_k_accuracy
-from .retrieval import BlockRecall, RecallAtK, map_at_r, precision_at_1, rsum
 from .selection import (
     BestCut,
     MeanNoiseRank,
@@ -16,6 +14,7 @@ from .selection import (
     relabel_accuracy,
     selection_metrics,
 )
+from .trained_model import BlockRecall, RecallAtK, map_at_r, mean_class_accuracy, precision_at_1, rsum, top_k_accuracy
 
 __all__ = [
     "BestCut",

@@ -1,8 +1,8 @@
 """A run's report as one HTML page.
 
-`build` is the whole flow: `collect` reads the tables once, `pictures` fetches the samples shown, `page`, `score_page`,
-`label_page` and `facts` make the template's values, `charts` draws, and `template.html` with `style.css` is the page.
-`score_view` chooses which score is shown.
+`build` is the whole flow: `collect` chooses the score to show and reads the tables once, `pictures` fetches the samples
+shown, `page`, `score_page` and `label_page` make the template's values, `charts` draws, and `template.html` with
+`style.css` is the page.
 """
 
 import lazy_loader

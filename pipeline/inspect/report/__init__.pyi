@@ -4,6 +4,6 @@ from .charts import drawing as drawing
 from .charts import element as element
 from .charts import label as label
 from .charts import ticks as ticks
+from .collect import ScoreView as ScoreView
+from .collect import choose_score_view as choose_score_view
 from .pictures import thumbnail as thumbnail
-from .score_view import ScoreView as ScoreView
-from .score_view import choose_score_view as choose_score_view

@@ -21,13 +21,11 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .collect import ReportData, Sizes, collect
-from .facts import run_facts
+from .collect import ReportData, ScoreView, Sizes, choose_score_view, collect
 from .label_page import label_section
-from .page import duplicate_section, failure_section, galleries, headline, without_secrets
+from .page import duplicate_section, failure_section, galleries, headline, run_facts, without_secrets
 from .pictures import Album, fetch
 from .score_page import drift_section, score_section
-from .score_view import ScoreView, choose_score_view
 
 SHOWN_CLASSES = 40
 MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would show the same curve

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from .score_view import ScoreView
+from .collect import ScoreView
 
 
 def element(name: str, *content: str, **attributes: object) -> Markup:

@@ -11,10 +11,9 @@ from noisegate.pipeline.pairs.calibration import Expected
 from noisegate.pipeline.scoring.summary import label_promise
 
 from .charts import Bins, Strip, draw_clean, draw_histogram, draw_strips, merge_bins
-from .collect import QUANTILES, ReportData, ShardFacts
+from .collect import QUANTILES, ReportData, ScoreView, ShardFacts
 from .page import count, number, percent
 from .pictures import printable
-from .score_view import ScoreView
 
 LEAST_DISTANCE = 0.1  # in large shards the smallest difference is significant, but no reason to look
 LEVEL = 0.01  # chance that any of the shards is named although all are alike

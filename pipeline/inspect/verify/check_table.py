@@ -21,7 +21,7 @@ from noisegate.pipeline.runs.embeddings import embeddings_match
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.system.array_types import Float32
 
-from .problems import Problems
+from .check_shard import Problems
 
 SHARED = {  # metadata that all tables of a run share, as problems call it
     "scorer": "scorer",

@@ -18,10 +18,8 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.progress import Progress
 
-from .check_shard import check_shard
+from .check_shard import Drift, Problem, Problems, Rescoring, check_shard
 from .check_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
-from .problems import Problem, Problems
-from .rescoring import Drift, Rescoring
 
 
 @dataclass(frozen=True)

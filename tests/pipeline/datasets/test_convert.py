@@ -10,7 +10,7 @@ import pytest
 
 from noisegate.pipeline.datasets import convert as convert_package
 from noisegate.pipeline.datasets.convert import KINDS, LAYOUTS, convert
-from noisegate.pipeline.datasets.convert.samples import array_part, picture_file
+from noisegate.pipeline.datasets.convert.source import array_part, picture_file
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.shards.decode import BadSample
 from tests.commands import FAKE, called, run_noisegate

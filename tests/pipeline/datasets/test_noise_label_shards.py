@@ -24,8 +24,7 @@ from noisegate.pipeline.datasets.noise import (
     pmd,
     symmetric,
 )
-from noisegate.pipeline.datasets.noise.class_maps import load_class_map
-from noisegate.pipeline.datasets.noise.features import make_thumbnails
+from noisegate.pipeline.datasets.noise.label_inputs import load_class_map, make_thumbnails
 from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport, noise_labels
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.custom import CustomEstimator

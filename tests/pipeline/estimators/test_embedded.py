@@ -3,8 +3,18 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from noisegate.pipeline.datasets.embedded.check import UNSEEN_SEED, auroc, best_cut, measure
-from noisegate.pipeline.datasets.embedded.train import CONTEXT, PROMPTS, TEXT_LENGTH, Encode, draw_part, token_ids
+from noisegate.pipeline.datasets.embedded import (
+    CONTEXT,
+    PROMPTS,
+    TEXT_LENGTH,
+    UNSEEN_SEED,
+    Encode,
+    auroc,
+    best_cut,
+    draw_part,
+    measure,
+    token_ids,
+)
 from noisegate.pipeline.datasets.scenes import caption, class_names, draw, random_scene, scene_rng
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED

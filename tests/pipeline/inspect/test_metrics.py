@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from noisegate.pipeline.inspect import metrics
-from noisegate.pipeline.inspect.metrics import retrieval
+from noisegate.pipeline.inspect.metrics import trained_model
 from tests.errors import refused
 
 small = settings(max_examples=60, deadline=None)
@@ -199,7 +199,7 @@ def test_equal_cosines_reached_by_different_sums_count_against_the_model(monkeyp
     """A row and the same numbers in another order are as near to the first axis, whatever the block size."""
     rng = np.random.default_rng(3)
     for numbers in (2, 10**6):
-        monkeypatch.setattr(retrieval, "CHUNK", numbers)
+        monkeypatch.setattr(trained_model, "CHUNK", numbers)
         for _ in range(40):
             row = np.abs(rng.standard_normal(65))
             mirrored = row[np.r_[0, 1 + rng.permutation(64)]]

@@ -15,8 +15,15 @@ from rich.cells import cell_len
 from noisegate import read_table
 from noisegate.pipeline.cli.show import format_sample
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.inspect.captions import one_line, read_captions
-from noisegate.pipeline.inspect.show import BINS, Histogram, bin_width, draw_histogram, read_overview
+from noisegate.pipeline.inspect.show import (
+    BINS,
+    Histogram,
+    bin_width,
+    draw_histogram,
+    one_line,
+    read_captions,
+    read_overview,
+)
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.settings import DecodeOptions

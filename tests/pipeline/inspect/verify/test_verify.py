@@ -13,7 +13,7 @@ import pytest
 
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.inspect.verify import Verification, verify
-from noisegate.pipeline.inspect.verify.problems import KEPT, Problems
+from noisegate.pipeline.inspect.verify.check_shard import KEPT, Problems
 from noisegate.pipeline.rescore import rescore, score_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions, Limits, ScoreSettings

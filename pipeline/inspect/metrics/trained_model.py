@@ -1,4 +1,4 @@
-"""Retrieval metrics: R@K and rSum for image-text models, P@1 and mAP@R for image-image models.
+"""Figures of a trained model: R@K and rSum of image-text retrieval, P@1 and mAP@R of images, accuracy of a classifier.
 
 Ties are always resolved against the model, so that a collapsed one, whose similarities are all equal, does not get 100.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
@@ -205,3 +205,40 @@ def _unit(rows: Float64) -> tuple[Float64, Mask]:
     with np.errstate(invalid="ignore", over="ignore"):
         valid = np.isfinite(length) & (largest * length >= 1e-12)
     return np.where(valid[:, None], scaled, 0.0) / np.where(valid, length, 1)[:, None], valid
+
+
+def top_k_accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
+    """Percent of samples whose class ranks within K; rank = 1 + #(other classes that score at least as much).
+
+    scores: (N, C), NaN counts against the model; labels: (N,), -1 takes no part.
+
+    >>> top_k_accuracy([[.1, .9], [.5, .5]], [1, 0])  # a tie is not an answer
+    50.0
+    """
+    ranks = _ranks(scores, labels)[0]
+    return 100.0 * float((ranks <= k).mean()) if len(ranks) else math.nan
+
+
+def mean_class_accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Percent right in each class, averaged over the classes that occur; arguments as in `top_k_accuracy`.
+
+    >>> mean_class_accuracy([[1, 0], [1, 0], [1, 0], [0, 1]], [0, 0, 0, 1])
+    100.0
+    """
+    ranks, label = _ranks(scores, labels)
+    shares = [float((ranks[label == c] <= 1).mean()) for c in np.unique(label)]
+    return 100.0 * float(np.mean(shares)) if shares else math.nan
+
+
+def _ranks(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows, label = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
+    if rows.ndim != 2 or label.shape != rows.shape[:1] or (label >= rows.shape[1]).any():
+        raise ConfigError(
+            f"scores {rows.shape} and labels {label.shape} must be (N, C) and (N,) with labels below C",
+            "labels",
+            label.shape,
+        )
+    rows, label = rows[label >= 0], label[label >= 0]
+    own = rows[np.arange(len(rows)), label][:, None]
+    beaten: NDArray[np.int64] = (rows < own).sum(axis=1)  # false for NaN on either side
+    return rows.shape[1] - beaten, label

@@ -1,1 +1,0 @@
-"""Train (`train`) and measure (`check`) the `embedded` estimator, a small CLIP for the drawn scenes."""
