@@ -266,7 +266,7 @@ def memory(folder: Path) -> dict[str, float]:
 
 def annotate_and_print_peak(pattern: str, out: str) -> None:
     from noisegate.pipeline.annotate import annotate
-    from noisegate.pipeline.estimators.custom import CustomEstimator
+    from noisegate.pipeline.estimators.by_name import CustomEstimator
 
     annotate(pattern, out, estimator=CustomEstimator(Null(), "null"), beta="intersection")
     print(peak_mb())

@@ -1,7 +1,7 @@
 """What it is worth that training on a processor uses freed memory again: `python -m benchmarks.malloc [--rounds 3]`.
 
 The same steps of a small ResNet on one thread, in processes of their own that take turns, with and without
-`noisegate.pipeline.system.memory.reuse_memory`; processor time, medians, and whether the last losses are the same number.
+`noisegate.pipeline.system.machine.reuse_memory`; processor time, medians, and whether the last losses are the same number.
 """
 
 import argparse
@@ -19,7 +19,7 @@ def train(reuse: bool) -> dict[str, float]:
     import torch
 
     from noisegate.pipeline.estimators.loading import allow_torchvision
-    from noisegate.pipeline.system.memory import reuse_memory
+    from noisegate.pipeline.system.machine import reuse_memory
 
     allow_torchvision()
     import timm

@@ -44,8 +44,8 @@ def write_rows(folder: Path, rows: int, width: int) -> list[str]:
 def one(kind: Any, rows: int, width: int, k: int, memory: str | None) -> dict[str, Any]:
     """Seconds, processor seconds and peak memory of one graph, made by this process."""
     from noisegate.pipeline.neighbours import NeighbourSearch, find_neighbours_on_disk
-    from noisegate.pipeline.runs.mapped_rows import MappedRows
-    from noisegate.pipeline.system.memory import read_size
+    from noisegate.pipeline.runs.rows import MappedRows
+    from noisegate.pipeline.system.machine import read_size
 
     with tempfile.TemporaryDirectory() as name:
         mapped = MappedRows(write_rows(Path(name), rows, width), "image")

@@ -12,7 +12,7 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import decode_sample
-from noisegate.pipeline.system.memory import reuse_memory
+from noisegate.pipeline.system.machine import reuse_memory
 
 TIMES = 40
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from noisegate.pipeline.runs.columns import COLUMNS
+from noisegate.pipeline.runs.table import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

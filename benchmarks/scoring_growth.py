@@ -71,8 +71,8 @@ def one(folder: Path, rows: int) -> dict[str, Any]:
     from noisegate.pipeline.labels.tango import row_votes, visual
     from noisegate.pipeline.neighbours import Neighbours
     from noisegate.pipeline.pairs import neighbourhood
-    from noisegate.pipeline.pairs.neighbourhood_scoring import score_neighbourhood
-    from noisegate.pipeline.runs.mapped_rows import MappedRows
+    from noisegate.pipeline.pairs.neighbourhood import score_neighbourhood
+    from noisegate.pipeline.runs.rows import MappedRows
     from noisegate.pipeline.runs.table import RunFolder
 
     run, stems = RunFolder(folder), [f"s-{i:05d}" for i in range(-(-rows // SHARD))]

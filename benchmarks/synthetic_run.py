@@ -22,7 +22,7 @@ from PIL import Image
 
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import normalise
-from noisegate.pipeline.estimators.custom import CustomEstimator
+from noisegate.pipeline.estimators.by_name import CustomEstimator
 from noisegate.pipeline.runs.embeddings import write_embeddings
 from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, replace_columns, table_from
 from noisegate.pipeline.scoring import learn_scores, write_scores

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from .engines import (
+    Devices,
     EncodingEngine,
     EngineSettings,
+    Local,
     Nodes,
     NodeShare,
     ProgressTotals,
+    Ray,
     ShardTask,
-    choose_engine,
     remove_plan,
 )
 from .errors import LockedError, MismatchError
@@ -25,8 +27,7 @@ from .neighbours import NeighbourSearch
 from .pairs.beta import Beta, cached_beta
 from .pairs.pair_fit import read_pair_fit
 from .runs.lock import SCORING, folder_lock
-from .runs.record import RunRecord
-from .runs.resume import Resume, check_settings, clear, sweep
+from .runs.resume import Resume, RunRecord, check_settings, clear, sweep
 from .runs.table import RunFolder
 from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import summarise
@@ -119,6 +120,13 @@ def annotate_with(
             return job.run_alone(start) if nodes is None else job.run_as_node(start, NodeShare(job.run.path, nodes))
     finally:
         job.progress.stop()
+
+
+def choose_engine(settings: AnnotateSettings) -> EngineSettings:
+    """The engine that the settings ask for; raise ConfigError for values that cannot work."""
+    if settings.engine == "ray":
+        return Ray(settings.address, settings.ray_workers, settings.gpus_per_worker, settings.cpus_per_worker)
+    return Local() if settings.devices is None else Devices.read(settings.devices)
 
 
 @dataclass

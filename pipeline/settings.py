@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import ConfigError
-from .system.memory import read_size
+from .system.machine import read_size
 
 TASKS = ("pairs", "labels")
 BETA_MODES = {

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from noisegate.pipeline.estimators.custom import CustomEstimator
+from noisegate.pipeline.estimators.by_name import CustomEstimator
 
 Rows = NDArray[np.float32]
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from noisegate.pipeline.runs.columns import COLUMNS, METHOD_COLUMNS
-from noisegate.pipeline.runs.table import VERSION
+from noisegate.pipeline.runs.table import COLUMNS, METHOD_COLUMNS, VERSION
 
 __all__ = ["table_page"]
 

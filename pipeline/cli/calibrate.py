@@ -40,7 +40,7 @@ def calibrate(
         estimate_beta,
         measure_beta,
     )
-    from noisegate.pipeline.pairs.first_pairs import sample_first_pairs
+    from noisegate.pipeline.pairs.pair_fit import sample_first_pairs
     from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data
     from noisegate.pipeline.shards.locate import find_shards
 

@@ -12,7 +12,7 @@ import typer
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import AnnotateSettings, check_engine
-from noisegate.pipeline.system.memory import read_size
+from noisegate.pipeline.system.machine import read_size
 
 if TYPE_CHECKING:
     from noisegate.pipeline.labels.anchors import Anchors

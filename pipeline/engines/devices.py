@@ -16,7 +16,7 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.system.processes import count_processors
+from noisegate.pipeline.system.machine import count_processors
 
 from .fleet import Fleet, Link, Lost
 from .worker_protocol import Message, Reply, serve

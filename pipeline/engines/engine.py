@@ -13,8 +13,7 @@ from noisegate.pipeline.neighbours import Task, run_in_turn
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.shards.locate import Shard
 
-from .events import ProgressTotals
-from .shard_task import ShardTask, encode_shards
+from .shard_task import ProgressTotals, ShardTask, encode_shards
 
 
 class EncodingEngine(Protocol):

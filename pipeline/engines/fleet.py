@@ -17,8 +17,7 @@ from noisegate.pipeline.neighbours import RunTasks, Task, run_in_turn
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.shards.locate import Shard
 
-from .events import ProgressTotals, Unreadable, Written
-from .shard_task import ShardTask
+from .shard_task import ProgressTotals, ShardTask, Unreadable, Written
 from .worker_protocol import Call, Failed, Message, NoMoreShards, Quit, Ready, Reply, Result, StartEncoding
 
 TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up

@@ -15,8 +15,7 @@ from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.shards.locate import Shard
 
 from .engine import InProcessEngine
-from .events import Event
-from .shard_task import ShardTask, encode_shards
+from .shard_task import Event, ShardTask, encode_shards
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,22 @@
 """Load an estimator by its name; heavy libraries are imported only for the kind that is asked for."""
 
+import importlib
+import string
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from noisegate.pipeline.errors import ConfigError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from .base import Estimator, Identity
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.decode import DECODER
+
+from .base import Estimator, Identity, Pixels
 
 
 @dataclass(frozen=True)
@@ -76,8 +87,6 @@ def load_estimator(
             raise ConfigError(
                 f"model {model!r} resizes by itself, so JPEGs cannot shrink before it; leave out draft", "draft", True
             )
-        from .custom import CustomEstimator
-
         return CustomEstimator.load(model, batch_size)
     from .device import Device
 
@@ -102,6 +111,128 @@ def as_estimator(given: Any) -> Estimator:
     if isinstance(getattr(given, "identity", None), Identity):
         made: Estimator = given
         return made
-    from .custom import CustomEstimator
-
     return CustomEstimator(given, f"python:{type(given).__module__}:{type(given).__name__}")
+
+
+class CustomEstimator:
+    """Wraps an object with `encode_images(list of PIL images)`, `encode_texts(list of str)` and a string `identity`."""
+
+    def __init__(self, inner: Any, name: str, batch_size: int | None = None) -> None:
+        missing = [n for n in ("encode_images", "encode_texts", "identity") if not hasattr(inner, n)]
+        if missing:
+            raise ConfigError(
+                f"model {name!r}: what it made, a {type(inner).__name__}, has no {', '.join(missing)}", "model", name
+            )
+        if not isinstance(inner.identity, str) or not inner.identity:
+            raise ConfigError(
+                f"model {name!r}: identity is {inner.identity!r}; give a string that names these weights", "model", name
+            )
+        self._inner, self._name = inner, name
+        self.batch_size = batch_size or 64
+        self.preprocess = rgb_pixels
+        self._width = self._common_width()
+        self.identity = Identity(
+            name, inner.identity, "by the estimator itself", DECODER, "its own", (("pillow", version("pillow")),)
+        )
+
+    @classmethod
+    def load(cls, spec: str, batch_size: int | None = None) -> "CustomEstimator":
+        """Import `python:module:factory`, call the factory and wrap what it returns."""
+        parts = spec.split(":")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError.of("model", spec, "must read python:MODULE:FACTORY, such as python:my_models:make_clip")
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # at the end, so that it shadows nothing
+        try:
+            module = importlib.import_module(parts[1])
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it here or on PYTHONPATH?",
+                "model",
+                spec,
+            ) from error
+        except Exception as error:  # the module is the user's: it may raise anything
+            raise ConfigError(
+                f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}", "model", spec
+            ) from error
+        factory = getattr(module, parts[2], None)
+        if not callable(factory):
+            what = f"has no {parts[2]!r}" if factory is None else f"has a {parts[2]!r} that cannot be called"
+            raise ConfigError(
+                f"model {spec!r}: module {parts[1]!r} {what}; name a function that makes the estimator", "model", spec
+            )
+        try:
+            inner = factory()
+        except Exception as error:
+            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {_text(error)}", "model", spec) from error
+        return cls(inner, spec, batch_size)
+
+    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+        return self.encode_images([Image.fromarray(p) for p in pixels])
+
+    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+        return self._call("encode_images", list(images))
+
+    def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        return self._call("encode_texts", list(texts))
+
+    def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Pictures of uniform noise (224 px) and strings of random letters."""
+        pictures = [Image.fromarray(rng.integers(0, 256, (224, 224, 3), dtype=np.uint8)) for _ in range(count)]
+        return self.encode_images(pictures), self.encode_texts(random_texts(count, rng))
+
+    def _call(self, name: str, items: list[Any]) -> NDArray[np.float32]:
+        parts = []
+        for start in range(0, len(items), self.batch_size):
+            batch = items[start : start + self.batch_size]
+            rows = _array(getattr(self._inner, name)(batch))
+            if rows.ndim != 2 or len(rows) != len(batch):
+                raise ConfigError(
+                    f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)",
+                    "model",
+                    self._name,
+                )
+            parts.append(rows)
+        return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
+
+    def _common_width(self) -> int:
+        """The width d of both kinds of embeddings, measured on a grey picture and a word before the work starts."""
+        widths = []
+        for name, item in (("encode_images", Image.new("RGB", (224, 224), (128, 128, 128))), ("encode_texts", "a")):
+            try:
+                widths.append(int(self._call(name, [item]).shape[1]))
+            except ConfigError:
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"model {self._name!r}: {name} failed on one item: {_text(error)}", "model", self._name
+                ) from error
+        if widths[0] != widths[1]:
+            raise ConfigError.of(
+                "model",
+                self._name,
+                f"gives pictures {widths[0]} numbers and texts {widths[1]}; a pair needs a model with one space for "
+                "both",
+            )
+        return widths[0]
+
+
+def _array(rows: Any) -> NDArray[np.float32]:
+    """Rows as float32, also of a torch tensor on any device."""
+    return np.asarray(rows.detach().float().cpu() if hasattr(rows, "detach") else rows, dtype=np.float32)
+
+
+def _text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def rgb_pixels(image: Image.Image) -> Pixels:
+    """The whole picture as (H, W, 3) uint8, for estimators that resize themselves."""
+    return np.asarray(image.convert("RGB"), dtype=np.uint8)
+
+
+def random_texts(count: int, rng: np.random.Generator) -> list[str]:
+    """Strings of 40 random letters, digits and spaces, for estimators whose tokens noisegate does not see."""
+    letters = np.array(list(string.ascii_lowercase + string.digits + "    "))
+    return ["".join(rng.choice(letters, 40)) for _ in range(count)]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.memory import reuse_memory
+from noisegate.pipeline.system.machine import reuse_memory
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
+from noisegate.pipeline.shards.preprocess import ProcessorPixels
 
 from .base import Identity, Pixels, array_digest, length_batches, normalise
 from .device import Device
 from .loading import allow_torchvision, hub_or_cache
-from .processor_pixels import ProcessorPixels
 
 _EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
 _PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that there is something to trim

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.runs.columns import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.tar_writer import ShardWriter, write_shard
+from noisegate.pipeline.shards.tar import ShardWriter, write_shard
 
 from .flat import json_values
 from .rows import CAPTION, Options, RunRows, ShardRows, Written

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.runs.mapped_rows import MappedRows
-from noisegate.pipeline.runs.rows import RowBlocks, Rows
+from noisegate.pipeline.runs.rows import MappedRows, RowBlocks, Rows
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Float32
 

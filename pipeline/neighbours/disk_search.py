@@ -5,43 +5,89 @@ Stopped at any moment, the same call goes on with the finished tasks, and the gr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs.mapped_rows import MappedRows
-from noisegate.pipeline.runs.rows import gather, take_unit, unit_rows
-from noisegate.pipeline.runs.table import search_folder
-from noisegate.pipeline.runs.tensor_files import map_tensors
+from noisegate.pipeline.runs.embeddings import map_tensors
+from noisegate.pipeline.runs.rows import MappedRows, gather, take_unit, unit_rows
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, search_folder
 from noisegate.pipeline.system.array_types import Float32, Index
-from noisegate.pipeline.system.memory import default_memory
+from noisegate.pipeline.system.machine import count_threads, default_memory
 from noisegate.pipeline.system.output_files import whole_file, whole_path, write_atomically
-from noisegate.pipeline.system.processes import count_threads
 
-from .distinct import DistinctRows, find_distinct, open_distinct
-from .exact import Measure, merge_lists, pair_cosines
-from .gpu import gpu_numbers
+from .distinct import DistinctRows, NearestLists, find_distinct, open_distinct, write_lists
+from .exact import Measure, gpu_numbers, merge_lists, pair_cosines
 from .graph import Neighbours, create_graph
 from .inverted import Probing, count_cells, most_probes, sample_for_recall, train_inverted, tune_probes, write_index
-from .lists import NearestLists, write_lists
 from .plan import QUERIES, IndexChoice, Plan, Task, check_k, choose_kind, cut
-from .task import forget_index, read_lists, run_task
+from .task import RunTasks, forget_index, read_lists, run_in_turn
 
-RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
-"""Carries out tasks by `run_task`, anywhere and in any order, and yields each when it is done."""
+ROWS_AT_ONCE = 16_384  # rows that are hashed at a time
 ENTRIES_MERGED = 1 << 24  # at a time
 
 
-def run_in_turn(tasks: Iterable[Task]) -> Iterable[Task]:
-    """Carry out the tasks one by one in this process, each with all of its threads."""
-    return map(run_task, tasks)
+def find_or_build_graph(
+    run: RunFolder,
+    stems: Sequence[str],
+    rows: MappedRows,
+    k: int,
+    device: str,
+    search: NeighbourSearch | None,
+    note: Callable[[str], None],
+) -> Neighbours:
+    """Load the k-nearest-neighbour graph of the run's rows, or search it; a search that was stopped goes on.
+
+    A kept graph of an exact search with a larger k serves too: its lists begin with those of the smaller k.
+    """
+    search = search or NeighbourSearch()
+    k = min(k, max(1, len(rows) - 1))
+    path = run.path / ("neighbours.safetensors" if rows.tensor == "image" else "text_neighbours.safetensors")
+    shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
+    kept = _read_facts(path)
+    lengths = [k, kept.k] if kept and kept.kind == "flat" and kept.k > k else [k]
+    digests = [hashlib.sha256(json.dumps([shards, length], sort_keys=True).encode()) for length in lengths]
+    for _, block in rows.chunks(ROWS_AT_ONCE):
+        for digest in digests:
+            digest.update(block.data)
+    if search.index != "auto":
+        for digest in digests:
+            digest.update(search.index.encode())
+    name = "neighbours" if rows.tensor == "image" else "neighbours of texts"
+    if kept and kept.made_from == digests[-1].hexdigest():
+        note(f"{name}: the graph is there already")
+        shutil.rmtree(search_folder(path), ignore_errors=True)  # left if the search was killed after its last step
+        return Neighbours.load(path).nearest(k)
+    note(f"{name}: searching {len(rows):,} rows, k = {k}")
+    made_from = digests[0].hexdigest()
+    return find_neighbours_on_disk(rows, k, path, made_from=made_from, search=search, device=device, note=note)
+
+
+class _Facts(NamedTuple):
+    """What a graph's file was made from, by which kind of index, and the length of its lists."""
+
+    made_from: str | None
+    kind: str | None
+    k: int
+
+
+def _read_facts(path: Path) -> _Facts | None:
+    """None if there is no complete graph."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            facts = file.metadata() or {}
+            return _Facts(facts.get("made_from"), facts.get("kind"), file.get_slice("indices").get_shape()[1])
+    except (OSError, SafetensorError):
+        return None
 
 
 @dataclass(frozen=True)

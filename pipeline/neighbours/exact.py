@@ -12,24 +12,25 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import top_by_value
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-from .gpu import GPU_LIMIT, copy_to_gpus
-from .lists import NearestLists
+from .distinct import NearestLists
 
-Search: TypeAlias = Callable[[Float32, int], NearestLists]
-Measure: TypeAlias = Callable[[Index, Index], Float32]
-"""(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""
-
-# Cosines from a float32 product that differ by more than SURE |cos| + NOISE are surely different: ten times the standard
-# deviation of that difference in 512 dimensions, where a cosine is the sum of as many small steps.
-SURE, NOISE = 2e-6, 2e-7
 SLACK = 8  # entries searched beyond a list, which show whether its end falls among nearly equal ones
 PAIRS = 512  # measured at a time
 BLOCK = 4096  # rows that queries are compared with at a time
 STREAMED = 65_536  # rows of a block that is read, searched and forgotten
 WIDEST = 4_000_000  # cosines of queries with all rows that are held at a time
+GPU_LIMIT = 2048  # longest list, and most probes, that faiss handles on a GPU
+SPARE = 9  # entries of a list beyond k: the row itself, and those that show whether the list is cut inside a tie
+Search: TypeAlias = Callable[[Float32, int], NearestLists]
+Measure: TypeAlias = Callable[[Index, Index], Float32]
+"""(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""
+# Cosines from a float32 product that differ by more than SURE |cos| + NOISE are surely different: ten times the standard
+# deviation of that difference in 512 dimensions, where a cosine is the sum of as many small steps.
+SURE, NOISE = 2e-6, 2e-7
 
 
 class ExactIndex:
@@ -185,3 +186,41 @@ def _compare_with_all(queries: Float32, base: Float32, k: int, block: int) -> Ne
         top = top_by_value(cosine, min(k, cosine.shape[1]))
         number, cosine = np.take_along_axis(number, top, axis=1), np.take_along_axis(cosine, top, axis=1)
     return number, cosine
+
+
+def gpu_numbers(device: str) -> list[int]:
+    """Return the GPUs to search on; none for the CPU."""
+    import faiss
+
+    kind, _, number = device.partition(":")
+    if kind not in {"cpu", "cuda", "auto"} or (number and not (kind == "cuda" and number.isdigit())):
+        raise ConfigError.of("device", device, "is unknown; use cpu, auto, cuda or cuda:0")
+    if kind == "cpu":
+        return []
+    present = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
+    wanted = [int(number)] if number else list(range(present))
+    if kind == "cuda" and (not wanted or max(wanted) >= present):
+        raise ConfigError(
+            f"device {device!r}, but faiss sees {present} GPUs; install faiss-gpu or use auto", "device", device
+        )
+    return wanted
+
+
+def check_gpu_lists(gpus: Sequence[int], k: int) -> None:
+    """Raise ConfigError where lists of k others are too long for the GPUs."""
+    if gpus and k + SPARE > GPU_LIMIT:
+        raise ConfigError.of("k", k, f"is too long a list for faiss on a GPU; use {GPU_LIMIT - SPARE}, or no GPU")
+
+
+def copy_to_gpus(faiss: Any, index: Any, gpus: Sequence[int]) -> Any:
+    """Copy the index to a GPU, or spread its rows over several; searched in full precision."""
+    if len(gpus) == 1:
+        resources, options = faiss.StandardGpuResources(), faiss.GpuClonerOptions()
+        options.useFloat16 = False
+        copy = faiss.index_cpu_to_gpu(resources, gpus[0], index, options)
+        copy.resources = resources  # faiss keeps a bare pointer to it
+        return copy
+    options = faiss.GpuMultipleClonerOptions()
+    options.shard = True
+    options.useFloat16 = False
+    return faiss.index_cpu_to_gpus_list(index, co=options, gpus=list(gpus))

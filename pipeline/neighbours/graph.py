@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.runs.tensor_files import create_tensors, map_tensors
+from noisegate.pipeline.runs.embeddings import create_tensors, map_tensors
 from noisegate.pipeline.system.array_types import Float32, Index, Integers
 from noisegate.pipeline.system.output_files import whole_path
 
@@ -54,6 +54,10 @@ class Neighbours:
         if header.get("format") != FORMAT:
             raise TableError(f"{path} has format {header.get('format')!r}; a graph has {FORMAT!r}", "graph", path)
         return cls(tensors["indices"], tensors["similarities"], json.loads(header["recall"]), header["kind"])  # type: ignore[arg-type]
+
+    def nearest(self, k: int) -> Neighbours:
+        """The same graph with lists cut to the k nearest."""
+        return replace(self, indices=self.indices[:, :k], similarities=self.similarities[:, :k])
 
 
 def create_graph(

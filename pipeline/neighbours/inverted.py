@@ -15,9 +15,8 @@ import numpy as np
 from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.pipeline.system.output_files import whole_path
 
-from .exact import SLACK
-from .gpu import GPU_LIMIT, copy_to_gpus
-from .lists import NearestLists, order_ties
+from .distinct import NearestLists, order_ties
+from .exact import GPU_LIMIT, SLACK, copy_to_gpus
 from .plan import QUERIES, ROWS_FOR_CODES, ROWS_PER_CELL, Kind
 
 REFINED = 4  # candidates of a compressed search for each entry of a list

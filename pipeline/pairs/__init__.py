@@ -2,8 +2,7 @@
 
 `scorer` embeds and scores pairs, for all who need it; `osa` is the weight of a cosine, `beta` the shift it needs,
 `calibration` what a cosine means on some data (with the models of `density_ratio`). `pair_fit` learns β and calibration of a
-whole run, `first_pairs` those of a few pairs before a long job. `neighbourhood` and `neighbourhood_scoring` judge a pair by
-the partners of its neighbours.
+whole run, or of a few pairs before a long job. `neighbourhood` judges a pair by the partners of its neighbours.
 """
 
 import lazy_loader

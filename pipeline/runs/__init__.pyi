@@ -1,8 +1,8 @@
-from .columns import ALL_COLUMNS as ALL_COLUMNS
-from .columns import COLUMNS as COLUMNS
 from .embeddings import read_embeddings as read_embeddings
 from .lock import folder_lock as folder_lock
-from .mapped_rows import MappedRows as MappedRows
+from .rows import MappedRows as MappedRows
+from .table import ALL_COLUMNS as ALL_COLUMNS
+from .table import COLUMNS as COLUMNS
 from .table import VERSION as VERSION
 from .table import RunFolder as RunFolder
 from .table import read_metadata as read_metadata

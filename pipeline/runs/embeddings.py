@@ -1,8 +1,11 @@
 """Embeddings kept beside the tables: one safetensors file per shard, float16 matrices `image` and `text`."""
 
+import errno
 import json
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +15,10 @@ from safetensors.numpy import save
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .tensor_files import map_tensors
-
 FEW = 20  # rows are read one by one if fewer than 1 in FEW of the file is wanted
+_KINDS = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
+ALLOCATE = getattr(os, "posix_fallocate", None)
+_NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
 def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], metadata: dict[str, Any]) -> None:
@@ -59,3 +63,70 @@ def embeddings_match(path: Path, rows: int, sha256: str) -> bool:
     except (OSError, SafetensorError):
         return False
     return counts == {rows} and shard.get("sha256") == sha256
+
+
+def map_tensors(
+    path: str | os.PathLike[str], mode: Literal["r", "r+"] = "r"
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The tensors of a file as memory maps, and its metadata; raises TableError for what is no whole safetensors file."""
+    try:
+        size = Path(path).stat().st_size
+        with Path(path).open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if 8 + length <= size else None
+        if not isinstance(header, dict):
+            raise ValueError("its header is not whole")
+        metadata = header.pop("__metadata__", {})
+        tensors = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            kind, shape = np.dtype(_KINDS[entry["dtype"]]), tuple(entry["shape"])
+            if 8 + length + end > size or end - begin != kind.itemsize * int(np.prod(shape)):
+                raise ValueError(f"{name} is not whole")
+            if end == begin:  # nothing to map
+                tensors[name] = np.empty(shape, kind)
+            else:
+                tensors[name] = np.memmap(path, kind, mode, 8 + length + begin, shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TableError(f"{path} is not a readable safetensors file: {error}", "file", path) from error
+    return tensors, metadata
+
+
+def create_tensors(
+    path: Path, shapes: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
+) -> dict[str, NDArray[Any]]:
+    """A file of zeros with its disk reserved, to be filled through the maps that are returned: the same bytes for the same
+    content.
+
+    `shapes` are (shape, dtype) by name, in the order of the file.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (shape, kind) in shapes.items():
+        begin, end = end, end + np.dtype(kind).itemsize * int(np.prod(shape))
+        header[name] = {"dtype": _NAMES[np.dtype(kind)], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    reserve(path)
+    return map_tensors(path, "r+")[0]
+
+
+def reserve(path: Path, allocate: Callable[[int, int, int], None] | None = ALLOCATE) -> None:
+    """Disk for all of a file that is to be filled through a map: where there is too little, OSError is raised here.
+
+    A page that finds no room later would end the process by SIGBUS, without a word. The file is gone after an error.
+    """
+    size = path.stat().st_size
+    if allocate is None or not size:
+        return
+    with path.open("r+b") as file:
+        try:
+            allocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+                return
+            path.unlink()
+            raise OSError(error.errno, error.strerror, str(path)) from error

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .columns import ALL_COLUMNS
+from .table import ALL_COLUMNS
 
 NUMBER, TEXT, CONDITION, FLAGS, NOTHING = "a number", "a text", "true or false", "a list of flags", "null"
 

@@ -13,7 +13,7 @@ from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 
-from .columns import RunScores
+from .run_scores import RunScores
 
 ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
 CLEAN_DATA = 0.05  # upper end below which data counts as clean

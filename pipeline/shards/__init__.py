@@ -1,8 +1,8 @@
 """Shards (tar files of samples) from finding them to decoded samples, and back to tar.
 
-`locate` finds shards; `tar` takes a tar apart, also a damaged one; `read` groups its files into samples; `decode` and
-`preprocess` turn bytes into pixels, captions and labels; `workers` does so in processes; `stream` joins these for the encoder.
-`samples` reads single samples by position. `writer` is the only place that writes a tar.
+`locate` finds shards; `tar` takes a tar apart, also a damaged one, and alone writes one; `read` groups its files
+into samples; `decode` and `preprocess` turn bytes into pixels, captions and labels; `workers` does so in processes; `stream`
+joins these for the encoder. `random_access` reads single samples by position.
 """
 
 import lazy_loader

@@ -19,7 +19,7 @@ from .read import MAX_PART_BYTES as MAX_PART_BYTES
 from .read import READ_PARTS as READ_PARTS
 from .read import RawSample as RawSample
 from .read import ShardReader as ShardReader
-from .tar_reader import plain_bytes as plain_bytes
+from .tar import plain_bytes as plain_bytes
 from .workers import Decoded as Decoded
 from .workers import DecodePool as DecodePool
 from .workers import decode_sample as decode_sample

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 
 from noisegate.pipeline.errors import ShardError
 
-from .tar_reader import BLOCK, TarMembers
+from .tar import BLOCK, TarMembers
 
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .locate import Shard

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.system.memory import reuse_memory
-from noisegate.pipeline.system.processes import count_processors, exit_with_parent
+from noisegate.pipeline.system.machine import count_processors, exit_with_parent, reuse_memory
 
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample

@@ -4,12 +4,12 @@ from .array_types import Floats as Floats
 from .array_types import Index as Index
 from .array_types import Mask as Mask
 from .extras import require_extra as require_extra
-from .memory import reuse_memory as reuse_memory
+from .machine import count_processors as count_processors
+from .machine import exit_with_parent as exit_with_parent
+from .machine import reuse_memory as reuse_memory
 from .output_files import whole_path as whole_path
 from .output_files import write_atomically as write_atomically
 from .output_files import writing_to as writing_to
-from .processes import count_processors as count_processors
-from .processes import exit_with_parent as exit_with_parent
 from .progress import Progress as Progress
 from .progress import counted as counted
 from .progress import progress_for as progress_for

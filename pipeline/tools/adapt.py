@@ -24,7 +24,7 @@ from noisegate.pipeline.methods.losses import info_nce, pair_losses
 from noisegate.pipeline.methods.mixtures import Split, gmm_split
 from noisegate.pipeline.methods.pair_batches import same_pairs
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs, estimate_beta
-from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
+from noisegate.pipeline.pairs.pair_fit import embed_pairs, read_pairs
 from noisegate.pipeline.pairs.scorer import Encoded
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.workers import Decoded

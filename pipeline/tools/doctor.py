@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from noisegate.pipeline.system.extras import EXTRAS
-from noisegate.pipeline.system.processes import count_processors
+from noisegate.pipeline.system.machine import count_processors
 
 SHOWN = (
     *("torch", "torchvision", "open_clip_torch", "webdataset", "pyarrow", "numpy", "pillow", "scipy", "scikit-learn"),

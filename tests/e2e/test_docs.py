@@ -29,7 +29,7 @@ from docs.programs.http_reference import http_page
 from docs.programs.pictures import FOLDER, draw_pictures
 from docs.programs.table_reference import table_page
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.runs.columns import ALL_COLUMNS
+from noisegate.pipeline.runs.table import ALL_COLUMNS
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings
 from tests.commands import FAKE, called

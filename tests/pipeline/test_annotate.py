@@ -15,8 +15,7 @@ import pytest
 
 from noisegate import read_table
 from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
-from noisegate.pipeline.runs.columns import COLUMNS
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.runs.table import COLUMNS, RunFolder, read_metadata
 from tests.errors import refused
 from tests.fakes import BLANK, NOT_FINITE, ZERO, ColourModel, estimator, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps

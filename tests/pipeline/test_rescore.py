@@ -304,7 +304,7 @@ def test_no_rows_are_no_reason_to_fail(tmp_path: Path) -> None:
         ),
         (
             {"labels": GIVEN, "anchors": Anchors(("a",), np.ones((1, 12), np.float32), np.zeros(1, np.int64))},
-            "classes: 1 are named, but a sample has label 3",
+            "classes 1 are named, but a sample has label 3",
         ),
     ],
 )
@@ -466,11 +466,11 @@ def test_a_beta_that_nothing_can_be_compared_with_is_refused_and_the_default_is_
     ("words", "message"),
     [
         (["--labels", "none.npy"], "labels: there is no file none.npy"),
-        (["--labels", "i.npy"], "labels: i.npy holds float32 of shape (120, 12); want whole numbers (N,)"),
-        (["--labels", "pickled.npy"], "labels: pickled.npy is no whole .npy file of numbers"),
-        (["--texts", "y.npy"], "texts: y.npy holds int64 of shape (120,); want numbers (N, d)"),
+        (["--labels", "i.npy"], "labels i.npy holds float32 of shape (120, 12); want whole numbers (N,)"),
+        (["--labels", "pickled.npy"], "labels pickled.npy is no whole .npy file of numbers"),
+        (["--texts", "y.npy"], "texts y.npy holds int64 of shape (120,); want numbers (N, d)"),
         (["--labels", "y.npy", "--anchors", "i.npy"], "--anchors and --anchor-labels belong together; give both"),
-        (["--labels", "y.npy", "--metadata", "y.npy"], "metadata: y.npy is not a readable Parquet file"),
+        (["--labels", "y.npy", "--metadata", "y.npy"], "metadata y.npy is not a readable Parquet file"),
         (["--texts", "i.npy", "--separate-spaces", "--no-neighbourhood"], "leave out --no-neighbourhood"),
         (["--texts", "i.npy", "--beta", "random_inputs"], "beta random_inputs needs the model"),
         (

@@ -14,7 +14,7 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.runs.lock import folder_lock
 from noisegate.pipeline.shards.decode import BadSample
-from noisegate.pipeline.shards.tar_writer import ShardWriter, write_shard
+from noisegate.pipeline.shards.tar import ShardWriter, write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .kinds import Kind, find_kind

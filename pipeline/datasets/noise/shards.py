@@ -17,7 +17,7 @@ from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.decode import BadSample, decode_text
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-from noisegate.pipeline.shards.tar_writer import write_shard
+from noisegate.pipeline.shards.tar import write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.tar_writer import write_shard
+from noisegate.pipeline.shards.tar import write_shard
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .draw import draw

@@ -16,9 +16,8 @@ from noisegate.pipeline.estimators.base import Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import PairCalibration
 from noisegate.pipeline.pairs.scorer import pair_columns
-from noisegate.pipeline.runs.columns import SCHEMA
 from noisegate.pipeline.runs.embeddings import embeddings_match
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.table import SCHEMA, RunFolder
 from noisegate.pipeline.system.array_types import Float32
 
 from .check_shard import Problems

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 
-from noisegate.pipeline.system.processes import count_processors
+from noisegate.pipeline.system.machine import count_processors
 
 PAPER_PAIRS, PAPER_SECONDS = 566_435, 153  # OSA, cost in pre-training: MS-COCO on one RTX 3090, CLIP, batches of 4096
 CPU_PRICE = 0.05  # per processor and hour: an assumption

@@ -27,7 +27,7 @@ from noisegate.pipeline.datasets.noise import (
 from noisegate.pipeline.datasets.noise.label_inputs import load_class_map, make_thumbnails
 from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport, noise_labels
 from noisegate.pipeline.errors import ConfigError, MismatchError
-from noisegate.pipeline.estimators.custom import CustomEstimator
+from noisegate.pipeline.estimators.by_name import CustomEstimator
 from noisegate.pipeline.labels.classes import BUILT_IN
 from noisegate.pipeline.shards.locate import find_shards
 from tests.errors import refused

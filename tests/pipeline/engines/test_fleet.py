@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from noisegate.pipeline.engines.events import Advanced, Note, ProgressTotals, Unreadable, Written
 from noisegate.pipeline.engines.fleet import Fleet, Link, Lost
-from noisegate.pipeline.engines.shard_task import ShardTask
+from noisegate.pipeline.engines.shard_task import Advanced, Note, ProgressTotals, ShardTask, Unreadable, Written
 from noisegate.pipeline.engines.worker_protocol import (
     Call,
     Failed,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.pipeline.engines.events import Note, ProgressTotals
+from noisegate.pipeline.engines.shard_task import Note, ProgressTotals
 from noisegate.pipeline.estimators import ModelSpec, load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator

@@ -18,8 +18,8 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.loading import allow_torchvision
-from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
 from noisegate.pipeline.estimators.transformers_model import TransformersEstimator
+from noisegate.pipeline.shards.preprocess import ProcessorPixels
 from tests.errors import refused
 
 allow_torchvision()

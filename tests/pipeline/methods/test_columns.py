@@ -13,9 +13,16 @@ from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.methods.columns import OneStep, default_temperature
 from noisegate.pipeline.methods.gsl import gsl_columns
 from noisegate.pipeline.methods.lnc import lnc_columns
-from noisegate.pipeline.runs.columns import COLUMNS, METHOD_COLUMNS
 from noisegate.pipeline.runs.embeddings import read_embeddings
-from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, read_table, table_from
+from noisegate.pipeline.runs.table import (
+    COLUMNS,
+    METHOD_COLUMNS,
+    VERSION,
+    RunFolder,
+    read_metadata,
+    read_table,
+    table_from,
+)
 from noisegate.pipeline.runs.where import parse_where
 from tests.commands import called
 from tests.errors import refused

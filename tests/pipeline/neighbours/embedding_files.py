@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.neighbours.plan import Plan
 from noisegate.pipeline.runs.embeddings import write_embeddings
-from noisegate.pipeline.runs.mapped_rows import MappedRows
+from noisegate.pipeline.runs.rows import MappedRows
 
 
 def stored(folder: Path, rows: NDArray[np.floating], ends: Sequence[int] = ()) -> MappedRows:

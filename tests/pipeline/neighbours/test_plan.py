@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from noisegate.pipeline.neighbours.plan import Plan, cut
-from noisegate.pipeline.system.memory import default_memory, read_size
+from noisegate.pipeline.system.machine import default_memory, read_size
 from tests.errors import refused
 
 PLAN = Plan("rows", "image", (), (), 512, 100_000_000, 21, "flat", 1024, 4096, 0, "cpu", 0)

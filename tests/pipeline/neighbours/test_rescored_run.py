@@ -8,9 +8,9 @@ import numpy as np
 from safetensors import safe_open
 
 from noisegate.pipeline.neighbours import NeighbourSearch, Task, find_neighbours
-from noisegate.pipeline.neighbours.kept_graph import find_or_build_graph
+from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.rescore import rescore
-from noisegate.pipeline.runs.mapped_rows import MappedRows
+from noisegate.pipeline.runs.rows import MappedRows
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.settings import ScoreSettings
 from tests.embeddings import captions, clusters, scored

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from noisegate import read_table
 from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.estimators.custom import CustomEstimator
+from noisegate.pipeline.estimators.by_name import CustomEstimator
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.scorer import encode_samples, load_scorer, model_of_run, read_scorer, score_pairs
 from noisegate.pipeline.shards.workers import Decoded

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.runs.columns import COLUMNS
-from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, read_table, table_from
+from noisegate.pipeline.runs.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from
 from tests.errors import refused
 
 METADATA = {"table_version": VERSION, "shard": {"rows": 2}}

@@ -9,13 +9,12 @@ from PIL import Image
 from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators import ModelSpec, load_estimator
-from noisegate.pipeline.estimators.processor_pixels import ProcessorPixels
 from noisegate.pipeline.inspect.verify import verify
 from noisegate.pipeline.pairs.scorer import model_of_run
 from noisegate.pipeline.runs.table import RunFolder, read_table
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards.decode import BadSample, decode_image
-from noisegate.pipeline.shards.preprocess import Preprocess
+from noisegate.pipeline.shards.preprocess import Preprocess, ProcessorPixels
 from noisegate.pipeline.shards.workers import decode_sample
 from tests.jobs import score
 from tests.pipeline.shards.tars import encoded, write_tar

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-from noisegate.pipeline.shards.tar_reader import TarMembers
+from noisegate.pipeline.shards.tar import TarMembers
 from tests.errors import refused
 from tests.pipeline.shards.tars import pairs, picture, tar_bytes, write_tar
 

@@ -21,7 +21,7 @@ from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
 from noisegate.pipeline.inspect.metrics import clean_auroc
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
-from noisegate.pipeline.pairs.first_pairs import embed_pairs, read_pairs
+from noisegate.pipeline.pairs.pair_fit import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out
 from tests.errors import refused

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from noisegate.pipeline.pairs.first_pairs import sample_first_pairs
+from noisegate.pipeline.pairs.pair_fit import sample_first_pairs
 from noisegate.pipeline.shards.locate import Shard
 from tests.errors import refused
 from tests.fakes import estimator, pairs, picture, write_tar

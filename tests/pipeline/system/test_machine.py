@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource
-from noisegate.pipeline.system.memory import reuse_memory
+from noisegate.pipeline.system.machine import reuse_memory
 assert not {reuse} or reuse_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -39,7 +39,7 @@ def test_freed_blocks_are_used_again() -> None:
 GIVEN_BACK = """
 import ctypes, re
 from pathlib import Path
-from noisegate.pipeline.system.memory import free_unused_memory
+from noisegate.pipeline.system.machine import free_unused_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 def anonymous():

@@ -18,7 +18,7 @@ def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     code = (
         "import resource, sys; from pathlib import Path; import numpy as np\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
-        "from noisegate.pipeline.runs.mapped_rows import MappedRows\n"
+        "from noisegate.pipeline.runs.rows import MappedRows\n"
         "rows = MappedRows(sorted(map(str, Path(sys.argv[1]).glob('link-*'))), 'image')\n"
         "np.save(sys.argv[1] + '/found', rows.take(np.arange(1, 900, 3)))\n"
     )

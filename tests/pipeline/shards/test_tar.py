@@ -8,7 +8,7 @@ import pytest
 
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.tar_writer import write_shard
+from noisegate.pipeline.shards.tar import write_shard
 from tests.pipeline.shards.tars import tar_bytes
 
 SAMPLES = {

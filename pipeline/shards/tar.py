@@ -3,9 +3,16 @@
 Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256.
 """
 
+import hashlib
+import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from noisegate.pipeline.system.output_files import whole_file
 
 BLOCK = 512
 _CHUNK = 1 << 17  # bytes; of gzip they become 135 MB at worst
@@ -15,6 +22,7 @@ _ZEROS = bytes(BLOCK)
 _FILES = b"0\x007S"  # regular, regular in old tars, contiguous, sparse
 _NO_DATA = b"123456"  # links, devices, folders, pipes: no data, even if their size is not 0
 _MAX_HEADER_DATA = 1 << 20  # a long name or a pax header beyond this is damage
+_END_BYTES = 2 * BLOCK  # two zero blocks end a tar
 
 
 @dataclass
@@ -258,3 +266,48 @@ def plain_bytes(read: Callable[[int], bytes], chunk: int = _CHUNK) -> Iterator[b
         stream = zlib.decompressobj(31) if data else stream  # gzip files may follow one another
     if not stream.eof:
         raise EOFError("the gzip stream is cut off")
+
+
+class ShardWriter:
+    """Appends samples to a tar; `samples` and `size` count what was written so far.
+
+    `size` and `sha256` are those of the whole file once `write_shard` has ended.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.samples = 0
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def add(self, key: str, parts: Mapping[str, bytes]) -> None:
+        """Append one sample, its parts in the given order; times and owners stay 0, so equal samples give equal bytes."""
+        for part, data in parts.items():
+            member = tarfile.TarInfo(f"{key}.{part}")
+            member.size = len(data)
+            self._write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+            self._write(data)
+            self._write(bytes(-len(data) % BLOCK))
+        self.samples += 1
+
+    def finish(self) -> None:
+        """Write the end marker, padded to a full record as tar does."""
+        self._write(bytes(_END_BYTES + -(self.size + _END_BYTES) % tarfile.RECORDSIZE))
+
+    def _write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self.size += len(data)
+        self._file.write(data)
+
+
+@contextmanager
+def write_shard(path: Path) -> Iterator[ShardWriter]:
+    """Open a shard for writing; it appears at `path` once it is complete, and not at all after an error."""
+    with whole_file(path) as file:
+        writer = ShardWriter(file)
+        yield writer
+        writer.finish()

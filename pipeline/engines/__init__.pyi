@@ -1,0 +1,10 @@
+from .devices import Devices as Devices
+from .engine import EncodingEngine as EncodingEngine
+from .engine import EngineSettings as EngineSettings
+from .engine import Local as Local
+from .nodes import Nodes as Nodes
+from .nodes import NodeShare as NodeShare
+from .nodes import remove_plan as remove_plan
+from .ray_workers import Ray as Ray
+from .shard_task import ProgressTotals as ProgressTotals
+from .shard_task import ShardTask as ShardTask

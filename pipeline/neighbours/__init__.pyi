@@ -1,0 +1,13 @@
+from .disk_search import NeighbourSearch as NeighbourSearch
+from .disk_search import find_neighbours_on_disk as find_neighbours_on_disk
+from .graph import Neighbours as Neighbours
+from .graph import default_k as default_k
+from .graph import near_duplicates as near_duplicates
+from .memory_search import HELD_BYTES as HELD_BYTES
+from .memory_search import RowQuery as RowQuery
+from .memory_search import find_neighbours as find_neighbours
+from .plan import Task as Task
+from .task import RunTasks as RunTasks
+from .task import process_executor as process_executor
+from .task import ray_executor as ray_executor
+from .task import run_in_turn as run_in_turn
