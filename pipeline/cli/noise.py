@@ -116,32 +116,23 @@ def noise(
     from noisegate.pipeline.shards.workers import default_workers
     from noisegate.pipeline.system.output_files import remove_half_written
 
+    changes = find_protocol(protocol).noises
     options: dict[str, Any] = {"classes": classes, "inclusive": inclusive, "class_map": class_map, "features": features}
     options |= {"temperature": temperature, "posteriors": posteriors, "kind": kind, "factor": factor}
     check_options(protocol, {**options, "derange": derange})
+    unread, field = ("label_field", label_field) if changes == "captions" else ("text_field", text_field)
+    if field is not None:
+        raise ConfigError.of(unread, field, f"is not read by {protocol}, which changes {changes}; leave it out")
     output = Output(as_json)
     remove_half_written(out)
-    if find_protocol(protocol).noises == "captions":
+    if changes == "captions":
         if rate is None:
-            raise ConfigError(f"rate: {protocol} needs it; give for example --rate 0.4", "rate")
-        if label_field is not None:
-            raise ConfigError(
-                f"label_field={label_field!r}: {protocol} noise does not read labels; leave it out",
-                "label-field",
-                label_field,
-            )
+            raise ConfigError(f"rate is needed by {protocol}; give for example --rate 0.4", "rate")
         report = noise_captions(
             shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange, text_field=text_field
         )
         _print_captions(report, output)
-        output.result({**vars(report), "rate": report.rate})
-        return
-    if text_field is not None:
-        raise ConfigError(
-            f"text_field={text_field!r}: {protocol} noise does not read captions; leave it out",
-            "text-field",
-            text_field,
-        )
+        return output.result({**vars(report), "rate": report.rate})
     made = noise_labels(
         shards,
         out,
@@ -153,7 +144,7 @@ def noise(
         **options,
     )
     _print_labels(made, output)
-    output.result({**vars(made), "rate": made.rate})
+    return output.result({**vars(made), "rate": made.rate})
 
 
 def _print_captions(report: "NoiseReport", output: Output) -> None:

@@ -2,20 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 
-LAYOUTS: Mapping[str, str] = MappingProxyType(
-    {
-        "features": "SPLIT_ims.npy (N, 36, 2048) and SPLIT_caps.txt, or .tsv of id and caption: the *_precomp folders "
-        "of SCAN and NCR",
-        "annotations": "annotations/SPLIT_caps.txt and SPLIT_ids.txt with images/: the folders of NPC and OSA",
-        "karpathy": "dataset_flickr30k.json or dataset_coco.json with the images: Karpathy's split",
-        "table": "SPLIT.tsv or SPLIT.csv of image path and caption",
-    }
-)
+LAYOUTS: Mapping[str, str] = {
+    "features": "SPLIT_ims.npy (N, 36, 2048) and SPLIT_caps.txt, or .tsv of id and caption: the *_precomp folders "
+    "of SCAN and NCR",
+    "annotations": "annotations/SPLIT_caps.txt and SPLIT_ids.txt with images/: the folders of NPC and OSA",
+    "karpathy": "dataset_flickr30k.json or dataset_coco.json with the images: Karpathy's split",
+    "table": "SPLIT.tsv or SPLIT.csv of image path and caption",
+}
 """How captioned data is laid out; looked for in this order."""
 
 
@@ -193,7 +190,7 @@ _ALL = (
     ),
 )
 
-KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ALL})
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
 
 
 def find_kind(name: str) -> Kind:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from noisegate.pipeline.errors import ConfigError
 
-from .protocols import bad_setting, count_chosen
+from .protocols import count_chosen
 
 Item = TypeVar("Item")
 
@@ -42,9 +42,7 @@ class PairNoise:
         ['a cat', 'a dog', 'a car']
         """
         if len(captions) != len(self.source):
-            raise ConfigError.of(
-                "captions", len(captions), f"were given for {len(self.source)} samples; give one for each sample"
-            )
+            raise ConfigError.of("captions", len(captions), f"are not one for each of {len(self.source)} samples")
         return [captions[i] for i in self.source]
 
 
@@ -77,12 +75,8 @@ def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generato
     groups = _groups(images)
     sizes = np.bincount(groups)
     if len(groups) and sizes.min() != sizes.max():
-        raise bad_setting(
-            "images",
-            None,
-            f"they have {sizes.min()} to {sizes.max()} captions each, which cannot change places together; "
-            "give every image the same number of captions, or use shuffle-captions",
-        )
+        problem = f"images have {sizes.min()} to {sizes.max()} captions, which cannot change places together"
+        raise ConfigError(f"{problem}; use shuffle-captions, or the same number for each", "images")
     captions = len(groups) // max(len(sizes), 1)
     rows = np.argsort(groups, kind="stable").reshape(len(sizes), captions)
     chosen = rng.choice(len(rows), size=count_chosen(rate, len(rows)), replace=False)
@@ -94,15 +88,11 @@ def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
     """(N,) int64 ids 0..M-1 of the samples' images."""
     if isinstance(images, int | np.integer):
         if images < 0:
-            raise bad_setting("images", images, "a number of samples cannot be negative; give for example images=1000")
+            raise ConfigError.of("images", images, "is no number of samples; use 1000")
         return np.arange(images, dtype=np.int64)
     ids = np.asarray(images)
     if ids.ndim != 1:
-        raise bad_setting(
-            "images",
-            ids.shape,
-            f"ids of shape {ids.shape} were given; give one id for each sample, for example [0, 0, 1]",
-        )
+        raise ConfigError.of("images", ids.shape, "is the shape; give one id for each sample, such as [0, 0, 1]")
     return np.unique(ids, return_inverse=True)[1].astype(np.int64)
 
 
@@ -119,13 +109,12 @@ def _permute(
     permuted = rng.permutation(chosen)
     if not derange or not len(chosen):
         return permuted
-    ids, counts = np.unique(groups[chosen], return_counts=True)
+    counts = np.bincount(groups[chosen])
     if 2 * counts.max() > len(chosen):
-        raise bad_setting(
+        raise ConfigError.of(
             "derange",
             True,
-            f"of the {len(chosen)} chosen, {counts.max()} belong to image number {ids[counts.argmax()]}, "
-            "so not all can leave their image; use a higher rate, more images, or derange=False",
+            f"is not possible: {counts.max()} of the {len(chosen)} chosen are of one image; use a higher rate",
         )
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import MismatchError, ShardError
+from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
 from noisegate.pipeline.estimators.base import array_digest
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
@@ -21,8 +20,6 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import DecodePool
-
-from .protocols import bad_setting
 
 # Fine ids by coarse id 0..19. Fine ids are alphabetical, so blocks of five consecutive ids, which some published
 # generators use, are not super-classes (0..4 would be apple, aquarium fish, baby, bear, beaver).
@@ -66,7 +63,7 @@ def _map_to_next(groups: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 CIFAR10_MAP: NDArray[np.int64] = _freeze([0, 1, 0, 5, 7, 3, 6, 7, 8, 1])
 # (100,) int64: the next class inside the super-class, circular (TANGO supplement, asymmetric noise).
 CIFAR100_MAP: NDArray[np.int64] = _map_to_next(CIFAR100_SUPERCLASSES)
-CLASS_MAPS: Mapping[str, NDArray[np.int64]] = MappingProxyType({"cifar10": CIFAR10_MAP, "cifar100": CIFAR100_MAP})
+CLASS_MAPS: Mapping[str, NDArray[np.int64]] = {"cifar10": CIFAR10_MAP, "cifar100": CIFAR100_MAP}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +87,16 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
         return ClassMap(source, CLASS_MAPS[source])
     if source == "next":
         if classes < 2:
-            raise bad_setting(
-                "class_map", source, f"with classes={classes} there is no next class; give classes=2 or more"
-            )
+            raise ConfigError.of("class_map", source, f"needs two classes, and there are {classes}")
         return ClassMap(f"next:{classes}", _map_to_next([range(classes)]))
     target = np.arange(classes, dtype=np.int64)
     mapped: set[int] = set()
     for given, mistaken in _read_map(Path(source)).items():
         start, end = (_class_id(str(source), value, classes, names) for value in (given, mistaken))
         if start in mapped:
-            raise bad_setting("class_map", str(source), f"{given!r} names class {start} again; map each class once")
+            raise ConfigError.of(
+                "class_map", str(source), f"names class {start} again as {given!r}; map each class once"
+            )
         mapped.add(start)
         target[start] = end
     same = next((name for name, known in CLASS_MAPS.items() if np.array_equal(known, target)), None)
@@ -112,19 +109,20 @@ def _read_map(path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         if repeated:
-            raise bad_setting("class_map", str(path), f"{repeated[0]!r} occurs twice; map each class once")
+            raise ConfigError.of("class_map", str(path), f"holds {repeated[0]!r} twice; map each class once")
         return dict(pairs)
 
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise bad_setting(
-            "class_map", str(path), f"no such file; give a JSON file, next, or one of {', '.join(CLASS_MAPS)}"
+        known = ", ".join(CLASS_MAPS)
+        raise ConfigError.of(
+            "class_map", str(path), f"is no file; give a JSON file, next, or one of {known}"
         ) from error
     except ValueError as error:  # bad JSON, or not UTF-8
-        raise bad_setting("class_map", str(path), f"not JSON ({error}); {example}") from error
+        raise ConfigError.of("class_map", str(path), f"is not JSON ({error}); {example}") from error
     if not isinstance(value, dict) or not value:
-        raise bad_setting("class_map", str(path), f"this is no object of classes; {example}")
+        raise ConfigError.of("class_map", str(path), f"is no object of classes; {example}")
     return value
 
 
@@ -139,14 +137,9 @@ def _class_id(source: str, value: object, classes: int, names: Sequence[str]) ->
         number = int(value)
         if number < classes:
             return number
-        raise bad_setting(
-            "class_map",
-            source,
-            f"{value!r} is no class id; with {classes} classes give 0 to {classes - 1}, or say by "
-            "classes how many there are",
-        )
-    known = f"the classes are {', '.join(names[:5])}, …" if names else "give ids, or classes with their names as well"
-    raise bad_setting("class_map", source, f"{value!r} is no class; {known}")
+        raise ConfigError.of("class_map", source, f"has the id {value!r}; use 0 to {classes - 1}, or more --classes")
+    known = f"the classes are {', '.join(names[:5])}, …" if names else "give ids, or --classes with their names"
+    raise ConfigError.of("class_map", source, f"has {value!r}, which is no class; {known}")
 
 
 def _normalise(name: str) -> str:
@@ -191,16 +184,13 @@ def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
         try:
             rows = np.load(source, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError as error:
-            raise bad_setting(setting, source, "no such file; give an .npy file of one row per sample") from error
+            raise ConfigError.of(setting, source, "is no file; give an .npy file of one row per sample") from error
         except (OSError, ValueError, EOFError) as error:
-            raise bad_setting(setting, source, "this is no .npy file; write one with numpy.save") from error
+            raise ConfigError.of(setting, source, "is no .npy file; write one with numpy.save") from error
     if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind not in "fiu":
         shape = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "several arrays"
-        raise bad_setting(
-            setting,
-            getattr(rows, "shape", None),
-            f"{shape} was given; give numbers of shape (samples, columns), one row per sample",
-        )
+        problem = f"{setting} holds {shape}; give numbers of shape (samples, columns), one row per sample"
+        raise ConfigError(problem, setting, getattr(rows, "shape", None))
     return rows
 
 
@@ -232,22 +222,17 @@ def _read_embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[st
     run = RunFolder(folder)
     record = run.read_run()
     if record is None:
-        raise bad_setting(
-            "features", folder, f"no run is there; make one with: noisegate annotate SHARDS --out {folder}"
-        )
+        raise ConfigError.of("features", folder, f"holds no run; make one: noisegate annotate SHARDS --out {folder}")
     parts = []
     for shard, digest in zip(shards, digests, strict=True):
         table = run.table(shard.stem)
         if not table.exists():
-            raise bad_setting("features", folder, f"this run has no {table.name}; annotate {shard.url} too")
+            raise ConfigError.of("features", folder, f"has no {table.name}; annotate {shard.url} too")
         if read_metadata(table)["shard"]["sha256"] != digest:
-            raise MismatchError(
-                f"{table} was made from another shard than {shard.url}; annotate the shards as they are",
-                "features",
-                folder,
-            )
+            problem = f"{table} was made from another shard than {shard.url}; annotate the shards as they are"
+            raise MismatchError(problem, "features", folder)
         if not run.embeddings(shard.stem).exists():
-            raise bad_setting("features", folder, "its embeddings were dropped; annotate without --drop-embeddings")
+            raise ConfigError.of("features", folder, "has no embeddings; annotate without --drop-embeddings")
         parts.append(read_embeddings(run.embeddings(shard.stem), "image"))
     rows = np.concatenate(parts)
     known: NDArray[np.bool_] = (rows != 0).any(axis=1)  # a sample that could not be encoded is a row of zeros

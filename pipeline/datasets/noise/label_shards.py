@@ -18,7 +18,7 @@ from noisegate.pipeline.shards.read import RawSample, ShardReader
 
 from .label_inputs import ArraySource, load_class_map, load_features, load_rows, name_with_digest
 from .labels import LabelNoise, asymmetric, instance_dependent, pmd, pmd_factor, symmetric
-from .protocols import EXAMPLES, PROTOCOLS, bad_setting, check_options, find_protocol, protocol_id
+from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
 from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
 
 MAX_CLASSES = 25_000  # transition counts are a matrix: 5 GB at this size
@@ -102,21 +102,19 @@ def noise_labels(
     """
     if find_protocol(protocol).noises != "labels":
         known = ", ".join(name for name, p in PROTOCOLS.items() if p.noises == "labels")
-        raise bad_setting("protocol", protocol, f"this does not change labels; use {known}")
+        raise ConfigError.of("protocol", protocol, f"does not change labels; use {known}")
     options: dict[str, object] = {"inclusive": inclusive, "class_map": class_map, "temperature": temperature}
     options |= {"kind": kind, "factor": factor, "features": _describe(features), "posteriors": _describe(posteriors)}
     check_options(protocol, options)
     if seed < 0:
-        raise bad_setting("seed", seed, "a seed is not negative; give for example seed=7")
+        raise ConfigError.of("seed", seed, "is negative; use 7")
     refuse_own_field("label_field", label_field, "label", "true_label")
     make: Callable[[_Data], _MadeNoise]
     if protocol == "pmd":
         if posteriors is None or kind is None:
             raise _missing(protocol, "posteriors" if posteriors is None else "kind")
         if rate is not None and factor is not None:
-            raise ConfigError(
-                f"rate={rate} and factor={factor}: the one follows from the other; give one of them", "factor", factor
-            )
+            raise ConfigError.of("factor", factor, f"and rate {rate} follow from one another; give one of them")
         make = partial(_make_pmd, posteriors=posteriors, kind=kind, rate=rate, factor=factor, seed=seed)
     elif rate is None:
         raise _missing(protocol, "rate")
@@ -144,12 +142,8 @@ def _make_symmetric(data: _Data, *, rate: float, inclusive: bool, seed: int) -> 
 def _make_asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -> _MadeNoise:
     found = load_class_map(class_map, data.classes, data.names)
     if data.classes_given and len(found.target) != data.classes:
-        raise bad_setting(
-            "class_map",
-            class_map,
-            f"this is a map of {len(found.target)} classes, and classes gives "
-            f"{data.classes}; leave out classes, or use class_map='next'",
-        )
+        problem = f"maps {len(found.target)} classes, and classes gives {data.classes}; leave out classes, or use next"
+        raise ConfigError.of("class_map", class_map, problem)
     rows = np.flatnonzero(data.labelled)
     identity = protocol_id("asymmetric", rate=rate, class_map=found.name, seed=seed)
     return _MadeNoise(identity, rows, asymmetric(data.labels[rows], found.target, rate, np.random.default_rng(seed)))
@@ -162,11 +156,8 @@ def _make_instance_dependent(
     _check_rows("features", len(found.rows), len(data.labels))
     rows = np.flatnonzero(data.labelled & found.known)
     if not len(rows):
-        raise ConfigError(
-            "features: no sample has both a label and features; give another --features",
-            "features",
-            _describe(features),
-        )
+        problem = "no sample has both a label and features; give another --features"
+        raise ConfigError(problem, "features", _describe(features))
     settings = {"temperature": "auto" if temperature is None else temperature}
     identity = protocol_id(
         "instance-dependent", rate=rate, classes=data.classes, features=found.name, seed=seed, **settings
@@ -183,10 +174,8 @@ def _make_pmd(
     eta = load_rows(posteriors, "posteriors")
     _check_rows("posteriors", len(eta), len(data.labels))
     if data.classes_given and eta.shape[1] != data.classes:
-        raise bad_setting(
-            "posteriors",
-            eta.shape,
-            f"they have {eta.shape[1]} columns, and classes gives {data.classes}; give one for each class",
+        raise ConfigError.of(
+            "posteriors", eta.shape, f"is the shape, and classes gives {data.classes}; give one column each"
         )
     rows = np.flatnonzero(data.labelled)
     used = eta[rows]
@@ -214,9 +203,7 @@ def _read_labels(shards: Sequence[Shard], classes: int | str | Path | None, fiel
         digests.append(reader.sha256)
     array = np.array(labels, np.int64)
     if not (array >= 0).any():
-        raise ConfigError(
-            f"none of {len(array):,} samples in {len(shards)} shards has a label; {problem}", "label_field", field
-        )
+        raise ConfigError(f"none of {len(array):,} samples has a label; {problem}", "label_field", field)
     count, names = _count_classes(classes, int(array.max()) + 1)
     return _Data(shards, array, digests, count, names, classes is not None)
 
@@ -232,9 +219,8 @@ def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
         same = False
     if not same:
         raise ConfigError(
-            f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already, and the "
-            "truth would be lost; give shards whose label is the true one, or have the true one in one more json field "
-            "of theirs, such as true_label, and give label_field='true_label'",
+            f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already, and the truth "
+            "would be lost; have the true label in another json field too, such as true_label, and give it as label_field",
             "shards",
             shard.url,
         )
@@ -251,8 +237,8 @@ def _count_classes(classes: int | str | Path | None, seen: int) -> tuple[int, tu
     else:
         count = seen if classes is None else classes
     if not 1 <= count <= MAX_CLASSES:
-        where = "the largest label makes it so; " if classes is None else ""
-        raise bad_setting("classes", count, f"{where}give 1 to {MAX_CLASSES:,}, for example classes=100")
+        source = ", by the largest label," if classes is None else ""
+        raise ConfigError(f"classes {count}{source} is not between 1 and {MAX_CLASSES:,}; use 100", "classes", count)
     return count, names
 
 
@@ -289,7 +275,7 @@ def _write(data: _Data, made: _MadeNoise, out: Path, field: str | None) -> Label
 
 def _missing(protocol: str, name: str) -> ConfigError:
     example = "posteriors.npy" if name == "posteriors" else EXAMPLES[name]
-    return ConfigError(f"{name}: {protocol} needs it; give for example {name}={example!r}", name, None)
+    return ConfigError(f"{name} is needed by {protocol}; give for example {example!r}", name)
 
 
 def _describe(source: ArraySource | None) -> str | None:
@@ -299,8 +285,6 @@ def _describe(source: ArraySource | None) -> str | None:
 
 def _check_rows(setting: str, rows: int, samples: int) -> None:
     if rows != samples:
-        raise ConfigError(
-            f"{setting}: {rows:,} rows were given for {samples:,} samples; give one row per sample, in the shards' order",
-            setting,
-            rows,
+        raise ConfigError.of(
+            setting, rows, f"rows are not those of {samples:,} samples; give one each, in the shards' order"
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float64, Index
 
-from .protocols import bad_setting, check_rate, count_chosen
+from .protocols import check_rate, count_chosen
 
 ROWS_AT_ONCE = 16_384  # with 1,000 classes the float64 scores take 131 MB
 
@@ -60,7 +59,7 @@ def symmetric(
     """
     true = check_labels(labels, classes)
     if classes < 2:
-        raise bad_setting("classes", classes, "symmetric noise needs another class to move to; give classes=2 or more")
+        raise ConfigError.of("classes", classes, "leaves no other class to move to; use 2 or more")
     given = true.copy()
     if inclusive:
         chosen = rng.choice(len(true), size=count_chosen(rate, len(true)), replace=False)
@@ -82,20 +81,12 @@ def asymmetric(labels: ArrayLike, class_map: ArrayLike, rate: float, rng: np.ran
     """
     target = np.asarray(class_map)
     if target.ndim != 1 or not len(target) or not np.issubdtype(target.dtype, np.integer):
-        raise bad_setting(
-            "class_map",
-            target.shape,
-            f"an array of shape {target.shape} and type {target.dtype} was given; "
-            "give one class id for each class, for example [1, 2, 0]",
-        )
+        problem = f"is the shape of {target.dtype} numbers; give one class id for each class, such as [1, 2, 0]"
+        raise ConfigError.of("class_map", target.shape, problem)
     classes = len(target)
     if target.min() < 0 or target.max() >= classes:
         wrong = int(np.flatnonzero((target < 0) | (target >= classes))[0])
-        raise ConfigError(
-            f"class_map: class {wrong} maps to {target[wrong]}; with {classes} classes give 0 to {classes - 1}",
-            "class_map",
-            int(target[wrong]),
-        )
+        raise ConfigError.of("class_map", int(target[wrong]), f"is where class {wrong} maps to; use 0 to {classes - 1}")
     true = check_labels(labels, classes)
     flip = rng.random(len(true)) < check_rate(rate)
     return LabelNoise.between(true, np.where(flip, target.astype(np.int64)[true], true), classes)
@@ -126,20 +117,18 @@ def instance_dependent(
     true = check_labels(labels, classes)
     rows = np.asarray(features)
     if rows.ndim != 2 or len(rows) != len(true):
-        raise bad_setting(
-            "features",
-            rows.shape,
-            f"an array of shape {rows.shape} was given for {len(true)} labels; give one row for each label",
+        raise ConfigError.of(
+            "features", rows.shape, f"is the shape for {len(true)} labels; give one row for each label"
         )
     if classes < 2:
-        raise bad_setting("classes", classes, "label noise needs another class to move to; give classes=2 or more")
+        raise ConfigError.of("classes", classes, "leaves no other class to move to; use 2 or more")
     if not 0 <= deviation <= 1:
-        raise bad_setting("deviation", deviation, "give a number between 0 and 1, for example deviation=0.1")
+        raise ConfigError.of("deviation", deviation, "does not lie between 0 and 1; use 0.1")
     length = _root_mean_square_length(rows)
     if temperature is None:
         temperature = length
     if not (np.isfinite(temperature) and temperature > 0):
-        raise bad_setting("temperature", temperature, "give a number above 0, for example temperature=1.0")
+        raise ConfigError.of("temperature", temperature, "is not above 0; use 1.0")
     flip = rng.random(len(true)) < _truncated_normal(check_rate(rate), deviation, len(true), rng)
     given = true.copy()
     for label in np.unique(true):
@@ -157,17 +146,11 @@ def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
     """(N,) int64 class ids, checked to lie below `classes`, which is never guessed: the last class may be absent."""
     array = np.asarray(labels)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
-        raise bad_setting(
-            "labels",
-            array.shape,
-            f"an array of shape {array.shape} and type {array.dtype} was given; "
-            "give one class id for each sample, for example [0, 2, 1]",
-        )
+        problem = f"is the shape of {array.dtype} numbers; give one class id for each sample, such as [0, 2, 1]"
+        raise ConfigError.of("labels", array.shape, problem)
     if array.size and (array.min() < 0 or array.max() >= classes):
         wrong = array[(array < 0) | (array >= classes)][0]
-        raise ConfigError(
-            f"labels: {wrong} is no class id; with classes={classes} give 0 to {classes - 1}", "labels", int(wrong)
-        )
+        raise ConfigError.of("labels", int(wrong), f"is no class id; with {classes} classes use 0 to {classes - 1}")
     return array.astype(np.int64)
 
 
@@ -178,7 +161,7 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
         part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
         total += float(np.einsum("ij,ij->", part, part))
     if not np.isfinite(total):
-        raise bad_setting("features", None, "some are not finite; leave out the samples that could not be encoded")
+        raise ConfigError("features that are not finite; leave out the samples that could not be encoded", "features")
     return float(np.sqrt(total / len(rows))) if total else 1.0
 
 
@@ -204,13 +187,11 @@ def _draw(scores: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.i
 
 
 # Probability of the runner-up as a function of the margin D between the two most likely classes.
-PMD_KINDS: Mapping[str, Callable[[Float64], Float64]] = MappingProxyType(
-    {
-        "I": lambda margin: 0.5 - margin**2 / 2,
-        "II": lambda margin: 1 - margin**3,
-        "III": lambda margin: 1 - (margin + margin**2 + margin**3) / 3,
-    }
-)
+PMD_KINDS: Mapping[str, Callable[[Float64], Float64]] = {
+    "I": lambda margin: 0.5 - margin**2 / 2,
+    "II": lambda margin: 1 - margin**3,
+    "III": lambda margin: 1 - (margin + margin**2 + margin**3) / 3,
+}
 
 
 def pmd(
@@ -227,8 +208,8 @@ def pmd(
     eta = _check_posteriors(posteriors)
     true = check_labels(labels, eta.shape[1])
     if len(true) != len(eta):
-        raise bad_setting(
-            "posteriors", eta.shape, f"{len(eta)} rows were given for {len(true)} labels; give one row for each label"
+        raise ConfigError.of(
+            "posteriors", eta.shape, f"is the shape for {len(true)} labels; give one row for each label"
         )
     first, second, margin = _top_two(eta)
     flip = rng.random(len(true)) < _flip_probability(margin, kind, factor)
@@ -256,22 +237,16 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
     """
     eta = _check_posteriors(posteriors)
     if not len(eta):
-        raise bad_setting(
-            "posteriors", eta.shape, "no rows were given; a factor is measured on data, for example on 1,000 rows"
-        )
+        raise ConfigError.of("posteriors", eta.shape, "has no rows to measure a factor on; give 1,000")
     if not 0 < check_rate(rate) < 1:
-        raise bad_setting("rate", rate, "no factor gives exactly this; ask for a rate inside, for example rate=0.35")
+        raise ConfigError.of("rate", rate, "is what no factor gives exactly; use a rate inside, such as 0.35")
     kept = np.sort(1 - _law(kind)(_top_two(eta)[2]))
     kept = kept[kept > 0]
     wanted = len(eta) * (1 - rate)
     if wanted > len(kept):
         always = len(eta) - len(kept)
-        raise bad_setting(
-            "rate",
-            rate,
-            f"{always} of {len(eta)} posteriors have no margin and always flip in kind {kind}; "
-            f"ask for a rate above {always / len(eta):.3g}, or use kind='I'",
-        )
+        problem = f"is too low: {always} of {len(eta)} posteriors have no margin and always flip in kind {kind}"
+        raise ConfigError.of("rate", rate, f"{problem}; use a rate above {always / len(eta):.3g}, or kind I")
     # Solves sum min(1, kept / factor) = wanted. The sum falls with the factor and is known at each kept value; between
     # two of them only the m smaller terms depend on the factor: sum(smaller) / factor + (number of larger) = wanted.
     sums, larger = np.cumsum(kept), np.arange(len(kept) - 1, -1, -1)
@@ -281,13 +256,13 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
 
 def _law(kind: str) -> Callable[[Float64], Float64]:
     if kind not in PMD_KINDS:
-        raise bad_setting("kind", kind, "PMD noise comes in kinds I, II and III; give for example kind='I'")
+        raise ConfigError.of("kind", kind, "is no kind of PMD noise; use I, II or III")
     return PMD_KINDS[kind]
 
 
 def _flip_probability(margin: Float64, kind: str, factor: float) -> Float64:
     if not (np.isfinite(factor) and factor > 0):
-        raise bad_setting("factor", factor, "give a number above 0, for example factor=1.2")
+        raise ConfigError.of("factor", factor, "is not above 0; use 1.2")
     flip: Float64 = 1 - np.minimum(1.0, (1 - _law(kind)(margin)) / factor)
     return flip
 
@@ -306,17 +281,11 @@ def _check_posteriors(posteriors: ArrayLike) -> Float64:
     """(N, C) float64, each row divided by its sum, which may be off by what float16 leaves."""
     eta = np.asarray(posteriors, dtype=np.float64)
     if eta.ndim != 2 or eta.shape[1] < 2:
-        raise bad_setting(
-            "posteriors", eta.shape, f"shape {eta.shape} was given; give (samples, classes) with 2 classes or more"
-        )
+        raise ConfigError.of("posteriors", eta.shape, "is not the shape (samples, classes) with 2 classes or more")
     totals = eta.sum(axis=1)
     wrong = np.flatnonzero(~((eta >= 0).all(axis=1) & (np.abs(totals - 1) <= 0.01)))
     if len(wrong):
-        raise bad_setting(
-            "posteriors",
-            None,
-            f"row {wrong[0]} is no distribution (sum {totals[wrong[0]]:g}, least {eta[wrong[0]].min():g}); "
-            "give probabilities that sum to 1, for example a softmax",
-        )
+        facts = f"sums to {totals[wrong[0]]:g}, its least is {eta[wrong[0]].min():g}"
+        raise ConfigError(f"posteriors: row {wrong[0]} {facts}; give probabilities, such as a softmax's", "posteriors")
     normalised: Float64 = eta / totals[:, None]
     return normalised

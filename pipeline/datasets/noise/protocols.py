@@ -5,8 +5,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -15,18 +13,6 @@ from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 Value = bool | int | float | str
 REQUIRED = object()
-
-
-def bad_setting(setting: str, value: object, problem: str) -> ConfigError:
-    """The error `SETTING=VALUE: problem`, without the value where it is missing or the shape of an array."""
-    shown = (
-        ""
-        if value is None or isinstance(value, tuple)
-        else f"={str(value)!r}"
-        if isinstance(value, Path)
-        else f"={value!r}"
-    )
-    return ConfigError(f"{setting}{shown}: {problem}", setting, value)
 
 
 @dataclass(frozen=True)
@@ -51,97 +37,85 @@ class Protocol:
         """
         unknown = [name for name in given if name not in self.parameters]
         if unknown:
-            raise ConfigError(
-                f"{unknown[0]}={given[unknown[0]]!r}: {self.name} has no such parameter; "
-                f"it has {', '.join(self.parameters)}",
-                unknown[0],
-                given[unknown[0]],
-            )
+            problem = f"is no parameter of {self.name}; it has {', '.join(self.parameters)}"
+            raise ConfigError.of(unknown[0], given[unknown[0]], problem)
         missing = [name for name, default in self.parameters.items() if default is REQUIRED and name not in given]
         if missing:
-            raise ConfigError(
-                f"{missing[0]}: {self.name} needs it; give for example {missing[0]}={EXAMPLES[missing[0]]!r}",
-                missing[0],
-                None,
-            )
+            example = EXAMPLES[missing[0]]
+            raise ConfigError(f"{missing[0]} is needed by {self.name}; give for example {example!r}", missing[0])
         return {name: _value(name, given.get(name, default)) for name, default in self.parameters.items()}
 
 
 # A class map, features or posteriors enter an id by name: the map's name, a digest, a file.
-EXAMPLES: Mapping[str, Value] = MappingProxyType(
-    {
-        "rate": 0.4,
-        "seed": 7,
-        "derange": True,
-        "inclusive": True,
-        "classes": 10,
-        "class_map": "cifar100",
-        "features": "ViT-B-32",
-        "posteriors": "probe",
-        "temperature": "auto",
-        "deviation": 0.1,
-        "kind": "I",
-        "factor": 1.2,
-    }
-)
+EXAMPLES: Mapping[str, Value] = {
+    "rate": 0.4,
+    "seed": 7,
+    "derange": True,
+    "inclusive": True,
+    "classes": 10,
+    "class_map": "cifar100",
+    "features": "ViT-B-32",
+    "posteriors": "probe",
+    "temperature": "auto",
+    "deviation": 0.1,
+    "kind": "I",
+    "factor": 1.2,
+}
 _PROTOCOLS = (
     Protocol(
         "shuffle-captions",
         "captions",
         "int(rate N) captions change places (NCR, NPC)",
-        MappingProxyType({"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+        {"rate": REQUIRED, "derange": False, "seed": REQUIRED},
     ),
     Protocol(
         "shuffle-images",
         "captions",
         "int(rate images) images change places, each with all its captions (DECL)",
-        MappingProxyType({"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+        {"rate": REQUIRED, "derange": False, "seed": REQUIRED},
     ),
     Protocol(
         "symmetric",
         "labels",
         "to any other class alike; inclusive: int(rate N) labels drawn from all classes",
-        MappingProxyType({"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED}),
+        {"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED},
     ),
     Protocol(
         "asymmetric",
         "labels",
         "to the class that the map names",
-        MappingProxyType({"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED}),
+        {"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED},
         sources=("classes",),
     ),
     Protocol(
         "instance-dependent",
         "labels",
         "to a class that follows from the sample's features (Xia et al. 2020)",
-        MappingProxyType(
-            {
-                "rate": REQUIRED,
-                "classes": REQUIRED,
-                "features": REQUIRED,
-                "temperature": "auto",
-                "deviation": 0.1,
-                "seed": REQUIRED,
-            }
-        ),
+        {
+            "rate": REQUIRED,
+            "classes": REQUIRED,
+            "features": REQUIRED,
+            "temperature": "auto",
+            "deviation": 0.1,
+            "seed": REQUIRED,
+        },
     ),
     Protocol(
         "pmd",
         "labels",
         "to the second class of a posterior, the rarer the larger its margin (PLC)",
-        MappingProxyType({"kind": REQUIRED, "posteriors": REQUIRED, "factor": 1.0, "seed": REQUIRED}),
+        {"kind": REQUIRED, "posteriors": REQUIRED, "factor": 1.0, "seed": REQUIRED},
         sources=("rate", "classes"),
     ),
 )
-PROTOCOLS: Mapping[str, Protocol] = MappingProxyType({protocol.name: protocol for protocol in _PROTOCOLS})
+PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _PROTOCOLS}
 
 
 def find_protocol(name: str) -> Protocol:
     """The protocol of this name, or a ConfigError that lists all."""
     if name not in PROTOCOLS:
-        raise bad_setting(
-            "protocol", name, f"no such noise; choose one of {', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
-        )
+        known = f"{', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
+        raise ConfigError.of("protocol", name, f"is unknown; use one of {known}")
     return PROTOCOLS[name]
 
 
@@ -155,12 +129,8 @@ def check_options(name: str, given: Mapping[str, object]) -> None:
     for option, value in given.items():
         if option not in taken and value is not None and value is not False:
             users = [other for other, p in PROTOCOLS.items() if option in (*p.parameters, *p.sources)]
-            raise ConfigError(
-                f"{option}={value!r}: {name} noise does not use it, {' and '.join(users)} would; "
-                f"{name} takes {', '.join(taken)}",
-                option,
-                value,
-            )
+            problem = f"is not used by {name}, only by {' and '.join(users)}; {name} takes {', '.join(taken)}"
+            raise ConfigError.of(option, value, problem)
 
 
 def protocol_id(name: str, **params: object) -> str:
@@ -188,15 +158,13 @@ def _value(name: str, value: object) -> Value:
         return check_rate(value) if name == "rate" else float(value)
     if type(value) is type(example):
         return value
-    raise ConfigError(
-        f"{name}={value!r}: this is no {type(example).__name__}; give for example {name}={example!r}", name, value
-    )
+    raise ConfigError.of(name, value, f"is no {type(example).__name__}; use for example {example!r}")
 
 
 def check_rate(rate: float) -> float:
     """The rate as a float, checked to lie in [0, 1]."""
     if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
-        raise bad_setting("rate", rate, "a noise rate lies between 0 and 1, for example rate=0.4")
+        raise ConfigError.of("rate", rate, "is no noise rate; use a number between 0 and 1, such as 0.4")
     return float(rate)
 
 

@@ -21,7 +21,7 @@ from noisegate.pipeline.shards.tar import write_shard
 from noisegate.pipeline.system.output_files import refuse_other_shards, write_atomically, writing_to
 
 from .captions import shuffle_captions, shuffle_images
-from .protocols import PROTOCOLS, bad_setting, protocol_id
+from .protocols import PROTOCOLS, protocol_id
 
 TRUTH_FILE = "noise.parquet"
 OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # json fields that record the noise
@@ -65,7 +65,7 @@ def noise_captions(
     refuse_own_field("text_field", text_field, "caption", "true_caption")
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
-        raise bad_setting("seed", seed, "a seed is not negative; give for example seed=7")
+        raise ConfigError.of("seed", seed, "is negative; use 7")
     found = find_shards(shards)
     captions, images = _read_captions(found, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
@@ -151,7 +151,7 @@ def _read_captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str
         raise ConfigError(f"the {len(shards)} shards hold no samples", "shards", None)
     if all(caption is None for caption in captions):
         raise ConfigError(
-            f"no sample has a caption to shuffle: {problem}; name its json field with --text-field", "text_field", field
+            f"no sample has a caption: {problem}; name its json field with --text-field", "text_field", field
         )
     return captions, np.array(images, np.int64)
 
@@ -159,21 +159,18 @@ def _read_captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str
 def refuse_noisy(raw: RawSample, shard: Shard) -> None:
     """Refuse a sample that is noisy already: the record of the first noise would be lost."""
     if b'"noise_protocol"' in raw.parts.get("json", b""):
-        raise ConfigError(
-            f"sample {raw.key} of {shard.url} has noise already, and the record of it would be lost; give the clean shards",
-            "shards",
-            shard.url,
+        problem = (
+            f"sample {raw.key} of {shard.url} has noise already, whose record would be lost; give the clean shards"
         )
+        raise ConfigError(problem, "shards", shard.url)
 
 
 def refuse_own_field(setting: str, field: str | None, what: str, example: str) -> None:
     """Refuse a caption or label in a field where the noise is recorded: one of the two would be lost."""
     if field in OWN_FIELDS:
-        raise bad_setting(
-            setting,
-            field,
-            f"the noise writes this field itself, and the right {what} would be lost; write shards "
-            f"that have the {what} in a field of another name, such as {example}, and give {setting}={example!r}",
+        problem = f"is a field that the noise writes itself, and the right {what} would be lost"
+        raise ConfigError.of(
+            setting, field, f"{problem}; have it in another field too, such as {example}, and name that"
         )
 
 

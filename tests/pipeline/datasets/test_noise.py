@@ -54,9 +54,8 @@ def test_the_number_chosen_is_that_of_the_decimal_rate(rate: float, count: int, 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_rate_outside_0_to_1_is_refused(rate: float) -> None:
-    with refused("rate") as caught:
+    with refused("rate"):
         shuffle_captions(10, rate, rng())
-    assert str(caught.value) == f"rate={rate}: a noise rate lies between 0 and 1, for example rate=0.4"
     with refused("rate"):
         symmetric([0, 1], 2, rate, rng())
 
@@ -84,7 +83,7 @@ def test_derange_makes_the_rate_exact_or_says_why_not(images: int, captions: int
     try:
         made = shuffle_captions(ids, rate, rng(seed), derange=True)
     except ConfigError as error:
-        chosen, crowd = map(int, re.findall(r"of the (\d+) chosen, (\d+) belong", str(error))[0])
+        crowd, chosen = map(int, re.findall(r"(\d+) of the (\d+) chosen", str(error))[0])
         assert 2 * crowd > chosen == count_chosen(rate, len(ids))
     else:
         assert made.noisy.sum() == count_chosen(rate, len(ids))
@@ -491,7 +490,7 @@ def test_protocol_errors_name_the_setting(name: str, params: dict[str, object], 
 def test_protocol_errors_give_what_would_work() -> None:
     with refused("rate") as caught:
         protocol_id("shuffle-captions", rate="0.4", seed=7)
-    assert str(caught.value) == "rate='0.4': this is no float; give for example rate=0.4"
+    assert str(caught.value) == "rate '0.4' is no float; use for example 0.4"
 
 
 def test_public_names() -> None:

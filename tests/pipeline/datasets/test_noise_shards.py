@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate.pipeline.datasets.noise.shards import noise_captions
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from tests.errors import refused
@@ -198,8 +197,8 @@ def test_settings_that_cannot_work_are_named(clean: Path, tmp_path: Path, settin
 
 def test_places_that_cannot_work_are_named(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    for out, message in ((tmp_path / "file", "cannot be written"), (Path("s3://bucket/x"), "is a URL")):
-        with pytest.raises(ConfigError, match=message):
+    for out in (tmp_path / "file", Path("s3://bucket/x")):
+        with refused("out", out):
             noise_captions(str(clean), out, rate=0.5, seed=1)
     write_tar(tmp_path / "empty.tar", [])
     with refused("shards"):
