@@ -14,7 +14,6 @@ from noisegate.pipeline.errors import NoisegateError, StoppedError
 from .adapt import adapt
 from .annotate import annotate
 from .calibrate import calibrate
-from .compare import compare
 from .convert import convert
 from .demo import demo, scenes
 from .doctor import doctor
@@ -24,7 +23,7 @@ from .help_layout import Group, arrange, flowing
 from .noise import noise
 from .plan import plan
 from .rescore import rescore, score_embeddings
-from .show import report, show
+from .show import compare, report, show
 from .verify import verify
 
 # how to resume a command that was stopped; all others start over

@@ -138,9 +138,7 @@ def neighbour_search(
 
     check_engine(engine, {"address": address})
     if workers != 1 and engine == "ray":
-        raise ConfigError.of(
-            "neighbour-workers", workers, "are processes of this machine; leave them out with --engine ray"
-        )
+        raise ConfigError.of("neighbour-workers", workers, "are for this machine; leave them out with --engine ray")
     size = read_size(memory) if memory else None
     with ExitStack() as started:
         if engine == "ray":

@@ -135,20 +135,13 @@ def score_embeddings(
     from noisegate.pipeline.runs.arrays import find_parts, open_array
 
     if separate and neighbourhood is False:
-        raise ConfigError(
-            "--separate-spaces leaves only neighbourhoods to compare; leave out --no-neighbourhood",
-            "neighbourhood",
-            False,
-        )
+        problem = "leaves nothing to compare with --separate-spaces; leave out --no-neighbourhood"
+        raise ConfigError.of("neighbourhood", False, problem)
     if neighbourhood is False:
         left, right = find_parts(images, texts, metadata)[0].widths
         if right not in (0, left):
-            raise ConfigError(
-                f"images have {left} numbers and texts {right}, which leaves only neighbourhoods to compare; leave out "
-                "--no-neighbourhood",
-                "neighbourhood",
-                False,
-            )
+            problem = f"leaves nothing to compare, as images have {left} numbers and texts {right}"
+            raise ConfigError.of("neighbourhood", False, f"{problem}; leave out --no-neighbourhood")
     output = Output(as_json)
     with neighbour_search(engine, address, memory, index, workers) as search:
         summary = run(

@@ -38,13 +38,10 @@ def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
     refined to another class.
     """
     if out.suffix not in (".csv", ".parquet"):
-        raise ConfigError(
-            f"out {out}: a cleanlab frame is written as .csv or .parquet; use for example issues.csv", "out", out
-        )
+        raise ConfigError.of("out", out, "is no name of a cleanlab frame, .csv or .parquet; use issues.csv")
     if "labels" not in rows.facts["scoring"]["tasks"]:
-        folder = rows.run.path
-        raise TableError(
-            f"{folder} has no label scores; make them with: noisegate annotate … --task labels", "folder", folder
+        raise TableError.of(
+            "folder", rows.run.path, "has no label scores; make them: noisegate annotate … --task labels"
         )
     written = unscored = 0
     with whole_file(out) as file, _writer(file, out.suffix) as writer:

@@ -58,12 +58,9 @@ def write_uids(rows: RunRows, out: Path, options: Options) -> Written:
             if len(without) >= _SHOWN:
                 break
         if without:
-            raise ConfigError(
-                f"no uid for {', '.join(without[:_SHOWN])}{' and more' if len(without) > _SHOWN else ''}: DataComp's samples "
-                "have 32 hex digits in the json field uid; export --as keys for other data",
-                "as",
-                "datacomp",
-            )
+            some = ", ".join(without[:_SHOWN])
+            problem = f"needs 32 hex digits in the json field uid, and {some} have none; use keys for other data"
+            raise ConfigError.of("as", "datacomp", problem)
         whole = _sorted(np.concatenate([part.view(np.uint64).reshape(-1, 2) for part in arrays]))
         rows.refuse_nothing(len(whole))
         np.save(file, whole, allow_pickle=False)

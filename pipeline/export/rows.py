@@ -96,11 +96,8 @@ class RunRows:
         self.rows = self.kept = 0
         facts = self.run.recorded()
         if facts.get("finished") is False:
-            raise TableError(
-                f"the run in {folder} is not finished; run the same annotate command again, it goes on",
-                "folder",
-                folder,
-            )
+            problem = f"the run in {folder} is not finished; run the same annotate command again, it goes on"
+            raise TableError(problem, "folder", folder)
         self.facts: dict[str, Any] = facts
         scored = [entry for entry in facts["shards"] if "rows" in entry]
         for entry in scored:
@@ -108,11 +105,8 @@ class RunRows:
                 table = self.run.table(entry["table"])
                 raise TableError(f"{table} is gone; run the same annotate command again", "folder", folder)
         if not scored:
-            raise TableError(
-                f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}",
-                "folder",
-                folder,
-            )
+            problem = f"holds no weight tables; make some: noisegate annotate SHARDS --out {folder}"
+            raise TableError.of("folder", folder, problem)
         self.shards: dict[str, str] = {entry["table"]: entry["url"] for entry in scored}
         self.unscored = len(facts["shards"]) - len(scored)
 
@@ -125,12 +119,10 @@ class RunRows:
     def need_shards(self, use: str) -> None:
         """Raise ConfigError for a run that was made from embeddings and so has no shards."""
         if "limits" not in self.facts["reading"]:
-            raise ConfigError(
-                f"{use} reads the shards, and the run in {self.run.path} was made from embeddings; "
-                "export --as keys, parquet, csv or jsonl without caption",
-                "folder",
-                self.run.path,
+            problem = (
+                f"was made from embeddings, and {use} reads shards; use keys, parquet, csv or jsonl without caption"
             )
+            raise ConfigError.of("folder", self.run.path, problem)
 
     def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
         """Read shard by shard, also those without a kept row."""
@@ -156,9 +148,8 @@ class RunRows:
         if self.kept:
             raise ConfigError(f"none of the {self.kept:,} rows kept can be written; nothing was", "where", self._rule)
         rule = f"where {self._rule!r} keeps" if self.where else "there are"
-        raise ConfigError(
-            f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv", "where", self._rule
-        )
+        problem = f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv"
+        raise ConfigError(problem, "where", self._rule)
 
     @property
     def _rule(self) -> str | None:

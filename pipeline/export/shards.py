@@ -22,9 +22,7 @@ def parse_added_columns(text: str) -> dict[str, str]:
     pairs = [(name.strip() for name in item.rpartition("=")[::2]) for item in text.split(",") if item.strip()]
     fields = {field or column: column for field, column in pairs}
     if len(fields) < len(pairs):
-        raise ConfigError.of(
-            "add_columns", text, "names a field twice; write for example osa_weight,w=clean_probability"
-        )
+        raise ConfigError.of("add_columns", text, "names a field twice; use osa_weight,w=clean_probability")
     return fields
 
 
@@ -37,9 +35,7 @@ def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     add = options.add_columns
     columns = rows.choose(list(dict.fromkeys(add.values()))) if add else []
     if CAPTION in columns:
-        raise ConfigError(
-            "add-columns: the caption is in the sample already; add scores, such as osa_weight", "add_columns", CAPTION
-        )
+        raise ConfigError.of("add_columns", CAPTION, "is in the sample already; add scores, such as osa_weight")
     left_out: Counter[str] = Counter()
     empty: list[str] = []
     written = 0
@@ -91,11 +87,7 @@ def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
     for field, text in fields.items():
         value = json.loads(text)
         if field in record and record[field] != value:
-            raise ConfigError(
-                f"add-columns: the json of {raw.key} has a field {field} with another value; give the new one a name of "
-                f"its own, such as noisegate_{field}={field}",
-                "add_columns",
-                field,
-            )
+            problem = f"is a field of the json of {raw.key} with another value; use noisegate_{field}={field}"
+            raise ConfigError.of("add_columns", field, problem)
         record[field] = value
     return json.dumps(record).encode()

@@ -142,12 +142,8 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     counts = _Counts()
     sample = _read_sample(runs, stems, min(1.0, most / max(sizes[0], 1)), seed, counts)
     if 2 * counts.matched < min(sizes) or not counts.matched:
-        raise MismatchError(
-            f"{first} and {second} are not of the same data: {counts.matched:,} of {sizes[0]:,} and {sizes[1]:,} rows match "
-            "by shard, key, picture and caption; compare two runs over the same shards",
-            "second",
-            second,
-        )
+        rows = f"{counts.matched:,} of {sizes[0]:,} and {sizes[1]:,} rows match by shard, key, picture and caption"
+        raise MismatchError.of("second", second, f"and {first} are not of the same data: {rows}")
     by, listed = _disagreements(runs[0], stems[0], sample, top)
     return Comparison(
         first=str(first),

@@ -58,16 +58,14 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
     table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
     beta = (run.read_run() or {})["beta"]
     if beta is None:
-        raise TableError(
-            f"{folder} has no β to judge: it was scored without pairs, or from encoders that share no space",
-            "run",
-            folder,
+        raise TableError.of(
+            "run", folder, "has no β to judge: scored without pairs, or from encoders that share no space"
         )
     noisy = read_truth(run, table, Path(truth) if truth else None).noisy
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
     if not scored.any():
-        raise TableError(f"{folder}: no sample has a score; look at the column error of its tables", "run", folder)
+        raise TableError.of("run", folder, "has no sample with a score; look at the column error of its tables")
     weight, mask = weight[scored].astype(np.float64), noisy[scored]
     similarity = table["similarity"].to_numpy(zero_copy_only=False)[scored]
     return Evaluation(
@@ -117,9 +115,8 @@ def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) 
     agreement = _floats(table, "neighbourhood")
     scored = ~np.isnan(agreement)
     if near is None or not scored.any():
-        raise TableError(
-            f"{folder}: no pair has a neighbourhood score; score pairs with --neighbourhood", "neighbourhood", folder
-        )
+        problem = f"no pair in {folder} has a neighbourhood score; score pairs with --neighbourhood"
+        raise TableError(problem, "neighbourhood", folder)
     noisy, agreement = read_truth(run, table, Path(truth) if truth else None).noisy[scored], agreement[scored]
     cut = near["cut"]
     return NeighbourhoodEvaluation(

@@ -18,6 +18,8 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
+GIVE_TRUTH = "give --truth FILE.parquet with key and noisy"
+
 
 @dataclass(frozen=True, eq=False)
 class Truth:
@@ -103,30 +105,20 @@ def truth_from_shards(run: RunFolder) -> Truth:
     labels: list[int] = []
     recorded = run.read_run() or {}
     if recorded["scorer"]["model"] == ARRAYS:
-        raise ConfigError(
-            f"{run.path} was made from arrays, which hold no truth; give --truth FILE.parquet with key and noisy",
-            "truth",
-        )
+        raise ConfigError(f"{run.path} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
         for raw in _read_samples(reader):
             record = _read_json(raw)
             if not isinstance(record.get("noisy"), bool):
-                raise ConfigError(
-                    f"sample {raw.key} of {urls[stem]} has no json field noisy: the truth is not known here. Make noise "
-                    "with `noisegate noise`, or give --truth FILE.parquet with key and noisy",
-                    "truth",
-                )
+                problem = f"sample {raw.key} of {urls[stem]} has no json field noisy, so the truth is not known"
+                raise ConfigError(f"{problem}; make noise with `noisegate noise`, or {GIVE_TRUTH}", "truth")
             mask.append(record["noisy"])
             label = record.get("clean_label")
             labels.append(label if isinstance(label, int) and not isinstance(label, bool) else -1)
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
-            raise MismatchError(
-                f"{urls[stem]} has changed since it was scored; run the same annotate command again",
-                "shards",
-                urls[stem],
-            )
+            raise MismatchError.of("shards", urls[stem], "has changed since it was scored; run annotate again")
     known = any(label >= 0 for label in labels)
     return Truth(np.array(mask, dtype=bool), np.array(labels, np.int64) if known else None)
 
@@ -135,11 +127,8 @@ def _read_samples(reader: ShardReader) -> Iterator[RawSample]:
     try:
         yield from reader
     except ShardError as error:
-        raise ShardError(
-            f"{error}. The truth is in the shards: run evaluate where annotate ran, or give --truth noise.parquet",
-            error.setting or "truth",
-            error.value,
-        ) from error
+        problem = f"{error}. The truth is in the shards: run evaluate where annotate ran, or {GIVE_TRUTH}"
+        raise ShardError(problem, error.setting or "truth", error.value) from error
 
 
 def _read_json(raw: RawSample) -> dict[str, Any]:

@@ -48,9 +48,7 @@ class Tuning:
         least = {"steps": 1, "batch_size": 2, "weight_decay": 0}
         for name, value in asdict(self).items():
             if not math.isfinite(value) or (value < least[name] if name in least else value <= 0):
-                wanted = f"{least[name]} or more" if name in least else "a number above 0"
-                default = getattr(Tuning, name)
-                raise ConfigError(f"{name}={value}: give {wanted}, for example {name}={default}", name, value)
+                raise ConfigError.of(name, value, f"is too small or no number; use {getattr(Tuning, name)}")
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0, 1, …: up in a line over the first tenth, then down to 0 along a cosine.
@@ -95,12 +93,8 @@ def tune(
         loss = info_nce(logits, 1.0, same).mean()
         if not torch.isfinite(loss):
             works = min(Tuning.learning_rate, tuning.learning_rate / 10)
-            raise ConfigError(
-                f"learning_rate={tuning.learning_rate}: the loss is no number at step {step + 1}; give a smaller one, "
-                f"for example learning_rate={works:g}",
-                "learning_rate",
-                tuning.learning_rate,
-            )
+            problem = f"is too high: the loss is no number at step {step + 1}; use {works:g}"
+            raise ConfigError.of("learning_rate", tuning.learning_rate, problem)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), tuning.clip)
@@ -198,12 +192,8 @@ def adapt(
         data, before, split = _read_and_split(estimator, located, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
-            raise ConfigError(
-                f"keep={keep}: only {len(kept):,} of {len(data.samples):,} pairs are clean by that, and {FEWEST} are "
-                "needed; read more pairs, or keep more, for example with keep=0.5",
-                "keep",
-                keep,
-            )
+            problem = f"leaves {len(kept):,} of {len(data.samples):,} pairs, and {FEWEST} are needed"
+            raise ConfigError.of("keep", keep, f"{problem}; read more pairs, or keep more, such as 0.5")
         note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
         training = data.at(rows)
@@ -262,16 +252,16 @@ def _number(values: Sequence[object]) -> Index:
 
 def _check_empty(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out {out}: something is there already; give a new folder, such as {out}-2", "out", out)
+        raise ConfigError.of("out", out, f"is there already; give a new folder, such as {out}-2")
 
 
 def _check_settings(pairs: int, keep: float, seed: int) -> None:
     if pairs < FEWEST:
-        raise ConfigError(f"pairs={pairs}: give {FEWEST} or more, for example pairs=10000", "pairs", pairs)
+        raise ConfigError.of("pairs", pairs, f"is fewer than {FEWEST}; use 10000")
     if not 0 < keep < 1:
-        raise ConfigError(f"keep={keep}: give a probability between 0 and 1, for example keep=0.8", "keep", keep)
+        raise ConfigError.of("keep", keep, "is no probability between 0 and 1; use 0.8")
     if seed < 0:
-        raise ConfigError(f"seed={seed}: a seed is not negative; give for example seed=7", "seed", seed)
+        raise ConfigError.of("seed", seed, "is negative; use 7")
 
 
 def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> OpenClipEstimator:
@@ -279,12 +269,8 @@ def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> O
         estimator = load_estimator(model, pretrained, device=device, dtype="float32", batch_size=batch_size)
         if isinstance(estimator, OpenClipEstimator):
             return estimator
-    raise ConfigError(
-        f"model {model!r}: only open_clip models can be adapted; use embedded, a name such as ViT-B-32 with pretrained, "
-        "hf-hub:ORG/NAME or local-dir:FOLDER",
-        "model",
-        model,
-    )
+    known = "embedded, a name such as ViT-B-32 with pretrained, hf-hub:ORG/NAME or local-dir:FOLDER"
+    raise ConfigError.of("model", model, f"is no open_clip model, which alone can be adapted; use {known}")
 
 
 def _read_and_split(
@@ -351,10 +337,8 @@ def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:
     taken = int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1
     out = np.isin(pictures[kept], shown[order[:taken]])
     if len(kept) - out.sum() < 2:
-        raise ConfigError(
-            f"pairs: the {len(kept):,} kept pairs show {len(shown)} pictures; give shards with more of them",
-            "pairs",
-            len(kept),
+        raise ConfigError.of(
+            "pairs", len(kept), f"are kept and show {len(shown)} pictures; give shards with more of them"
         )
     return kept[~out], kept[out]
 
@@ -365,8 +349,5 @@ def _require_equal(tuned: OpenClipEstimator, loaded: OpenClipEstimator, data: _P
     ours, theirs = embed_pairs(tuned, few), embed_pairs(loaded, few)
     apart = max(np.abs(ours.images - theirs.images).max(), np.abs(ours.texts - theirs.texts).max())
     if not apart <= 1e-4:
-        raise NoisegateError(
-            f"model {model!r} cannot be saved: once loaded again it embeds differently (by up to {apart:.2g})",
-            "model",
-            model,
-        )
+        problem = f"cannot be saved: once loaded again it embeds differently (by up to {apart:.2g})"
+        raise NoisegateError.of("model", model, problem)

@@ -324,9 +324,7 @@ def test_every_message_of_troubleshooting_is_one_of_the_programs() -> None:
         for path in (ROOT / name).rglob("*.py")
     )
     sources = re.sub(r'"\s*\n\s*f?"', "", sources)
-    sources = re.sub(
-        r'\.of\(\s*"([\w.-]+)",\s*([^\n]+?),\s*f?"', r"\1 \2 ", sources
-    )  # the error's words, as it puts them
+    sources = re.sub(r'\.of\(\s*"([\w.-]+)",\s*([^\n]+?),\s*f?"', r"\1 \2 ", sources)  # setting, value, problem
     headings = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(headings) > 20
     for message in headings:

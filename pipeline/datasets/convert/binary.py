@@ -76,11 +76,8 @@ def _map_records(path: Path, size: int) -> NDArray[np.uint8]:
     """(N, size) bytes, left on disk."""
     whole = path.stat().st_size
     if not whole or whole % size:
-        raise unusable(
-            path,
-            f"has {whole:,} bytes, no multiple of a record's {size:,}; it must be the binary version of the data "
-            "set, unpacked (not the pickled or the Matlab one)",
-        )
+        problem = f"has {whole:,} bytes, no multiple of a record's {size:,}"
+        raise unusable(path, f"{problem}; give the binary version (not pickled, not Matlab), unpacked")
     records: NDArray[np.uint8] = np.memmap(path, np.uint8, "r").reshape(-1, size)
     return records
 
@@ -165,19 +162,12 @@ def read_human_labels(path: Path, column: str, true: NDArray[np.int64]) -> NDArr
         labels, clean = (np.asarray(contents[name]).astype(np.int64).reshape(-1) for name in (column, "clean_label"))
     except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"label_file={str(path)!r} holds no labels {column!r} ({type(error).__name__}: {reason}); give the file of CIFAR-N",
-            "label_file",
-            path,
-        ) from error
+        problem = f"holds no labels {column!r} ({type(error).__name__}: {reason}); give the file of CIFAR-N"
+        raise ConfigError.of("label_file", path, problem) from error
     if len(clean) != len(true) or len(labels) != len(true) or (clean != true).any():
         differ = f"{int((clean != true).sum()):,} differ" if len(clean) == len(true) else f"it has {len(clean):,}"
-        raise ConfigError(
-            f"label_file={str(path)!r}: its clean labels are not those of the {len(true):,} pictures ({differ}); give the "
-            "file of this data set",
-            "label_file",
-            path,
-        )
+        problem = f"has clean labels that are not those of the {len(true):,} pictures ({differ}); give this data set's"
+        raise ConfigError.of("label_file", path, problem)
     return labels
 
 
@@ -194,10 +184,8 @@ def read_animal10n(request: Request) -> SampleSource:
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     labels = [int(match[1]) if (match := re.match(r"(\d+)_", file)) else -1 for file in names]
     if names and max(labels) < 0:
-        raise ConfigError(
-            f"{folder}: no file name begins with a label, such as 0_12345.jpg; give ANIMAL-10N's raw images",
-            "source",
-            request.folder,
+        raise unusable(
+            request.folder, "no file name begins with a label, such as 0_12345.jpg; give ANIMAL-10N's raw images"
         )
     return picture_samples(request, folder, names, labels, (), _ANIMALS, lambda n: {"class_name": _ANIMALS[labels[n]]})
 

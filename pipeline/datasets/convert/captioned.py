@@ -117,7 +117,7 @@ def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str)
             return numbers // per, per
         return numbers, 1
     raise unusable(
-        path, f"has {rows:,} images and there are {captions:,} captions; there must be one or {CAPTIONS} for each image"
+        path, f"has {rows:,} images for {captions:,} captions; there must be one or {CAPTIONS} for each image"
     )
 
 
@@ -131,11 +131,8 @@ def _read_annotations(request: Request) -> Pairs | None:
         return None
     captions, ids = read_lines(listed), read_lines(numbers)
     if not ids or len(captions) not in (len(ids), CAPTIONS * len(ids)):
-        raise unusable(
-            listed,
-            f"has {len(captions):,} captions and {numbers.name} {len(ids):,} images; there must be one or "
-            f"{CAPTIONS} captions for each",
-        )
+        problem = f"has {len(captions):,} captions and {numbers.name} {len(ids):,} images"
+        raise unusable(listed, f"{problem}; there must be one or {CAPTIONS} captions for each")
     known = {name: place for place, name in enumerate(dict.fromkeys(ids))}
     per = len(captions) // len(ids)
     image_of = np.array([known[ids[i // per]] for i in range(len(captions))], np.int64)
@@ -151,9 +148,7 @@ def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
     if request.kind.name == "flickr30k" and listed.exists() and all(name.isdecimal() for name in ids):
         known = read_lines(listed)
         if max(map(int, ids)) >= len(known):
-            raise unusable(
-                listed, f"has {len(known):,} names, and an id is {max(map(int, ids)):,}; give the whole list"
-            )
+            raise unusable(listed, f"has {len(known):,} names, and an id is {max(map(int, ids)):,}; give all")
         return [known[int(name)] for name in ids]
     if request.kind.name == "coco" and all(name.isdecimal() for name in ids):
         return [f"COCO_2014_{int(name):012d}.jpg" for name in ids]
@@ -167,8 +162,8 @@ def _read_karpathy(request: Request) -> Pairs | None:
     if path is None:
         return None
     if request.split == "test1k":
-        raise ConfigError(
-            "split 'test1k': convert test, and evaluate it with task.options {folds: 5}", "split", "test1k"
+        raise ConfigError.of(
+            "split", "test1k", "is a part of test; convert test, and evaluate with task.options {folds: 5}"
         )
     try:
         entries = json.loads(read_text(path))["images"]
@@ -309,8 +304,6 @@ def _load_array(place: Path, video: str) -> NDArray[Any]:
     except (OSError, ValueError, EOFError, IndexError, BadZipFile) as error:
         raise BadSample("bad_image", f"{path.name} holds no numbers: {error}") from error
     if found.ndim not in (1, 2) or not found.size:
-        raise BadSample(
-            "bad_image", f"{path.name} has the shape {found.shape}; features are (frames, width) or (width,)"
-        )
+        raise BadSample("bad_image", f"{path.name} has shape {found.shape}; features are (frames, width) or (width,)")
     array: NDArray[Any] = found
     return array

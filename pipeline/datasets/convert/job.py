@@ -98,7 +98,7 @@ def convert(
     chosen = find_kind(kind)
     split = _SPLITS.get(split, split).replace("-", "_")
     if split not in chosen.splits:
-        raise ConfigError(f"split {split!r}: {chosen.name} has {', '.join(chosen.splits)}", "split", split)
+        raise ConfigError.of("split", split, f"is not one of {chosen.name}; use {' or '.join(chosen.splits)}")
     if check not in CHECKS:
         raise ConfigError.of("check", check, f"is unknown; use {' or '.join(CHECKS)}")
     given = _check_options(chosen, options)
@@ -130,20 +130,18 @@ def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError.of(name, value, f"is no option; use {', '.join(_OPTIONS)}")
         if name not in kind.options and value != _OPTIONS[name][0]:
             taken = ", ".join(kind.options) or "none"
-            raise ConfigError(f"{name}={str(value)!r}: {kind.name} does not take it; it takes {taken}", name, value)
+            raise ConfigError.of(name, value, f"is not for {kind.name}, which takes {taken}")
     if given.get("rows") not in (None, "captions", "images"):
         raise ConfigError.of("rows", given["rows"], "is unknown; use captions (one row each) or images")
     layout = given.get("layout")
     if layout is not None and layout not in kind.layouts:
-        raise ConfigError(f"layout={layout!r}: {kind.name} has {', '.join(kind.layouts)}", "layout", layout)
+        raise ConfigError.of("layout", layout, f"is not one of {kind.name}; use {' or '.join(kind.layouts)}")
     found = {name: given.get(name, _OPTIONS[name][0]) for name in kind.options}
     for name in ("images", "noise_file", "label_file"):
         if found.get(name) is not None:
             found[name] = Path(found[name])
             if not found[name].exists():
-                raise ConfigError(
-                    f"{name}={str(found[name])!r} is not there; give for example {_OPTIONS[name][1]}", name, found[name]
-                )
+                raise ConfigError.of(name, found[name], f"is not there; give for example {_OPTIONS[name][1]}")
     return found
 
 
@@ -275,24 +273,20 @@ def _read_state(out: Path, wanted: State) -> State:
     try:
         found = State(**json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); remove the folder, or choose another --out", "out", out
-        ) from error
+        raise ConfigError.of("out", out, f"has a {RECORD} that cannot be read ({error}); use another folder") from error
     was, now = {**found.settings, "samples": found.count}, {**wanted.settings, "samples": wanted.count}
     differs = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if differs:
         name = differs[0]
-        raise MismatchError(
-            f"out {out} was converted with {name}={was.get(name)!r}, and this is {name}={now.get(name)!r}; choose another "
-            "--out, or remove that folder",
-            name,
-            now.get(name),
+        problem = (
+            f"is not the {was.get(name)!r} with which {out} was converted; use another --out, or remove that folder"
         )
+        raise MismatchError.of(name, now.get(name), problem)
     for shard in found.shards:
         place = out / str(shard["name"])
         if not place.exists() or place.stat().st_size != shard["bytes"]:
-            raise MismatchError(
-                f"{place} is not the one that was written; remove the folder {out} and convert again", "out", out
+            raise MismatchError.of(
+                "out", out, f"has another {place.name} than was written; remove it and convert again"
             )
     return found
 

@@ -59,20 +59,12 @@ def read_noise_file(path: Path, captions: Sequence[str], image_of: NDArray[np.in
     if path.suffix.lower() != ".npy":
         lines = read_lines(path)
         if len(lines) != count:
-            raise ConfigError(
-                f"noise_file={path.name!r} has {len(lines):,} captions, and the source has {count:,}",
-                "noise_file",
-                path,
-            )
+            raise ConfigError.of("noise_file", path, f"has {len(lines):,} captions, and the source has {count:,}")
         changed = np.array([new != old for new, old in zip(lines, captions, strict=True)], dtype=bool)
         return GivenNoise(image_of, lines, changed, protocol)
     array = read_array(path, mmap=False)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ConfigError(
-            f"noise_file={path.name!r} holds {array.dtype} {array.shape}; it must be integers of one axis",
-            "noise_file",
-            path,
-        )
+        raise ConfigError.of("noise_file", path, f"holds {array.dtype} {array.shape}; give integers of one axis")
     index = array.astype(np.int64)
     low, high = (int(index.min()), int(index.max())) if len(index) else (0, -1)
     if len(index) == count and low >= 0 and high < images:
@@ -84,12 +76,8 @@ def read_noise_file(path: Path, captions: Sequence[str], image_of: NDArray[np.in
         texts = [captions[i] for i in index]
         changed = np.array([new != old for new, old in zip(texts, captions, strict=True)], dtype=bool)
         return GivenNoise(image_of, texts, changed & (image_of[index] != image_of), protocol)
-    raise ConfigError(
-        f"noise_file={path.name!r} has {len(index):,} numbers from {low:,} to {high:,}, which fit neither the {count:,} "
-        f"captions nor the {images:,} images of the source; give the file of this data set",
-        "noise_file",
-        path,
-    )
+    problem = f"has {len(index):,} numbers from {low:,} to {high:,}, which fit neither the {count:,} captions nor the"
+    raise ConfigError.of("noise_file", path, f"{problem} {images:,} images of the source; give this data set's")
 
 
 def pair_samples(request: Request, pairs: Pairs) -> SampleSource:
@@ -107,19 +95,13 @@ def pair_samples(request: Request, pairs: Pairs) -> SampleSource:
         groups = _groups(pairs)
         return SampleSource(len(groups), _image_rows(request, pairs, groups), pairs.files, facts=facts)
     if request.split != "train" or rows != "captions":
-        raise ConfigError(
-            f"noise_file={request.noise_file.name!r}: noise is for the captions of --split train; leave out --rows and "
-            "use --split train",
-            "noise_file",
-            request.noise_file,
-        )
+        problem = "is for the captions of --split train; leave out --rows and use --split train"
+        raise ConfigError.of("noise_file", request.noise_file, problem)
     if not pairs.in_order:
-        raise ConfigError(
-            f"noise_file={request.noise_file.name!r}: it counts captions in the order of train_caps.txt, which this layout "
-            "does not keep; give a source with train_caps.txt, or make noise with `noisegate noise`",
-            "noise_file",
-            request.noise_file,
+        problem = (
+            "counts captions in the order of train_caps.txt, which this layout does not keep; give a source with it"
         )
+        raise ConfigError.of("noise_file", request.noise_file, f"{problem}, or make noise with `noisegate noise`")
     noise = read_noise_file(request.noise_file, pairs.captions, pairs.image_of, len(pairs.image_ids))
     facts |= {"noise_protocol": noise.protocol, "noisy": int(noise.noisy.sum())}
     files = (*pairs.files, request.noise_file)

@@ -75,11 +75,8 @@ def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
         raise missing(request, "folder")
     synsets = sorted(path.name for path in place.iterdir() if path.is_dir() and path.name[:1] == "n")
     if len(synsets) not in (classes, IMAGENET):
-        raise unusable(
-            place,
-            f"has {len(synsets)} folders of synsets; all {IMAGENET:,} must be there, or the first {classes} alone, "
-            "because their order gives the class numbers",
-        )
+        wanted = f"all {IMAGENET:,} must be there, or the first {classes} alone: their order gives the class numbers"
+        raise unusable(place, f"has {len(synsets)} folders of synsets; {wanted}")
     names = [
         f"{synset}/{path.name}"
         for synset in synsets[:classes]

@@ -111,11 +111,8 @@ def _permute(
         return permuted
     counts = np.bincount(groups[chosen])
     if 2 * counts.max() > len(chosen):
-        raise ConfigError.of(
-            "derange",
-            True,
-            f"is not possible: {counts.max()} of the {len(chosen)} chosen are of one image; use a higher rate",
-        )
+        problem = f"is not possible: {counts.max()} of the {len(chosen)} chosen are of one image; use a higher rate"
+        raise ConfigError.of("derange", True, problem)
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):
         if own[i] != theirs[i]:

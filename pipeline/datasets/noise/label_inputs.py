@@ -94,9 +94,7 @@ def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) 
     for given, mistaken in _read_map(Path(source)).items():
         start, end = (_class_id(str(source), value, classes, names) for value in (given, mistaken))
         if start in mapped:
-            raise ConfigError.of(
-                "class_map", str(source), f"names class {start} again as {given!r}; map each class once"
-            )
+            raise ConfigError.of("class_map", str(source), f"names class {start} again as {given!r}; map it once")
         mapped.add(start)
         target[start] = end
     same = next((name for name, known in CLASS_MAPS.items() if np.array_equal(known, target)), None)
@@ -116,9 +114,7 @@ def _read_map(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=unique)
     except (FileNotFoundError, IsADirectoryError) as error:
         known = ", ".join(CLASS_MAPS)
-        raise ConfigError.of(
-            "class_map", str(path), f"is no file; give a JSON file, next, or one of {known}"
-        ) from error
+        raise ConfigError.of("class_map", str(path), f"is no file; use a JSON file, next, {known}") from error
     except ValueError as error:  # bad JSON, or not UTF-8
         raise ConfigError.of("class_map", str(path), f"is not JSON ({error}); {example}") from error
     if not isinstance(value, dict) or not value:

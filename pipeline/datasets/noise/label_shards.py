@@ -174,9 +174,7 @@ def _make_pmd(
     eta = load_rows(posteriors, "posteriors")
     _check_rows("posteriors", len(eta), len(data.labels))
     if data.classes_given and eta.shape[1] != data.classes:
-        raise ConfigError.of(
-            "posteriors", eta.shape, f"is the shape, and classes gives {data.classes}; give one column each"
-        )
+        raise ConfigError.of("posteriors", eta.shape, f"is not (samples, {data.classes}), as classes gives it")
     rows = np.flatnonzero(data.labelled)
     used = eta[rows]
     if factor is None:
@@ -218,12 +216,9 @@ def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
     except BadSample:
         same = False
     if not same:
-        raise ConfigError(
-            f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already, and the truth "
-            "would be lost; have the true label in another json field too, such as true_label, and give it as label_field",
-            "shards",
-            shard.url,
-        )
+        problem = f"sample {raw.key} of {shard.url} has label {label} and clean_label {true!r}: it is wrong already"
+        remedy = "the truth would be lost; have it in another json field too, and give that as label_field"
+        raise ConfigError(f"{problem}, and {remedy}", "shards", shard.url)
 
 
 def _count_classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[str, ...]]:
@@ -285,6 +280,4 @@ def _describe(source: ArraySource | None) -> str | None:
 
 def _check_rows(setting: str, rows: int, samples: int) -> None:
     if rows != samples:
-        raise ConfigError.of(
-            setting, rows, f"rows are not those of {samples:,} samples; give one each, in the shards' order"
-        )
+        raise ConfigError.of(setting, rows, f"rows are not one for each of {samples:,} samples, in the shards' order")

@@ -117,9 +117,7 @@ def instance_dependent(
     true = check_labels(labels, classes)
     rows = np.asarray(features)
     if rows.ndim != 2 or len(rows) != len(true):
-        raise ConfigError.of(
-            "features", rows.shape, f"is the shape for {len(true)} labels; give one row for each label"
-        )
+        raise ConfigError.of("features", rows.shape, f"is the shape for {len(true)} labels; give a row for each")
     if classes < 2:
         raise ConfigError.of("classes", classes, "leaves no other class to move to; use 2 or more")
     if not 0 <= deviation <= 1:
@@ -208,9 +206,7 @@ def pmd(
     eta = _check_posteriors(posteriors)
     true = check_labels(labels, eta.shape[1])
     if len(true) != len(eta):
-        raise ConfigError.of(
-            "posteriors", eta.shape, f"is the shape for {len(true)} labels; give one row for each label"
-        )
+        raise ConfigError.of("posteriors", eta.shape, f"is the shape for {len(true)} labels; give a row for each")
     first, second, margin = _top_two(eta)
     flip = rng.random(len(true)) < _flip_probability(margin, kind, factor)
     return LabelNoise.between(true, np.where(flip, second, first), eta.shape[1])

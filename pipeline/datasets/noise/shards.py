@@ -151,7 +151,7 @@ def _read_captions(shards: Sequence[Shard], field: str | None) -> tuple[list[str
         raise ConfigError(f"the {len(shards)} shards hold no samples", "shards", None)
     if all(caption is None for caption in captions):
         raise ConfigError(
-            f"no sample has a caption: {problem}; name its json field with --text-field", "text_field", field
+            f"no sample has a caption: {problem}; give its json field as --text-field", "text_field", field
         )
     return captions, np.array(images, np.int64)
 
@@ -169,9 +169,7 @@ def refuse_own_field(setting: str, field: str | None, what: str, example: str) -
     """Refuse a caption or label in a field where the noise is recorded: one of the two would be lost."""
     if field in OWN_FIELDS:
         problem = f"is a field that the noise writes itself, and the right {what} would be lost"
-        raise ConfigError.of(
-            setting, field, f"{problem}; have it in another field too, such as {example}, and name that"
-        )
+        raise ConfigError.of(setting, field, f"{problem}; have it in another field too, such as {example}")
 
 
 def json_record(raw: RawSample) -> dict[str, Any]:

@@ -62,12 +62,8 @@ class Scene:
         if self.companion is None:
             return
         for name in ("shape", "colour", "position"):
-            if getattr(self.companion, name) == getattr(self.main, name):
-                raise ConfigError(
-                    f"companion.{name}={getattr(self.main, name)!r} is the main group's: choose another",
-                    f"companion.{name}",
-                    getattr(self.main, name),
-                )
+            if (value := getattr(self.companion, name)) == getattr(self.main, name):
+                raise ConfigError.of(f"companion.{name}", value, "is the main group's: choose another")
         if (self.companion.size, self.companion.count) != ("small", 1) or self.companion.position == "middle":
             raise ConfigError.of("companion", self.companion, "must be small, count=1 and at a side such as 'left'")
 

@@ -254,18 +254,11 @@ def _as_vector(values: ArrayLike, name: str) -> Float64:
 def _as_mask(values: ArrayLike, name: str) -> Mask:
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype != np.bool_ and not np.isin(array, (0, 1)).all()):
-        raise ConfigError(
-            f"{name} is {array.dtype} of shape {array.shape}; give booleans (or 0 and 1) of shape (N,)",
-            name,
-            (str(array.dtype), array.shape),
-        )
+        given = (str(array.dtype), array.shape)
+        raise ConfigError.of(name, given, "is not type and shape of a mask; give booleans (or 0 and 1) of shape (N,)")
     return array.astype(np.bool_)
 
 
 def _check_same_length(name: str, first: NDArray[np.generic], other: str, second: NDArray[np.generic]) -> None:
     if len(first) != len(second):
-        raise ConfigError(
-            f"{name} has {len(first)} rows and {other} has {len(second)}; give one row per sample in both",
-            name,
-            len(first),
-        )
+        raise ConfigError.of(name, len(first), f"rows and {len(second)} of {other}: give one row per sample in both")

@@ -48,15 +48,10 @@ class BlockRecall:
         owner = np.asarray(image_of_caption)
         whole = owner.dtype.kind in "iu" or not owner.size
         if owner.ndim != 1 or not whole or (owner.size and not 0 <= owner.min() <= owner.max() < images):
-            raise ConfigError(
-                f"image_of_caption is {owner.dtype} of shape {owner.shape}; give row numbers from 0 to {images - 1}",
-                "image_of_caption",
-                (str(owner.dtype), owner.shape),
-            )
+            given = (str(owner.dtype), owner.shape)
+            raise ConfigError.of("image_of_caption", given, f"is wrong; give (T,) row numbers from 0 to {images - 1}")
         if folds < 1 or images % folds:
-            raise ConfigError.of(
-                "folds", folds, f"does not divide {images} images; 5 divides the 5,000 of MS-COCO's test set"
-            )
+            raise ConfigError.of("folds", folds, f"does not divide {images} images; use 1")
         self.owner = owner.astype(np.int64)
         self.images, self.ks, self.folds = images, tuple(ks), folds
         self.size = images // folds
@@ -70,11 +65,8 @@ class BlockRecall:
         """Rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""
         rows = np.asarray(block, dtype=np.float32)
         if rows.ndim != 2 or rows.shape[1] != len(self.owner) or not 0 <= start <= self.images - len(rows):
-            raise ConfigError(
-                f"a block {rows.shape} from row {start} does not fit ({self.images}, {len(self.owner)})",
-                "block",
-                (start, rows.shape),
-            )
+            problem = f"(first row, shape) does not fit into ({self.images}, {len(self.owner)})"
+            raise ConfigError.of("block", (start, rows.shape), problem)
         for fold in range(self.folds):
             low, high = max(start, fold * self.size), min(start + len(rows), (fold + 1) * self.size)
             if low < high:
@@ -172,11 +164,7 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
     """
     rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
-        raise ConfigError(
-            f"embeddings {rows.shape} and labels {label.shape} must have shapes (N, d) and (N,)",
-            "labels",
-            label.shape,
-        )
+        raise ConfigError.of("labels", label.shape, f"and embeddings {rows.shape} must have shapes (N,) and (N, d)")
     rows, label = rows[label >= 0], label[label >= 0]
     unit, valid = _unit(rows)
     for members in (np.flatnonzero(label == c) for c in np.unique(label)):
@@ -233,11 +221,7 @@ def mean_class_accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
 def _ranks(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     rows, label = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.int64)
     if rows.ndim != 2 or label.shape != rows.shape[:1] or (label >= rows.shape[1]).any():
-        raise ConfigError(
-            f"scores {rows.shape} and labels {label.shape} must be (N, C) and (N,) with labels below C",
-            "labels",
-            label.shape,
-        )
+        raise ConfigError.of("labels", label.shape, f"and scores {rows.shape} must be (N,), below C, and (N, C)")
     rows, label = rows[label >= 0], label[label >= 0]
     own = rows[np.arange(len(rows)), label][:, None]
     beaten: NDArray[np.int64] = (rows < own).sum(axis=1)  # false for NaN on either side

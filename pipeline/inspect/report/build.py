@@ -65,12 +65,11 @@ def write_report(
     recorded = run.read_run() or {}
     stems = list(run.stems())
     if recorded.get("finished") is False:
-        raise TableError(
-            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", folder
-        )
+        problem = f"the run in {folder} is not finished; run the same annotate command again, it goes on"
+        raise TableError(problem, "run", folder)
     if not stems:
-        raise TableError(
-            f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}", "run", folder
+        raise TableError.of(
+            "run", folder, f"holds no weight tables; make some: noisegate annotate SHARDS --out {folder}"
         )
     metadata = read_metadata(run.table(stems[0]))
     view = choose_score_view(metadata)

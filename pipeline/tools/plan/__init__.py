@@ -52,11 +52,7 @@ def plan(
         raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
     known = {"here", *(device.name for device in DEVICES)}
     if unknown := sorted(set(prices or {}) - known):
-        raise ConfigError(
-            f"price of {unknown[0]!r}: no such device; use 1.20 for this one, or one of {', '.join(sorted(known))}",
-            "price",
-            unknown[0],
-        )
+        raise ConfigError.of("price", unknown[0], f"is of no known device; use {', '.join(sorted(known))}")
     located = find_shards(shards)
     options = options or DecodeOptions()
     model = as_estimator(estimator)

@@ -128,21 +128,15 @@ def measure(
     if not batches and notes:
         raise ShardError(notes[0], "shards", chosen[0].url)
     if not batches:
-        raise ConfigError(
-            f"there is no sample in {chosen[0].url}{_and_more(chosen)}; name shards that hold some",
-            "shards",
-            chosen[0].url,
-        )
+        more = f"and {len(chosen) - 1:,} more hold" if len(chosen) > 1 else "holds"
+        raise ConfigError.of("shards", chosen[0].url, f"{more} no sample; name shards that hold some")
     parts = [part for part in encoded.values() if part.samples]
     if failed == sum(batch.samples for batch in batches):
         raise ConfigError(f"none of the {failed:,} samples looked at can be used: {reason}", "shards", chosen[0].url)
     sizes = sizes or [shard.bytes for shard in shards_read if shard.whole]
     if not sizes:
-        raise ConfigError(
-            "the store does not tell how large the shards are; give more --seconds to read one to its end",
-            "seconds",
-            seconds,
-        )
+        problem = "is too short to read a shard to its end, and the store does not tell how large shards are; use more"
+        raise ConfigError.of("seconds", seconds, problem)
     width = max(part.images.shape[1] for part in parts)
     measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops)
     _write_in_memory(measured, parts, estimator, options, clock)
@@ -158,10 +152,6 @@ def pick_evenly(shards: Sequence[Shard], count: int) -> list[Shard]:
     """
     count = min(count, len(shards))
     return [shards[int((2 * i + 1) * len(shards) / (2 * count))] for i in range(count)]
-
-
-def _and_more(shards: Sequence[Shard]) -> str:
-    return f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
 
 
 def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:

@@ -231,9 +231,7 @@ def forecast_run(
     """Predict time, disk and money for all `shards`. `neighbours`: per row of the graph, 0 for none."""
     size, samples = _totals(measured, shards)
     if samples.value < 1:
-        raise ConfigError(
-            "the shards looked at hold hardly any samples; is this the right list of shards?", "shards", shards
-        )
+        raise ConfigError.of("shards", shards, "hold hardly any samples; is this the right list of shards?")
     per_shard = samples.value / shards
     stages = _stages(measured, per_shard)
     pace, limit = _pace(stages, machine)

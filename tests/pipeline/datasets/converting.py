@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from noisegate.pipeline.datasets.convert import Converted, convert
+from noisegate.pipeline.datasets.convert.job import Converted, convert
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from tests.fakes import picture

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisegate.pipeline.datasets.convert import convert
+from noisegate.pipeline.datasets.convert.job import convert
 from noisegate.pipeline.datasets.convert.pairs import read_noise_file
 from noisegate.pipeline.datasets.noise import shuffle_captions
 from tests.errors import refused

@@ -12,8 +12,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from noisegate import read_table
-from noisegate.pipeline.datasets.convert import convert
 from noisegate.pipeline.datasets.convert.binary import read_human_labels
+from noisegate.pipeline.datasets.convert.job import convert
 from noisegate.pipeline.labels.classes import BUILT_IN
 from tests.commands import FAKE, called
 from tests.errors import refused

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisegate import read_table
-from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.export import export
 from noisegate.pipeline.export.datacomp import UID, uid_array
 from noisegate.pipeline.rescore import score_embeddings
@@ -145,7 +145,7 @@ def test_floats_keep_every_bit_and_no_more(work: Path, tmp_path: Path, rows: lis
 
 
 def test_columns_that_are_not_there(work: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'osa_wieght' is unknown; did you mean osa_weight"):
+    with refused("columns", "osa_wieght"):
         export(work / "run", tmp_path / "x.csv", "csv", columns=["key", "osa_wieght"])
     with refused("columns", []):
         export(work / "run", tmp_path / "x.csv", "csv", columns=[])
@@ -210,8 +210,9 @@ def test_keys_of_32_hex_digits_are_uids(tmp_path: Path) -> None:
 
 
 def test_samples_without_a_uid_are_named(work: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no uid for x-00/00000, x-00/00001, .* and more.*--as keys"):
+    with refused("as", "datacomp") as caught:
         export(work / "run", tmp_path / "s.npy", "datacomp")
+    assert "x-00/00000, x-00/00001, " in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -278,8 +279,9 @@ def test_places_that_an_export_would_spoil(work: Path, out: str, kind: str, mess
     (work / "folder").mkdir(exist_ok=True)
     (work / "file").write_text("mine")
     before = files_of(work)
-    with pytest.raises(ConfigError, match=message):
+    with refused("out") as caught:
         export(work / "run", work / out, kind, overwrite=True)
+    assert message in str(caught.value)
     assert files_of(work) == before
 
 
@@ -305,17 +307,17 @@ def test_options_that_mean_nothing_are_refused(work: Path, tmp_path: Path) -> No
 
 # --- runs ---------------------------------------------------------------------------------------------------------------
 def test_runs_that_cannot_be_exported(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(TableError, match="holds no run"):
+    with refused("run", error=TableError):
         export(tmp_path, tmp_path / "x", "keys")
     score(shards, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     facts = run.read_run() or {}
     run.write_run({**facts, "finished": False})
-    with pytest.raises(TableError, match="is not finished; run the same annotate command again"):
+    with refused("folder", run.path, TableError):
         export(run.path, tmp_path / "x", "keys")
     run.write_run(facts)
     run.table("x-01").unlink()
-    with pytest.raises(TableError, match=r"x-01\.parquet is gone"):
+    with refused("folder", run.path, TableError):
         export(run.path, tmp_path / "x", "keys")
     assert not (tmp_path / "x").exists()
 

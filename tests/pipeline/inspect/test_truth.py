@@ -137,7 +137,7 @@ def test_the_command_judges_what_the_run_scored_unless_told(run: Path, tmp_path:
     assert "Right labels: 80.4 % as given" in shown.stdout
     assert "2 samples have no label score and are left out." in shown.stdout
     for words, message in (
-        (["--what", "pairs"], "was scored without pairs"),
+        (["--what", "pairs"], "scored without pairs"),
         (["--what", "images"], "what 'images' is unknown; use pairs or labels"),
     ):
         done = called("evaluate", run, "--truth", truth, *words, cwd=tmp_path)

@@ -255,7 +255,6 @@ def test_training_settings_that_cannot_work_are_refused(setting: str, value: Any
     with refused(setting) as caught:
         Tuning(**{setting: value})
     assert caught.value.value is value
-    assert f"{setting}={value}: give " in str(caught.value)
 
 
 def test_a_folder_in_use_is_left_alone(scenes: Path, tiny: str, tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_failed_samples_are_counted_and_a_broken_shard_is_passed_over(store: tup
     ("data", "error", "words"),
     [
         (b"no tar" * 999, ShardError, "not a tar"),
-        (tar_bytes([]), ConfigError, "there is no sample in mem://x.tar; name shards that hold some"),
+        (tar_bytes([]), ConfigError, "holds no sample; name shards that hold some"),
         (
             tar_bytes([("a.png", b"junk"), ("a.txt", b"x")]),
             ConfigError,
@@ -396,11 +396,11 @@ def test_the_json_has_a_fixed_shape(shards: Path) -> None:
     [
         (["none/*.tar", *FAKE], "no .tar or .tar.gz matches"),
         (["junk.tar", *FAKE], "not a tar or tar.gz"),
-        (["empty.tar", *FAKE], "there is no sample in empty.tar"),
+        (["empty.tar", *FAKE], "shards 'empty.tar' holds no sample"),
         (["gone.tar", *FAKE], "gone.tar cannot be opened"),
         (["s", "--model", "python:nowhere:make"], "'nowhere' cannot be imported"),
         (["s", *FAKE, "--price", "cheap"], "price 'cheap' is no price per hour; use 1.20"),
-        (["s", *FAKE, "--price", "Z1=1"], "price of 'Z1': no such device"),
+        (["s", *FAKE, "--price", "Z1=1"], "price 'Z1' is of no known device"),
         (["s", *FAKE, "--seconds", "0"], "seconds 0 is no time to measure; use 10"),
         (["s", *FAKE, "--workers", "-1"], "workers -1 is not a number of processes; use 0"),
         (["s", *FAKE, "--task", "nothing"], "task 'nothing' is unknown"),

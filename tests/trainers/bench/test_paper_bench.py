@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.datasets.convert import convert
+from noisegate.pipeline.datasets.convert.job import convert
 from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.inspect.evaluation import evaluate
 from noisegate.pipeline.methods.gsl import RECONSTRUCTION

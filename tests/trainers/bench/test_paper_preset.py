@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.datasets.convert import KINDS
+from noisegate.pipeline.datasets.convert.kinds import KINDS
 from noisegate.pipeline.datasets.noise import PROTOCOLS
 from noisegate.trainers.bench.paper_bench import load_paper_preset, paper_figures, paper_presets
 from noisegate.trainers.config import TrainConfig, build_method
