@@ -26,9 +26,8 @@ from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.loop.loop import Loop
-from noisegate.trainers.loop.run_context import PICTURE, RunContext
+from noisegate.trainers.loop.run_context import PICTURE, RunContext, Streams
 from noisegate.trainers.loop.run_folder import TrainFolder
-from noisegate.trainers.loop.streams import Streams
 from noisegate.trainers.losses import weighted
 from noisegate.trainers.methods.osa import Osa
 from noisegate.trainers.targets import build_target

@@ -22,9 +22,7 @@ from .engine.embedder import LocalEmbedder
 from .engine.encoder_process import ModelReady
 from .engine.items import Embedder
 from .errors import ApiError, add_handlers
-from .guards.auth import Keys, RequireKey
-from .guards.body_limit import BodyLimit
-from .guards.headers import SecurityHeaders
+from .guards.middleware import BodyLimit, Keys, RequireKey, SecurityHeaders
 from .jobs.roots import Roots
 from .jobs.runner import JobRunner
 from .jobs.store import STATES, JobStore
@@ -85,9 +83,7 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
 def _service(settings: Settings, engine: Embedder | None) -> Service:
     for name, path in settings.runs.items():
         if not path.is_dir():
-            raise ConfigError(
-                f"run {name}={path} is not a folder; give one that noisegate annotate wrote", "runs", path
-            )
+            raise ConfigError.of("runs", f"{name}={path}", "is not a folder; give one that noisegate annotate wrote")
     scorer, metrics = plan_scorer(settings), Metrics()
 
     def complete(ready: ModelReady) -> None:

@@ -67,11 +67,8 @@ def deployed(settings: Settings) -> Iterator[str]:
 def check(settings: Settings) -> None:
     """Raises ConfigError for settings that several replicas cannot share."""
     if settings.jobs_folder is not None:
-        raise ConfigError.of(
-            "jobs_folder",
-            settings.jobs_folder,
-            "cannot be shared by replicas; leave it out with --engine ray, and serve jobs with --engine local",
-        )
+        problem = "cannot be shared by replicas; leave it out with --engine ray, and serve jobs with --engine local"
+        raise ConfigError.of("jobs_folder", settings.jobs_folder, problem)
     if settings.port == 0:
         raise ConfigError("port 0 cannot be used with --engine ray; use --port 8765", "port", 0)
 

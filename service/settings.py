@@ -122,29 +122,21 @@ class Settings(BaseSettings):
         for setting, names in (("runs", self.runs), ("classes", self.classes)):
             for name in names:
                 if not NAME.fullmatch(name):
-                    raise ConfigError(
-                        f"{setting}: the name {name!r} cannot go into a URL; use letters, digits, '.', '_' and '-', "
-                        "as in NAME=PLACE",
-                        setting,
-                        name,
-                    )
+                    problem = "cannot go into a URL; use letters, digits, '.', '_' and '-', as in NAME=PLACE"
+                    raise ConfigError.of(setting, name, problem)
         if not all(HASHED_KEY.fullmatch(key) for key in self.api_keys):  # the value may be a secret: leave it out
-            raise ConfigError(
-                "api_keys: a key is not hashed; give sha256:HEX as `noisegate serve --hash-key` prints it", "api_keys"
-            )
+            problem = "api_keys: a key is not hashed; give sha256:HEX as `noisegate serve --hash-key` prints it"
+            raise ConfigError(problem, "api_keys")
         for most, queue in (("max_items", "queue_items"), ("max_body_bytes", "queue_bytes")):
             value, room = getattr(self, most), getattr(self, queue)
             if value > room:
-                raise ConfigError(
-                    f"{most}={value} never fits into {queue}={room}; use {queue}={8 * value}", queue, room
-                )
+                raise ConfigError.of(queue, room, f"never holds {most}={value}; use {queue}={8 * value}")
         if self.scorer_run is not None and self.scorer_run not in self.runs:
             known = ", ".join(self.runs) or "none; add one with --run"
             raise ConfigError.of("scorer_run", self.scorer_run, f"is not a run; known are {known}")
         if self.min_replicas > self.max_replicas:
-            raise ConfigError.of(
-                "min_replicas", self.min_replicas, f"is over max_replicas={self.max_replicas}; swap them"
-            )
+            problem = f"is over max_replicas={self.max_replicas}; swap them"
+            raise ConfigError.of("min_replicas", self.min_replicas, problem)
         if not (self.api_keys or self.allow_open or is_loopback(self.host)):
             raise ConfigError.of(
                 "host",
@@ -196,11 +188,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError.of("config", path, f"holds a {type(values).__name__}; write lines such as `port: 8765`")
     unknown = sorted(set(map(str, values)) - set(Settings.model_fields))
     if unknown:
-        raise ConfigError(
-            f"config {path}: {unknown[0]!r} is not a setting; there are {', '.join(Settings.model_fields)}",
-            unknown[0],
-            values.get(unknown[0]),
-        )
+        problem = f"config {path}: {unknown[0]!r} is not a setting; there are {', '.join(Settings.model_fields)}"
+        raise ConfigError(problem, unknown[0], values.get(unknown[0]))
     return values
 
 
@@ -229,8 +218,6 @@ def _parse_named(value: Any, setting: str, default_name: Callable[[str], str]) -
         name, equals, rest = word.partition("=")
         name, rest = (name, rest) if equals else (default_name(word), word)
         if name in values:
-            raise ConfigError(
-                f"{setting}: the name {name!r} is given twice; use NAME=VALUE with another name", setting, name
-            )
+            raise ConfigError.of(setting, name, "is a name given twice; use NAME=VALUE with another name")
         values[name] = rest
     return values

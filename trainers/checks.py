@@ -51,11 +51,8 @@ def check_config(config: TrainConfig) -> CheckedConfig:
     target = method.target_settings(_check_target(config))
     sampler = _check_sampler(config)
     if data.table is None and data.where is not None:
-        raise ConfigError.of(
-            "data.where",
-            data.where,
-            "is a rule over a table's columns, and data.table is not given; give data.table=tables",
-        )
+        problem = "is a rule over a table's columns, and data.table is not given; give data.table=tables"
+        raise ConfigError.of("data.where", data.where, problem)
     run = None if data.table is None else open_finished_run(data.table, "data.table")
     if data.where is not None:
         require_columns(data.table, parse_where(data.where).columns, f"data.where={data.where!r}")
@@ -93,82 +90,54 @@ def _check_folder(setting: str, folder: Path, example: str) -> None:
         raise ConfigError.of(setting, folder, f"is a URL; give a local folder, such as {setting}={example}")
     nearest = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if nearest is not None and not nearest.is_dir():
-        raise ConfigError(
-            f"{setting}={folder}: {nearest} is a file; give a folder, such as {setting}={example}", setting, folder
-        )
+        problem = f"{setting}={folder}: {nearest} is a file; give a folder, such as {setting}={example}"
+        raise ConfigError(problem, setting, folder)
 
 
 def _check_device(config: TrainConfig) -> None:
     loop = config.loop
     if loop.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "loop.device=cuda: torch finds no GPU here; use loop.device=cpu or auto", "loop.device", loop.device
-        )
+        raise ConfigError.of("loop.device", "cuda", "needs a GPU, and torch finds none; use loop.device=cpu or auto")
     if loop.device == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            "loop.device=mps: torch finds no Apple GPU here; use loop.device=cpu or auto", "loop.device", loop.device
+        raise ConfigError.of(
+            "loop.device", "mps", "needs an Apple GPU, and torch finds none; use loop.device=cpu or auto"
         )
     gpu = loop.device != "cpu" and torch.cuda.is_available()
     if gpu and loop.devices > torch.cuda.device_count():
-        raise ConfigError(
-            f"loop.devices={loop.devices}: torch finds {torch.cuda.device_count()} here; use as many or fewer",
-            "loop.devices",
-            loop.devices,
-        )
+        problem = f"is more than the {torch.cuda.device_count()} that torch finds here; use as many or fewer"
+        raise ConfigError.of("loop.devices", loop.devices, problem)
     if loop.precision == "16-mixed" and not gpu:
-        raise ConfigError(
-            "loop.precision=16-mixed needs a GPU; use loop.precision=32-true", "loop.precision", loop.precision
-        )
+        raise ConfigError.of("loop.precision", loop.precision, "needs a GPU; use loop.precision=32-true")
     if loop.precision == "bf16-mixed" and gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise ConfigError(
-            "loop.precision=bf16-mixed: this GPU does not compute in bfloat16; use loop.precision=16-mixed",
-            "loop.precision",
-            loop.precision,
-        )
+        problem = "is not what this GPU computes in; use loop.precision=16-mixed"
+        raise ConfigError.of("loop.precision", loop.precision, problem)
     world, batch_size = loop.devices * loop.nodes, config.data.batch_size
     if batch_size % world:
-        raise ConfigError.of(
-            "data.batch_size",
-            batch_size,
-            f"is that of all {world} devices and cannot be shared evenly; use "
-            f"data.batch_size={max(world, batch_size // world * world)}",
-        )
+        even = max(world, batch_size // world * world)
+        problem = f"is that of all {world} devices and cannot be shared evenly; use data.batch_size={even}"
+        raise ConfigError.of("data.batch_size", batch_size, problem)
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
-        raise ConfigError(
-            "optimizer.nesterov=true needs momentum; use optimizer.momentum=0.9", "optimizer.momentum", 0.0
-        )
+        problem = "optimizer.nesterov=true needs momentum; use optimizer.momentum=0.9"
+        raise ConfigError(problem, "optimizer.momentum", 0.0)
 
 
 def _check_target(config: TrainConfig) -> TargetConfig:
     if not config.target:
-        raise ConfigError(
-            "target.name is not given; use for example target.name=clip with target.model=ViT-B-32, on the command line "
-            "--target ViT-B-32 --pretrained openai",
-            "target.name",
-            None,
-        )
+        problem = "target.name is not given; use for example target.name=clip with target.model=ViT-B-32, on the command line "
+        raise ConfigError(problem + "--target ViT-B-32 --pretrained openai", "target.name")
     target = target_config(config.target)
     if config.task.name == "classification" and not target.classes:
-        raise ConfigError(
-            "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line",
-            "target.classes",
-            target.classes,
-        )
+        problem = "task.name=classification needs the classes' names; give for example target.classes=classes.txt, one per line"
+        raise ConfigError(problem, "target.classes", target.classes)
     if target.reads_features and config.data.image_part is None:
         other = ", or target.backbone=resnet50 for pictures" if target.name == "dual" else ""
-        raise ConfigError(
-            f"target.name={target.name} reads precomputed features, and data.image_part is null: pictures; use "
-            f"data.image_part=npy{other}",
-            "data.image_part",
-            None,
+        problem = (
+            f"is for pictures, and target.name={target.name} reads precomputed features; use data.image_part=npy{other}"
         )
+        raise ConfigError.of("data.image_part", None, problem)
     if config.data.image_part is not None and not target.reads_features:
-        raise ConfigError(
-            f"target.name={target.name} reads pictures, and data.image_part={config.data.image_part} gives features; use "
-            "data.image_part=null",
-            "data.image_part",
-            config.data.image_part,
-        )
+        problem = f"gives features, and target.name={target.name} reads pictures; use data.image_part=null"
+        raise ConfigError.of("data.image_part", config.data.image_part, problem)
     return target
 
 
@@ -178,12 +147,8 @@ def _check_sampler(config: TrainConfig) -> str:
     if sampler == "auto":
         sampler = "m_per_class:4" if config.task.name == "image_retrieval" else "window"
         if sampler != "window" and batch_size % 4:
-            raise ConfigError(
-                f"data.batch_size={batch_size}: four samples of each class fill a batch of image_retrieval; "
-                f"use data.batch_size={max(8, batch_size // 4 * 4)}",
-                "data.batch_size",
-                batch_size,
-            )
+            problem = f"does not hold four samples of each class; use data.batch_size={max(8, batch_size // 4 * 4)}"
+            raise ConfigError.of("data.batch_size", batch_size, problem)
     match = _M_PER_CLASS.fullmatch(sampler)
     if match is None:
         if sampler not in ("window", "sequential"):
@@ -191,18 +156,12 @@ def _check_sampler(config: TrainConfig) -> str:
         return sampler
     per_class = int(match[1])
     if per_class < 2:
-        raise ConfigError(
-            f"data.sampler={sampler}: a sample needs another of its class; use data.sampler=m_per_class:4",
-            "data.sampler",
-            sampler,
-        )
+        problem = "has one sample per class, and each needs another; use data.sampler=m_per_class:4"
+        raise ConfigError.of("data.sampler", sampler, problem)
     if batch_size % per_class:
-        raise ConfigError.of(
-            "data.batch_size",
-            batch_size,
-            f"is no multiple of the {per_class} samples per class of data.sampler={sampler}; use "
-            f"data.batch_size={max(2, batch_size // per_class) * per_class}",
-        )
+        whole = max(2, batch_size // per_class) * per_class
+        problem = f"is no multiple of the {per_class} samples per class of data.sampler={sampler}; use data.batch_size={whole}"
+        raise ConfigError.of("data.batch_size", batch_size, problem)
     if config.task.name == "retrieval":
         raise ConfigError.of("data.sampler", sampler, "draws by class, and task.name=retrieval has none; use window")
     return sampler
@@ -226,12 +185,8 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
             "data.where" if where else "data.table",
             where or run.path,
         )
-    raise ConfigError.of(
-        "data.batch_size",
-        config.data.batch_size,
-        f"is more than the {count:,} good samples{condition} of data.table={run.path}; use for example "
-        f"data.batch_size={max(2, count // 4)}",
-    )
+    problem = f"is more than the {count:,} good samples{condition} of data.table={run.path}; use for example "
+    raise ConfigError.of("data.batch_size", config.data.batch_size, f"{problem}data.batch_size={max(2, count // 4)}")
 
 
 def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> None:
@@ -241,34 +196,26 @@ def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> 
         return
     largest = max((pc.max(run.read(stem, ["label"])["label"]).as_py() or 0 for stem in run.stems()), default=0)
     if largest >= len(classes):
-        raise ConfigError(
-            f"target.classes has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give at "
-            f"least {largest + 1} names, one for each label from 0 on",
-            "target.classes",
-            len(classes),
+        problem = (
+            f"has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give at least"
         )
+        raise ConfigError(f"target.classes {problem} {largest + 1}", "target.classes", len(classes))
 
 
 def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
     if config.data.shards:
         return _find_shards("data.shards", config.data.shards)
     if run is None:
-        raise ConfigError(
-            "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table",
-            "data.shards",
-            (),
-        )
+        problem = "data.shards is empty; give for example data.shards=['data/{000000..000099}.tar'], or data.table"
+        raise ConfigError(problem, "data.shards", ())
     return [Shard(entry["url"]) for entry in (run.read_run() or {"shards": []})["shards"]]
 
 
 def _check_evaluation(config: TrainConfig) -> list[Shard]:
     if config.loop.evaluate_every == 0:
         if config.loop.patience is not None:
-            raise ConfigError.of(
-                "loop.patience",
-                config.loop.patience,
-                "waits for better figures, and loop.evaluate_every=0 makes none; use loop.evaluate_every=1",
-            )
+            problem = "waits for better figures, and loop.evaluate_every=0 makes none; use loop.evaluate_every=1"
+            raise ConfigError.of("loop.patience", config.loop.patience, problem)
         return []
     if not config.data.eval_shards:
         raise ConfigError(

@@ -65,6 +65,12 @@ class DataConfig(_Section):
     """as captions, for the evaluation data; None: the same"""
     eval_batch_size: int = Field(default=256, ge=1)
 
+    def read_options(self, task: str) -> dict[str, Any]:
+        """Options of `WeightedShards` that say what a task reads of each sample."""
+        captions = "one" if task != "retrieval" else "read" if self.captions == "one" else self.captions
+        names = ("image_part", "text_field", "label_field", "cache")
+        return {"label": task != "retrieval", "captions": captions, **{name: getattr(self, name) for name in names}}
+
 
 class TaskConfig(_Section):
     """What is learnt and measured."""
@@ -221,11 +227,8 @@ def with_paper_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     name = values.get("method", {}).get("name", "baseline")
     if name not in PAPER_SETTINGS:
-        raise ConfigError(
-            f"paper: no settings are known for method.name={name}; there are some for {', '.join(PAPER_SETTINGS)}",
-            "paper",
-            name,
-        )
+        problem = f"paper: no settings are known for method.name={name}; there are some for {', '.join(PAPER_SETTINGS)}"
+        raise ConfigError(problem, "paper", name)
     return merge_trees(copy.deepcopy(PAPER_SETTINGS[name]), values)
 
 
@@ -249,11 +252,8 @@ def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
         if section.get(step) is None:
             section[step] = {}
         if not isinstance(section[step], dict):
-            raise ConfigError(
-                f"--set {name}: {'.'.join(above[: i + 1])} is {section[step]!r}, with no settings of its own",
-                "set",
-                name,
-            )
+            problem = f"--set {name}: {'.'.join(above[: i + 1])} is {section[step]!r}, with no settings of its own"
+            raise ConfigError(problem, "set", name)
         section = section[step]
     section[last] = value
 

@@ -36,33 +36,22 @@ class ModelFigures:
 
 def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShards:
     """The evaluation shards in order, every row once."""
-    captions = data.eval_captions or (f"{data.captions}:all" if data.captions.count(":") == 1 else data.captions)
+    options = data.read_options(task)
+    if task == "retrieval":
+        captions = data.eval_captions or (f"{data.captions}:all" if data.captions.count(":") == 1 else data.captions)
+        options |= {"captions": captions, "text": target.tokenizer, "fields": IMAGE_FIELDS}
     try:
-        return _evaluation_data(data, task, target, captions)
+        return WeightedShards(
+            data.eval_shards,
+            data.eval_table,
+            **options,
+            batch_size=data.eval_batch_size,
+            image=target.image_transform(False),
+            sampler="sequential",
+            workers=data.workers,
+        )
     except ConfigError as error:
-        raise ConfigError(
-            f"data.eval_shards={', '.join(data.eval_shards)}: {error}", "data.eval_shards", data.eval_shards
-        ) from error
-
-
-def _evaluation_data(data: DataConfig, task: str, target: Target, captions: str) -> WeightedShards:
-    wants_text = task == "retrieval"
-    return WeightedShards(
-        data.eval_shards,
-        data.eval_table,
-        batch_size=data.eval_batch_size,
-        image=target.image_transform(False),
-        text=target.tokenizer if wants_text else None,
-        captions=captions if wants_text else "one",
-        label=not wants_text,
-        fields=IMAGE_FIELDS if wants_text else (),
-        image_part=data.image_part,
-        text_field=data.text_field,
-        label_field=data.label_field,
-        sampler="sequential",
-        workers=data.workers,
-        cache=data.cache,
-    )
+        raise ConfigError.of("data.eval_shards", data.eval_shards, f"cannot be used: {error}") from error
 
 
 def measure(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:
@@ -88,22 +77,16 @@ def evaluate_model(
     """
     path = Path(source)
     if not path.exists():
-        raise ConfigError(
-            f"{path} is not there; give a run's folder, such as runs/001-osa, or a weights file of one",
-            "source",
-            str(path),
-        )
+        problem = "is not there; give a run's folder, such as runs/001-osa, or a weights file of one"
+        raise ConfigError.of("source", str(path), problem)
     values: dict[str, Any] = {}
     if path.is_dir():
         folder = TrainFolder(path)
         values = folder.read_config()
         files = folder.networks(which)
         if not files:
-            raise ConfigError(
-                f"{path} has no {which}.safetensors yet; train until the end of an epoch, or use which=last",
-                "which",
-                which,
-            )
+            problem = f"has no {which}.safetensors yet; train until the end of an epoch, or use which=last"
+            raise ConfigError(f"{path} {problem}", "which", which)
     else:
         files = [path]
         if (path.parent / "config.yaml").is_file():

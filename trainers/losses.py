@@ -82,12 +82,10 @@ def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: 
     if mode not in WEIGHT_MODES:
         raise ConfigError.of("mode", mode, f"is unknown; use one of {', '.join(WEIGHT_MODES)}")
     if loss.shape != weight.shape:
-        raise ConfigError(
-            f"weight of shape {tuple(weight.shape)} for a loss of shape {tuple(loss.shape)}; give one weight for each "
-            "sample's loss, which F.cross_entropy(…, reduction='none') keeps apart",
-            "weight",
-            tuple(weight.shape),
+        problem = (
+            f"is no shape for losses of {tuple(loss.shape)}; give one weight for each sample's loss (reduction='none')"
         )
+        raise ConfigError.of("weight", tuple(weight.shape), problem)
     w = weight.to(loss.device, loss.dtype).nan_to_num(0.0).clamp(min=0).detach()
     if mode == "reference":
         w = reference_weight(w / w.max().clamp(min=torch.finfo(w.dtype).tiny))
@@ -98,11 +96,9 @@ def weighted(loss: Tensor, weight: Tensor, *, mode: str = "mean1", mean_weight: 
         return total / w.sum()
     if mode == "mean1":
         if mean_weight is None or not mean_weight > 0:
-            raise ConfigError(
-                f"mean_weight={mean_weight}: mode mean1 divides by the mean weight of the data; give it, for example "
-                "mean_weight=data.mean('osa_weight') of WeightedShards, or use mode='batch_sum'",
-                "mean_weight",
-                mean_weight,
+            problem = (
+                "is no divisor for mode mean1; give data.mean('osa_weight') of WeightedShards, or use mode='batch_sum'"
             )
+            raise ConfigError.of("mean_weight", mean_weight, problem)
         return total / (len(loss) * mean_weight)
     return total / (len(loss) * (LARGEST_WEIGHT if mode == "max1" else 1.0))

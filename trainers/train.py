@@ -24,9 +24,8 @@ from .evaluate import evaluation_data, measure
 from .loop.checkpoint import Checkpoint, LoopState, read_checkpoint
 from .loop.log import TrainLog
 from .loop.loop import Loop
-from .loop.run_context import PICTURE, RunContext, network_seed
+from .loop.run_context import PICTURE, RunContext, Streams, network_seed
 from .loop.run_folder import TrainFolder, explain_interrupts, make_run_folder, stop_on_signals
-from .loop.streams import Streams
 from .methods import Method
 from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
 from .tasks import TASKS
@@ -87,9 +86,8 @@ def train(
     folder: TrainFolder | None = None
     if resume is not None:
         if config is not None:
-            raise ConfigError.of(
-                "resume", str(resume), "brings its own configuration; leave config out, and change single settings"
-            )
+            problem = "brings its own configuration; leave config out, and change single settings"
+            raise ConfigError.of("resume", str(resume), problem)
         folder = TrainFolder(resume)
         parsed = _read_resumed_config(folder, {**(flags or {}), **parse_settings(settings)})
         checkpoint = read_checkpoint(folder.state_file)
@@ -198,12 +196,10 @@ def _read_resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> Tra
     values = folder.read_config()
     for name, value in changes.items():
         if name not in CHANGEABLE and not name.startswith(("logging.", "task.options.")):
-            raise ConfigError(
-                f"{name}={value}: a run that goes on keeps this setting; start a new one for it, or change only "
-                f"{', '.join(CHANGEABLE)}, task.options",
-                name,
-                value,
+            problem = (
+                f"is fixed in a run that goes on; start a new one, or change only {', '.join(CHANGEABLE)}, task.options"
             )
+            raise ConfigError.of(name, value, problem)
     return TrainConfig.parse(read_config(values, flags=changes))
 
 
@@ -218,38 +214,27 @@ def _make_fabric(config: TrainConfig, method: Method) -> Fabric:
             process_group_backend="gloo" if on_cpu else "nccl",
             find_unused_parameters=not (config.task.name == "retrieval" and method.uses_all_parameters()),
         )
-    return Fabric(
-        accelerator=accelerator,
-        devices=loop.devices,
-        num_nodes=loop.nodes,
-        strategy=strategy,
-        precision=loop.precision,
-    )
+    places = {"accelerator": accelerator, "devices": loop.devices, "num_nodes": loop.nodes}
+    return Fabric(**places, strategy=strategy, precision=loop.precision)
 
 
 def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) -> WeightedShards:
     """The training data without its transforms, which come from the target."""
     d = config.data
-    wants_text = config.task.name == "retrieval"
     return WeightedShards(
         d.shards or None,
         d.table,
+        **d.read_options(config.task.name),
         batch_size=d.batch_size,
         seed=config.seed,
         columns=checked.method.columns(),
         where=checked.where,
-        label=not wants_text,
-        captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
-        image_part=d.image_part,
-        text_field=d.text_field,
-        label_field=d.label_field,
         sampler=checked.sampler,
         window_shards=d.window_shards,
         rank=fabric.global_rank,
         world=fabric.world_size,
         workers=d.workers,
         max_mismatch=d.max_mismatch,
-        cache=d.cache,
         keep_decoded=d.keep_decoded,
         pin_memory=fabric.device.type == "cuda",
     )

@@ -52,9 +52,8 @@ def check_write_table(out: str | Path, method: str) -> None:
     if method in METHODS and METHODS[method].sample_columns is Method.sample_columns:
         raise _nothing_learnt(method)
     if RunFolder(Path(out)).read_run() is not None:
-        raise ConfigError.of(
-            "write-table", str(out), "holds a run already; choose another folder, such as tables-learnt"
-        )
+        problem = "holds a run already; choose another folder, such as tables-learnt"
+        raise ConfigError.of("write-table", str(out), problem)
 
 
 def write_table(result: TrainResult, out: str | Path) -> Path:
@@ -92,20 +91,15 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
 
 
 def _nothing_learnt(method: str) -> ConfigError:
-    return ConfigError(
-        f"write-table: method {method} learns nothing about single samples; leave it out, or use for example crcl (pairs) or "
-        "tango (labels)",
-        "method.name",
-        method,
-    )
+    problem = "learns nothing about single samples for write-table; use for example crcl (pairs) or tango (labels)"
+    return ConfigError.of("method.name", method, problem)
 
 
 def _check_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     unknown = sorted(set(columns) - set(ALL_COLUMNS))
     if unknown:
-        raise ConfigError.of(
-            "column", unknown[0], "of the method is not of a weight table; declare it in METHOD_COLUMNS"
-        )
+        problem = "of the method is not of a weight table; declare it in METHOD_COLUMNS"
+        raise ConfigError.of("column", unknown[0], problem)
     if not any(name in columns for name in JUDGEMENT):
         return dict(columns)
     count = len(next(iter(columns.values())))
@@ -125,21 +119,9 @@ def _column(name: str, values: NDArray[Any], seen: Mask) -> pa.Array:
 
 def _training_data(config: TrainConfig) -> WeightedShards:
     """The rows that the training drew from, without reading a sample."""
-    d, wants_text = config.data, config.task.name == "retrieval"
-    rule = join_rules(d.where, build_method(config).where())
-    return WeightedShards(
-        d.shards or None,
-        d.table,
-        batch_size=1,
-        where=rule,
-        image=_identity,
-        image_part=d.image_part,
-        label=not wants_text,
-        captions=("read" if d.captions == "one" else d.captions) if wants_text else "one",
-        text_field=d.text_field,
-        label_field=d.label_field,
-        cache=d.cache,
-    )
+    d, rule = config.data, join_rules(config.data.where, build_method(config).where())
+    options = d.read_options(config.task.name)
+    return WeightedShards(d.shards or None, d.table, **options, batch_size=1, where=rule, image=_identity)
 
 
 def _identity(image: Any) -> Any:
@@ -230,11 +212,8 @@ def _write_from_shard(
     reader = ShardReader(shard)
     samples = list(_decode_samples(reader, _options(config)))
     if len(samples) != len(seen):
-        raise ConfigError(
-            f"shard {shard.url} has {len(samples):,} samples now, {len(seen):,} when it was trained on; bring the old one back",
-            "data.shards",
-            shard.url,
-        )
+        problem = f"has {len(samples):,} samples now, {len(seen):,} when it was trained on; bring the old one back"
+        raise ConfigError.of("data.shards", shard.url, problem)
     if config.data.image_part or config.data.captions != "one":  # the training read other parts than are decoded here
         for sample, ok in zip(samples, seen, strict=True):
             if ok:

@@ -47,9 +47,8 @@ async def read_score(request: Request, settings: Settings) -> ScoreBody:
         )
     if kind == "multipart/form-data":
         return await _read_form(request, settings)
-    raise ApiError(
-        415, "unsupported_media_type", f"{kind or 'no content type'}: use application/json or multipart/form-data"
-    )
+    problem = f"{kind or 'no content type'}: use application/json or multipart/form-data"
+    raise ApiError(415, "unsupported_media_type", problem)
 
 
 async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest, list[Item]]:
@@ -192,9 +191,8 @@ async def _read_form(request: Request, settings: Settings) -> ScoreBody:
         reason = getattr(error, "message", "") or "no valid boundary"
         if reason.startswith("Too many"):
             raise _too_many(f"more than {most} items") from error
-        raise ApiError(
-            400, "bad_request", f"the body is no multipart form: {' '.join(reason.split())[:200]}"
-        ) from error
+        problem = f"the body is no multipart form: {' '.join(reason.split())[:200]}"
+        raise ApiError(400, "bad_request", problem) from error
     if not parser.is_complete:
         await form.close()
         raise ApiError(400, "bad_request", "the body is no multipart form: it ends before its last boundary")
@@ -237,9 +235,7 @@ def _parse_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> Scor
     images = [data for name, data in fields if name == "image"]
     texts = [data for name, data in fields if name == "text"]
     if texts and len(images) != len(texts):
-        raise InvalidRequest(
-            f"{len(images)} fields image and {len(texts)} fields text; give one of each for every pair"
-        )
+        raise InvalidRequest(f"{len(images)} fields image and {len(texts)} fields text; give one of each per pair")
     check_count(len(images), settings)
     captions = [_caption(data) for data in texts] or [Item()] * len(images)
     named = {name: data.decode("utf-8", "replace") for name, data in fields if name in ("classes", "against")}

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from noisegate.service.runs.judging import Neighbour, Predicted
+
 
 def _text(value: Any) -> str:
     """Any string, lone surrogates included: a bad caption is a status of its item and does not fail the request."""
@@ -70,24 +72,6 @@ class ScoreRequest(_Strict):
     pairs: list[Pair]
     classes: Text | None = Field(None, description="A registered class set: labels are judged by its text anchors.")
     against: Text | None = Field(None, description="A finished run: its neighbours of each sample judge it.")
-
-
-class Neighbour(BaseModel):
-    """A sample of the run asked against, and its cosine with the posted one."""
-
-    key: str
-    shard: str
-    index: int = Field(description="Its position in the shard.")
-    similarity: float
-    label: int | None
-
-
-class Predicted(BaseModel):
-    """A class with its probability by the class set's texts."""
-
-    label: int
-    name: str
-    probability: float
 
 
 class Result(BaseModel):

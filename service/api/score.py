@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,8 @@ def _add_verdict(result: dict[str, Any], verdict: Judged) -> None:
     if verdict.status != "ok" and result["status"] == "ok":
         result["status"], result["error"] = verdict.status, verdict.error
     result.update({name: getattr(verdict, name) for name in _JUDGED})
-    result["neighbours"] = [asdict(neighbour) for neighbour in verdict.neighbours]
-    result["predicted"] = [asdict(predicted) for predicted in verdict.predicted]
+    result["neighbours"] = [neighbour.model_dump() for neighbour in verdict.neighbours]
+    result["predicted"] = [predicted.model_dump() for predicted in verdict.predicted]
     result["flags"] += verdict.flags
 
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, Field
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
 from noisegate.pipeline.inspect.report import ScoreView
 from noisegate.service.errors import ApiError
-from noisegate.service.runs.browse import Browser
-from noisegate.service.runs.shard_samples import NoPicture, SampleGone
+from noisegate.service.runs.browse import Browser, NoPicture, SampleGone
 from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
 
 from .schemas import problems

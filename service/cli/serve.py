@@ -107,11 +107,11 @@ def _show_default(value: Any) -> str:
 
 
 def _serve(hash_key: bool | None, config: Path | None, **flags: Any) -> None:
-    from noisegate.service.guards import auth
+    from noisegate.service.guards import middleware
     from noisegate.service.serve import run
     from noisegate.service.settings import load_settings
 
     if hash_key:
-        print(auth.hash_key(auth.read_key(sys.stdin)))
+        print(middleware.hash_key(middleware.read_key(sys.stdin)))
         return
     run(load_settings(config, **flags))

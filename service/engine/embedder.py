@@ -139,11 +139,8 @@ class LocalEmbedder:
                 await self._decoder.start(ready.preprocess)
                 self._ready = ready
             elif differences := self._ready.identity.differences(ready.identity):
-                raise MismatchError(
-                    f"the model is not the one this service began with: {'; '.join(differences)}",
-                    "model",
-                    ready.identity.model,
-                )
+                problem = f"is not the model this service began with: {'; '.join(differences)}"
+                raise MismatchError.of("model", ready.identity.model, problem)
 
     def _make_room(self) -> None:
         """Let the decoders work while few pictures wait for the encoders."""

@@ -79,9 +79,7 @@ class UrlPolicy:
         for name in ("max_bytes", "timeout"):
             if getattr(self, name) <= 0:
                 value = getattr(self, name)
-                raise ConfigError(
-                    f"url_{name} {value} must be positive; use {getattr(UrlPolicy, name)}", f"url_{name}", value
-                )
+                raise ConfigError.of(f"url_{name}", value, f"must be positive; use {getattr(UrlPolicy, name)}")
         if self.redirects < 0:
             raise ConfigError.of("url_redirects", self.redirects, "is negative; use 3, or 0 for none")
         for port in self.ports:
@@ -172,9 +170,8 @@ def _normalise_pattern(host: str) -> str:
             raise UrlError("bad_url", "an IP address has no names below it")
         return star + normal
     except UrlError as error:
-        raise ConfigError.of(
-            "url_hosts", host, f"is not a host: {error}; use pictures.example.org, or *.example.org"
-        ) from error
+        problem = f"is not a host: {error}; use pictures.example.org, or *.example.org"
+        raise ConfigError.of("url_hosts", host, problem) from error
 
 
 def _matches(host: str, pattern: str) -> bool:

@@ -14,8 +14,7 @@ from noisegate.pipeline.labels import ClassSet
 from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.service.errors import ApiError
 
-from .process import Task
-from .process_handle import JobProcess
+from .process import JobProcess, Task
 from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 
@@ -131,11 +130,8 @@ class JobRunner:
             return job
         different = _differences(before.request, request)
         if different:
-            raise ApiError(
-                409,
-                "name_taken",
-                f"there is a job {name} with other settings: {'; '.join(different)}; use another name",
-            )
+            problem = f"there is a job {name} with other settings: {'; '.join(different)}; use another name"
+            raise ApiError(409, "name_taken", problem)
         if before.is_over:
             progress = JobProgress(events=before.progress.events + 1)
             before = self.store.update(
@@ -170,9 +166,8 @@ class JobRunner:
             await self._next_tick()
         job = self.current(job_id)
         if not job.is_over:
-            raise ApiError(
-                503, "no_record", f"the job {job.name} has ended but that could not be recorded", RETRY_SECONDS
-            )
+            problem = f"the job {job.name} has ended but that could not be recorded"
+            raise ApiError(503, "no_record", problem, RETRY_SECONDS)
         return job
 
     def forget(self, job_id: str) -> None:

@@ -140,11 +140,8 @@ class JobStore:
             problem = f"jobs_folder: {path} is not a record of jobs ({error}); use another folder"
             raise ConfigError(problem, "jobs_folder", path) from error
         if version not in (0, VERSION):
-            raise ConfigError.of(
-                "jobs_folder",
-                path,
-                f"has version {version}, not {VERSION}; use another folder, or the noisegate that made it",
-            )
+            problem = f"has version {version}, not {VERSION}; use another folder, or the noisegate that made it"
+            raise ConfigError.of("jobs_folder", path, problem)
 
     def close(self) -> None:
         with self._lock:

@@ -53,7 +53,7 @@ def predictions(images: Float32, anchors: Anchors, most: int = PREDICTED) -> lis
         chance = np.exp(row - row.max())
         chance /= chance.sum()
         best = np.argsort(-chance, kind="stable")[:most].tolist()
-        predicted.append(tuple(Predicted(c, anchors.names[c], float(chance[c])) for c in best))
+        predicted.append(tuple(Predicted(label=c, name=anchors.names[c], probability=float(chance[c])) for c in best))
     return predicted
 
 

@@ -4,26 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from noisegate.pipeline.labels import Anchors
 from noisegate.pipeline.labels.tango import SAME, AnchorVotes, mix_sources, verdict
 from noisegate.pipeline.system import Float32, Float64, Index
 
 
-@dataclass(frozen=True)
-class Neighbour:
-    """A sample of a finished run near a new one; `label` is the one it was given, `index` its position in the shard."""
+class Neighbour(BaseModel):
+    """A sample of the run asked against, and its cosine with the posted one."""
 
     key: str
     shard: str
-    index: int
+    index: int = Field(description="Its position in the shard.")
     similarity: float
     label: int | None
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """A class with its probability."""
+class Predicted(BaseModel):
+    """A class with its probability by the class set's texts."""
 
     label: int
     name: str

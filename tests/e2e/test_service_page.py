@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from noisegate import read_table
-from noisegate.service.guards.auth import hash_key
+from noisegate.service.guards.middleware import hash_key
 from tests.commands import FAKE, called
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
 from tests.service.process import serve

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from noisegate.service.guards.auth import hash_key
+from noisegate.service.guards.middleware import hash_key
 from tests.commands import run_noisegate
 from tests.fakes import picture
 from tests.service.models import GATE

@@ -13,7 +13,7 @@ import pytest
 
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
-from noisegate.service.guards.auth import hash_key
+from noisegate.service.guards.middleware import hash_key
 from noisegate.service.logs import JsonLines, TextLines
 from tests.errors import refused
 from tests.fakes import picture
@@ -229,7 +229,7 @@ def test_a_request_that_the_server_gives_up_at_the_end_is_told_to_come_back() ->
 
 
 def test_a_run_that_is_not_there_ends_the_start_whichever_it_is(tmp_path: Path) -> None:
-    with refused("runs", tmp_path / "tabels"):
+    with refused("runs", f"typo={tmp_path / 'tabels'}"):
         create_app(settings(runs={"fine": tmp_path, "typo": tmp_path / "tabels"}), FakeEngine())
 
 

@@ -10,7 +10,7 @@ import typer
 from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import Limits
-from noisegate.service.guards.auth import hash_key
+from noisegate.service.guards.middleware import hash_key
 from noisegate.service.settings import Settings, load_settings
 from tests.errors import refused
 

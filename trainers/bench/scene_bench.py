@@ -25,7 +25,7 @@ from noisegate.pipeline.shards import Shard, ShardReader, decode_text
 from noisegate.pipeline.system import count_processors, write_atomically
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
-from noisegate.trainers.targets.clip_tokens import ClipVocabulary
+from noisegate.trainers.targets.texts import ClipVocabulary
 
 from .cells import Cell, CellResult, run_cells
 

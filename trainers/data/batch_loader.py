@@ -185,9 +185,8 @@ def _stack(images: list[Tensor]) -> Tensor:
         return torch.empty(0)
     shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
-        raise ConfigError(
-            f"image gives tensors of different shapes in a batch, {sorted(shapes)[:3]}; resize or pad to one", "image"
-        )
+        problem = f"image gives tensors of different shapes in a batch, {sorted(shapes)[:3]}; resize or pad to one"
+        raise ConfigError(problem, "image")
     return torch.stack(images)
 
 
@@ -251,12 +250,11 @@ def iterate_loader(loader: DataLoader[Any]) -> Iterator[Batch]:
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            raise NoisegateError(
+            problem = (
                 "a data worker died, perhaps for want of memory: use fewer workers; in a script of your own, iterate under "
-                "`if __name__ == '__main__':`, or use workers=0",
-                "workers",
-                loader.num_workers,
-            ) from error
+                "`if __name__ == '__main__':`, or use workers=0"
+            )
+            raise NoisegateError(problem, "workers", loader.num_workers) from error
         if isinstance(result, BatchFailure):
             raise result.error
         yield result

@@ -86,9 +86,7 @@ def make_catalogue(
     """
     if table is None:
         if shards is None:
-            raise ConfigError(
-                "shards and table are both missing; give at least one, such as shards 'data/*.tar'", "shards", None
-            )
+            raise ConfigError("shards and table are both missing; give at least one, as shards 'data/*.tar'", "shards")
         if needs.where is not None:
             raise ConfigError.of("where", needs.where, "needs a table; give the folder of a run as table")
         located = find_shards(shards)
@@ -103,11 +101,8 @@ def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | No
     """The shards that have a table, in the run's order, and notes for the user."""
     facts = run.recorded()
     if facts.get("finished") is False:
-        raise TableError(
-            f"the run in {run.path} is not finished; run the same annotate command again, it goes on",
-            "table",
-            str(run.path),
-        )
+        problem = "holds a run that is not finished; run the same annotate command again, it goes on"
+        raise TableError.of("table", str(run.path), problem)
     urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
     given = {
         shard.stem: shard
@@ -124,11 +119,8 @@ def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | No
             if reason
             else f"{others} without one; the run is of other shards, such as {next(iter(urls), 'none')}"
         )
-        raise TableError(
-            f"shard {lost[0].url} has no table in {run.path} ({why}); annotate it, or give the shards of this run",
-            "shards",
-            lost[0].url,
-        )
+        problem = f"shard {lost[0].url} has no table in {run.path} ({why}); annotate it, or give the shards of this run"
+        raise TableError(problem, "shards", lost[0].url)
     for shard in given.values():
         if shard.is_local and not Path(shard.url).is_file():
             where = "give their place as shards" if shards is None else "give the shards that are there"

@@ -155,12 +155,9 @@ class MPerClassOrder:
 
     def __init__(self, rows: Index, labels: Index, batch_size: int, m: int, seed: int) -> None:
         if m < 2 or batch_size % m:
-            raise ConfigError(
-                f"sampler 'm_per_class:{m}' does not divide batch_size {batch_size}; use at least two per class, such as "
-                f"sampler 'm_per_class:4' with batch_size {max(4, batch_size // 4 * 4)}",
-                "sampler",
-                f"m_per_class:{m}",
-            )
+            fitting = max(4, batch_size // 4 * 4)
+            problem = f"does not divide batch_size {batch_size}; use m_per_class:4 with batch_size {fitting}"
+            raise ConfigError.of("sampler", f"m_per_class:{m}", problem)
         order = np.argsort(labels, kind="stable")
         classes, first = np.unique(labels[order], return_index=True)
         members = np.split(rows[order], first[1:]) if len(classes) else []
@@ -169,12 +166,9 @@ class MPerClassOrder:
         self._length = len(rows) // batch_size
         self.left_out = len(classes) - len(self._members)
         if len(self._members) < self._each:
-            raise ConfigError(
-                f"sampler 'm_per_class:{m}' with batch_size {batch_size} needs {self._each} classes of at least {m} "
-                f"samples; there are {len(self._members)}: use batch_size {max(1, len(self._members)) * m} or less",
-                "batch_size",
-                batch_size,
-            )
+            known = len(self._members)
+            problem = f"needs {self._each} classes of at least {m} samples; there are {known}: use {max(1, known) * m} or less"
+            raise ConfigError.of("batch_size", batch_size, problem)
 
     def __len__(self) -> int:
         return self._length

@@ -86,11 +86,8 @@ def join(
         return JoinedShard(samples, None, {}, None, options)
     metadata = read_metadata(run.table(stem))
     if "limits" not in metadata["reading"]:
-        raise TableError(
-            f"{run.table(stem)} was made from arrays, not from shards; annotate the shards to train on them",
-            "table",
-            str(run.path),
-        )
+        problem = "holds a run made from arrays, not from shards; annotate the shards to train on them"
+        raise TableError.of("table", str(run.path), problem)
     table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
     keys = table["key"].combine_chunks()
     positions = _match_keys(samples, keys, strict)

@@ -143,9 +143,8 @@ def _copy(shard: Shard, to: Path) -> None:
             for data in plain_bytes(stream.read):
                 out.write(data)
         except OSError as error:
-            raise ShardError(
-                f"shard {shard.url} cannot be copied to {to.parent}: {error}", "cache", str(to.parent)
-            ) from error
+            problem = f"shard {shard.url} cannot be copied to {to.parent}: {error}"
+            raise ShardError(problem, "cache", str(to.parent)) from error
 
 
 if os.name == "nt":

@@ -104,19 +104,11 @@ class WeightedShards:
         if image == "npy":
             image, image_part = ArrayTensor(), "npy"
         if keep_decoded and image is not None and not getattr(image, "deterministic", False):
-            raise ConfigError(
-                "keep_decoded=True keeps each picture as it is decoded first, and this image transform is random; use one that "
-                "is not, such as a target's with augment: {crop: null}, or keep_decoded=False",
-                "keep_decoded",
-                True,
-            )
+            problem = "needs an image transform that is not random, such as a target's with augment: {crop: null}; or use False"
+            raise ConfigError.of("keep_decoded", True, problem)
         if keep_decoded and captions.startswith("json:") and not captions.endswith(":all"):
-            raise ConfigError(
-                f"keep_decoded=True keeps one caption for all epochs, and captions={captions!r} draws another in each; use "
-                "keep_decoded=False",
-                "captions",
-                captions,
-            )
+            problem = "draws another caption in each epoch, and keep_decoded=True keeps one; use keep_decoded=False"
+            raise ConfigError.of("captions", captions, problem)
         self.batch_size, self.rank, self.world, self.seed = batch_size, rank, world, seed
         self._overrides = ReadOverrides(text_field, label_field, limits)
         self._captions = CaptionSource.parse(captions) if text is not None or captions != "one" else None
@@ -182,11 +174,8 @@ class WeightedShards:
         else:
             mask = np.asarray(mask)
             if mask.shape != (self.total_rows,) or mask.dtype != bool:
-                raise ConfigError(
-                    f"a selection of {mask.dtype} {mask.shape} does not fit; it must be bool of shape ({self.total_rows},)",
-                    "mask",
-                    mask.shape,
-                )
+                problem = f"of {mask.dtype} does not fit; it must be bool of shape ({self.total_rows},)"
+                raise ConfigError.of("mask", mask.shape, problem)
             rows = self._catalogue.ok.where(mask)
         self._order, self._rows = self._make_order(rows), rows
 
@@ -252,12 +241,10 @@ class WeightedShards:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Continue with the batch that `state` names; raise ConfigError if this data has no such batch."""
         if not 0 <= state["batch"] <= len(self):
-            raise ConfigError(
-                f"the state is at batch {state['batch']} of an epoch, and this data has {len(self)}; resume with the same "
-                "shards, table, where and batch_size",
-                "batch",
-                state["batch"],
+            problem = (
+                f"is not among the {len(self)} of an epoch; resume with the same shards, table, where and batch_size"
             )
+            raise ConfigError.of("batch", state["batch"], problem)
         self.epoch, self._batch = state["epoch"], state["batch"]
 
     def close(self) -> None:
@@ -307,11 +294,8 @@ class WeightedShards:
             where = self._settings["where"]
             if self._catalogue.run is None:
                 needs = " and ".join("/".join(parts) for parts in self._shared.needs.parts) or "sample"
-                raise ConfigError(
-                    f"none of the {rows.total:,} samples has what is needed ({needs}); use other shards",
-                    "shards",
-                    self._settings["shards"],
-                )
+                problem = f"none of the {rows.total:,} samples has what is needed ({needs}); use other shards"
+                raise ConfigError(problem, "shards", self._settings["shards"])
             why = f"where {where!r} and the selection leave" if where else "the table's status and the selection leave"
             raise ConfigError(f"{why} none of {rows.total:,} rows to train on; use a wider rule", "where", where)
         order = make_order(
@@ -328,20 +312,14 @@ class WeightedShards:
             note = f"{few} too few samples for sampler {self._sampler!r}: left out"
             self.notes += [note] if note not in self.notes else []
         if not len(order):
-            raise ConfigError.of(
-                "batch_size",
-                self.batch_size,
-                f"is larger than the {selected:,} samples to train on; use {selected} or less",
-            )
+            problem = f"is larger than the {selected:,} samples to train on; use {selected} or less"
+            raise ConfigError.of("batch_size", self.batch_size, problem)
         return order
 
     def _labels(self, rows: Index) -> Index:
         if not self._label:
-            raise ConfigError(
-                f"sampler {self._sampler!r} needs classes; use label=True, or a column such as 'refined_label'",
-                "label",
-                self._label,
-            )
+            problem = f"gives no classes for sampler {self._sampler!r}; use True, or a column such as 'refined_label'"
+            raise ConfigError.of("label", self._label, problem)
         if self._classes is None:
             catalogue, own = self._catalogue, self._label is True and self._overrides.label_field is not None
             if catalogue.run is None or own:
@@ -374,12 +352,8 @@ def _check_numbers(
     if world < 1 or not 0 <= rank < world:
         raise ConfigError.of("rank", rank, f"of world {world} does not exist; ranks go from 0 to world - 1")
     if batch_size % world:
-        raise ConfigError.of(
-            "batch_size",
-            batch_size,
-            f"is that of all ranks together and is not a multiple of world {world}; use "
-            f"{max(1, batch_size // world) * world}",
-        )
+        problem = f"is no multiple of world {world}, which shares it; use {max(1, batch_size // world) * world}"
+        raise ConfigError.of("batch_size", batch_size, problem)
     if workers < 0:
         raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
     if window_shards < 1:

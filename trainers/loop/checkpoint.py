@@ -83,15 +83,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             facts = json.loads(file.metadata()["facts"])
             return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path.parent} cannot be resumed: it stopped before its first checkpoint; start anew",
-            "resume",
-            str(path.parent),
-        ) from error
+        problem = "has no checkpoint: it stopped before its first one; start anew"
+        raise ConfigError.of("resume", str(path.parent), problem) from error
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is no checkpoint of a training run ({error}); start anew", "resume", str(path.parent)
-        ) from error
+        problem = f"has no usable checkpoint ({error}); start anew"
+        raise ConfigError.of("resume", str(path.parent), problem) from error
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

@@ -29,9 +29,8 @@ from .checkpoint import (
 )
 from .log import TrainLog
 from .optimizer import LearningRate, WeightAverage, build_optimizer
-from .run_context import RunContext, StepInput, StepModule, trim_batch
+from .run_context import RunContext, StepInput, StepModule, Streams, trim_batch
 from .run_folder import StopRequest, TrainFolder
-from .streams import Streams
 
 Metrics = dict[str, float]
 
@@ -76,9 +75,8 @@ class Loop:
                 self.method.begin_epoch(self.context)
             self.streams.begin(state.epoch, self.method.streams(self.context))
             if len(self.streams) == 0:
-                raise NoisegateError(
-                    f"epoch {state.epoch + 1}: the method selects no sample; nothing is left to train on", "method"
-                )
+                problem = f"epoch {state.epoch + 1}: the method selects no sample; nothing is left to train on"
+                raise NoisegateError(problem, "method")
             if self._train_epoch(stop):
                 self.method.end_epoch(self.context)
                 state.epoch, state.batch = state.epoch + 1, 0

@@ -77,11 +77,8 @@ class TrainFolder:
     def read_config(self) -> dict[str, Any]:
         """The resolved settings; raise ConfigError if the folder is no training run."""
         if not self.config_file.is_file():
-            raise ConfigError(
-                f"{self.path} is no training run (no {self.config_file.name}); give a folder such as runs/001-osa",
-                "run",
-                str(self.path),
-            )
+            problem = f"{self.path} is no training run (no {self.config_file.name}); give a folder such as runs/001-osa"
+            raise ConfigError(problem, "run", str(self.path))
         return read_config(self.config_file)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -147,9 +144,8 @@ def explain_interrupts(folder: TrainFolder) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise NoisegateError(
-            f"no space left for {folder.path}; free some, and {_next_step(folder)}", "out", str(folder.path)
-        ) from error
+        problem = f"no space left for {folder.path}; free some, and {_next_step(folder)}"
+        raise NoisegateError(problem, "out", str(folder.path)) from error
 
 
 def _next_step(folder: TrainFolder) -> str:

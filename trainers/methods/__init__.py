@@ -43,7 +43,6 @@ def method_class(config: Mapping[str, Any]) -> type[Method]:
     if name is None:
         raise ConfigError(f"method.name is not given; use one of {', '.join(METHODS)}", "method.name", None)
     if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError.of(
-            "method.name", name, f"is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
-        )
+        problem = f"is unknown; use one of {', '.join(METHODS)}{did_you_mean(name, METHODS)}"
+        raise ConfigError.of("method.name", name, problem)
     return METHODS[name]

@@ -45,28 +45,18 @@ _LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
 def open_finished_run(table: Path | None, setting: str) -> RunFolder:
     """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
     if table is None:
-        raise ConfigError(
-            f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables",
-            "data.table",
-        )
+        problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
+        raise ConfigError(problem, "data.table")
     run = RunFolder(table)
     recorded = run.read_run()
     if recorded is None:
-        raise ConfigError(
-            f"data.table={table}: no run there; make one with: noisegate annotate SHARDS --out {table}, or give its folder",
-            "data.table",
-            table,
-        )
+        problem = f"holds no run; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
+        raise ConfigError.of("data.table", table, problem)
     if recorded.get("finished") is False:
-        raise ConfigError(
-            f"data.table={table}: this run is not finished; run the same annotate command again, it goes on",
-            "data.table",
-            table,
-        )
+        problem = "holds a run that is not finished; run the same annotate command again, it goes on"
+        raise ConfigError.of("data.table", table, problem)
     if next(run.stems(), None) is None:
-        raise ConfigError(
-            f"data.table={table}: no tables there; run the same annotate command again", "data.table", table
-        )
+        raise ConfigError.of("data.table", table, "holds no tables; run the same annotate command again")
     return run
 
 
@@ -77,17 +67,11 @@ def require_columns(table: Path | None, columns: Iterable[str], setting: str) ->
         if name == "shard":
             continue
         if name not in ALL_COLUMNS:
-            raise ConfigError(
-                f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}",
-                setting.partition("=")[0],
-                name,
-            )
+            problem = f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}"
+            raise ConfigError(problem, setting.partition("=")[0], name)
         if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
-            raise ConfigError(
-                f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}",
-                setting.partition("=")[0],
-                name,
-            )
+            problem = f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
+            raise ConfigError(problem, setting.partition("=")[0], name)
 
 
 def _made_by(column: str) -> str:
@@ -326,7 +310,6 @@ class Method(ABC):
         if self.config.loss == "auto":
             return fitting[0]
         if self.config.loss not in fitting:
-            raise ConfigError.of(
-                "method.loss", self.config.loss, f"does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
-            )
+            problem = f"does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
+            raise ConfigError.of("method.loss", self.config.loss, problem)
         return self.config.loss

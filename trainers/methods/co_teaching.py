@@ -83,12 +83,10 @@ class CoTeaching(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         if task != "retrieval":
-            raise ConfigError(
-                f"method.name={config.name} learns from pairs of images and texts; use task.name=retrieval (now {task}), or "
-                "method.name=dividemix for classes",
-                "task.name",
-                task,
+            problem = (
+                f"is not for method.name={config.name}; use task.name=retrieval, or method.name=dividemix for classes"
             )
+            raise ConfigError.of("task.name", task, problem)
         super().__init__(config, task)
         self.loss_name = "hardest_triplet" if config.loss == "auto" else config.loss
         self.division = self.prediction = self.confidence = np.zeros((2, 0), np.float32)
@@ -124,12 +122,9 @@ class CoTeaching(Method):
 
     def epochs(self, wanted: int) -> int:
         if wanted <= self.config.warmup:
-            raise ConfigError.of(
-                "method.warmup",
-                self.config.warmup,
-                f"leaves nothing of loop.epochs={wanted} to learn from; use method.warmup={max(1, wanted // 4)} or "
-                f"loop.epochs={self.config.warmup + max(2, wanted)}",
-            )
+            warmup, most = self.config.warmup, max(1, wanted // 4)
+            problem = f"leaves nothing of loop.epochs={wanted}; use {most} or loop.epochs={warmup + max(2, wanted)}"
+            raise ConfigError.of("method.warmup", warmup, problem)
         return wanted
 
     def prepare(self, run: Run) -> None:

@@ -69,17 +69,12 @@ class Crcl(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "retrieval":
-            raise ConfigError(
-                f"method.name=crcl corrects pairs, and task.name={task} has none; use task.name=retrieval",
-                "task.name",
-                task,
+            raise ConfigError.of(
+                "task.name", task, "has no pairs for method.name=crcl to correct; use task.name=retrieval"
             )
         if self.config.loss != "auto":
-            raise ConfigError(
-                f"method.loss={self.config.loss}: crcl has a loss of its own; use method.loss=auto",
-                "method.loss",
-                self.config.loss,
-            )
+            problem = "is not for crcl, which has a loss of its own; use method.loss=auto"
+            raise ConfigError.of("method.loss", self.config.loss, problem)
         self.loss_name = "active_complementary"
         self.lengths: tuple[int, ...] = ()
         self.pretrained = False

@@ -65,12 +65,8 @@ class DivideMix(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "classification":
-            raise ConfigError(
-                f"method.name=dividemix divides by the loss of labels; use task.name=classification (now {task}), or "
-                "method.name=ncr for pairs",
-                "task.name",
-                task,
-            )
+            problem = "is not for method.name=dividemix; use task.name=classification, or method.name=ncr for pairs"
+            raise ConfigError.of("task.name", task, problem)
         self.warmup = 1
         self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
         self.refined_label = np.zeros(0, np.int64)
@@ -79,11 +75,8 @@ class DivideMix(Method):
     def epochs(self, wanted: int) -> int:
         self.warmup = self.config.warmup if self.config.warmup is not None else max(1, wanted // 10)
         if self.warmup >= wanted:
-            raise ConfigError.of(
-                "method.warmup",
-                self.warmup,
-                f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}",
-            )
+            problem = f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}"
+            raise ConfigError.of("method.warmup", self.warmup, problem)
         return wanted
 
     def prepare(self, run: Run) -> None:

@@ -74,11 +74,8 @@ class Osa(Method):
         self.beta = 0.0
         self.mean_weight: float | None = None
         if self.config.mode == "reference" and self.source != "osa_weight":
-            raise ConfigError(
-                f"method.mode=reference is about image-text pairs, and the weight is {self.source}; use method.mode=mean1",
-                "method.mode",
-                "reference",
-            )
+            problem = f"is about image-text pairs, and the weight is {self.source}; use method.mode=mean1"
+            raise ConfigError.of("method.mode", "reference", problem)
         if self.source in ("prompts", "images"):
             check_beta_mode(self.config.beta)
 
@@ -98,11 +95,8 @@ class Osa(Method):
             run = open_finished_run(table, setting)
             missing = _describe_missing(run.path, self.source == "prompts")
             if missing:
-                raise ConfigError(
-                    f"{setting} ({self.source}): {missing}, or use method.weight=label_quality",
-                    "method.weight",
-                    self.config.weight,
-                )
+                problem = f"{setting} ({self.source}): {missing}, or use method.weight=label_quality"
+                raise ConfigError(problem, "method.weight", self.config.weight)
         else:
             require_columns(table, self.columns(), setting)
 
@@ -134,12 +128,10 @@ class Osa(Method):
         elif share < FEW_WEIGHTED:
             run.note(f"only {share:.1%} of the samples have a weight by {self.source}: β may be too high")
         if not self.mean_weight > 0:
-            raise ConfigError(
-                f"method.weight={self.config.weight}: no sample has any weight; look at the cut with: noisegate show "
-                f"{run.table}, or rescore with a smaller --beta",
-                "method.weight",
-                self.config.weight,
+            problem = (
+                f"is 0 for all samples; see the cut with: noisegate show {run.table}, or rescore with a smaller --beta"
             )
+            raise ConfigError.of("method.weight", self.config.weight, problem)
 
     def uses_all_parameters(self) -> bool:
         return self.loss_name == "info_nce" and self.config.temperature is None
@@ -215,11 +207,8 @@ def image_weights(
             sums[int(label)] = sums.get(int(label), np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
             counts[int(label)] = counts.get(int(label), 0) + len(rows)
     if not sums:
-        raise ConfigError(
-            f"data.table={table}: no sample has a label; the shards need a part cls or a json field label",
-            "data.table",
-            table,
-        )
+        problem = "has no sample with a label; the shards need a part cls or a json field label"
+        raise ConfigError.of("data.table", table, problem)
     centres = np.zeros((max(sums) + 1, len(next(iter(sums.values())))))
     size = np.zeros(len(centres))
     for label, total in sums.items():
@@ -241,11 +230,8 @@ def _weigh_labels(
         known = labels >= 0
         own = np.where(known, labels, present[0])
         if own.max(initial=0) >= len(centres):
-            raise ConfigError(
-                f"data.table={run.path}: label {own.max()} has no anchors; annotate with all class names",
-                "data.table",
-                run.path,
-            )
+            problem = f"has the label {own.max()} without anchors; annotate with all class names"
+            raise ConfigError.of("data.table", run.path, problem)
         drawn = rng.choice(present, len(own))
         to_own, to_drawn = (np.einsum("nd,nd->n", images, centres[classes]) for classes in (own, drawn))
         if size is not None:

@@ -57,9 +57,7 @@ class Ssr(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "classification":
-            raise ConfigError(
-                f"method.name=ssr selects by labels; use task.name=classification (now {task})", "task.name", task
-            )
+            raise ConfigError.of("task.name", task, "is not for method.name=ssr; use task.name=classification")
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)

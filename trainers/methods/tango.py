@@ -73,9 +73,7 @@ class Tango(Method):
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         if task != "classification":
-            raise ConfigError(
-                f"method.name=tango corrects labels; use task.name=classification (now {task})", "task.name", task
-            )
+            raise ConfigError.of("task.name", task, "is not for method.name=tango; use task.name=classification")
         self.anchors: Tensor | None = None  # (A, d) unit rows
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
@@ -222,11 +220,8 @@ def make_anchors(run: Run, source: str) -> Anchors:
     """
     target = run.network()
     if target.classes is None or target.config.head != "prompts":
-        raise ConfigError(
-            "method.name=tango classifies by text anchors; use target.head=prompts, with the classes' names as target.classes",
-            "target.head",
-            target.config.head,
-        )
+        problem = "is not for method.name=tango; use prompts, with the classes' names as target.classes"
+        raise ConfigError.of("target.head", target.config.head, problem)
     if target.config.anchors is not None:
         vectors = target.encode_classes()["vectors"].cpu().numpy()
         return Anchors(target.classes.names, vectors, target.get_buffer("class_ids").cpu().numpy())
@@ -235,12 +230,8 @@ def make_anchors(run: Run, source: str) -> Anchors:
     if source == "table" or (source == "auto" and kept is not None and _same_model(kept, target)):
         if file is None or not file.exists():
             if source == "table":
-                raise ConfigError(
-                    "method.anchors=table: data.table has no anchors.safetensors; annotate with --task labels --classes NAMES, "
-                    "or use method.anchors=target",
-                    "method.anchors",
-                    source,
-                )
+                problem = "finds no anchors in data.table; annotate with --task labels, or use method.anchors=target"
+                raise ConfigError.of("method.anchors", source, problem)
         else:
             return _require_fitting(Anchors.load(file), target, str(file))
     scratch = bool(getattr(target.config, "from_scratch", True))
@@ -288,10 +279,7 @@ def _same_model(table: RunFolder, target: "Target") -> bool:
 def _require_fitting(anchors: Anchors, target: "Target", file: str) -> Anchors:
     assert target.classes is not None
     if anchors.embeddings.shape[1] != target.width or len(anchors.names) != len(target.classes):
-        raise ConfigError(
-            f"method.anchors=table: {file} has {len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers, the "
-            f"target {len(target.classes)} in {target.width}; use method.anchors=target",
-            "method.anchors",
-            "table",
-        )
+        there = f"{len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers"
+        problem = f"has {there}, the target {len(target.classes)} in {target.width}; use method.anchors=target"
+        raise ConfigError(f"method.anchors 'table': {file} {problem}", "method.anchors", "table")
     return anchors

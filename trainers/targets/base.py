@@ -143,23 +143,15 @@ class TargetConfig(BaseModel):
             return None
         if isinstance(self.classes, str):
             if self.classes not in BUILT_IN and not Path(self.classes).is_file():
-                raise ConfigError(
-                    f"target.classes={self.classes!r}: no such file; give a list of names, a file with one per line, or "
-                    f"one of {', '.join(BUILT_IN)}",
-                    "target.classes",
-                    self.classes,
-                )
+                problem = f"is no file; give names, a file with one per line, or one of {', '.join(BUILT_IN)}"
+                raise ConfigError.of("target.classes", self.classes, problem)
             return load_classes(self.classes, self.prompts)
         filled = prompts(self.classes, self.prompts)
         if not self.descriptions:
             return ClassSet(self.classes, filled)
         if len(self.descriptions) != len(filled):
-            raise ConfigError(
-                f"target.descriptions are of {len(self.descriptions)} classes, and target.classes has {len(filled)}; give a "
-                "list of sentences for each, or leave them out",
-                "target.descriptions",
-                len(self.descriptions),
-            )
+            problem = f"classes are described, and target.classes has {len(filled)}; give a list of sentences for each"
+            raise ConfigError.of("target.descriptions", len(self.descriptions), problem)
         return ClassSet(self.classes, tuple(own + more for own, more in zip(filled, self.descriptions, strict=True)))
 
 
@@ -332,19 +324,13 @@ class Target(nn.Module, ABC):
 
 def _load_fitting_anchors(file: Path, classes: int, width: int) -> Anchors:
     if not file.is_file():
-        raise ConfigError(
-            f"target.anchors={file}: no such file; give the anchors.safetensors of a table made with --task labels",
-            "target.anchors",
-            file,
-        )
+        problem = "is no file; give the anchors.safetensors of a table made with --task labels"
+        raise ConfigError.of("target.anchors", file, problem)
     anchors = Anchors.load(file)
     if anchors.embeddings.shape[1] != width or len(anchors.names) != classes:
-        raise ConfigError(
-            f"target.anchors={file}: {len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers, and the target has "
-            f"{classes} in {width}; use a target of that width and the same target.classes, or leave anchors out",
-            "target.anchors",
-            file,
-        )
+        there = f"{len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers"
+        problem = f"has {there}, the target {classes} in {width}; use a target that fits, or leave anchors out"
+        raise ConfigError.of("target.anchors", file, problem)
     return anchors
 
 

@@ -120,9 +120,8 @@ def target_config(config: TargetConfig | Mapping[str, Any]) -> TargetConfig:
         return config
     name = config.get("name")
     if not isinstance(name, str) or name not in TARGETS:
-        raise ConfigError.of(
-            "target.name", name, f"is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
-        )
+        problem = f"is unknown; use one of {', '.join(TARGETS)}{did_you_mean(name, TARGETS)}"
+        raise ConfigError.of("target.name", name, problem)
     kind: type[TargetConfig] = _class(str(name), "Config")
     try:
         return kind.model_validate(dict(config))
@@ -146,11 +145,10 @@ def resolve_target(
     vocabulary = getattr(checked, "vocabulary", None)
     if vocabulary is not None and vocabulary.is_open:
         if captions is None:
-            raise ConfigError(
-                "target.vocabulary: its words are to be taken from captions, and there are none here; give words, or "
-                "kind: hashing",
-                "target.vocabulary",
+            problem = (
+                "target.vocabulary takes its words from captions, and there are none; give words, or kind: hashing"
             )
+            raise ConfigError(problem, "target.vocabulary")
         prompts = classes.anchors if classes is not None else ()
         checked = checked.model_copy(update={"vocabulary": vocabulary.filled(captions(), always=prompts)})
     return checked
@@ -182,12 +180,10 @@ def load_target(path: Path) -> Target:
             config = json.loads((file.metadata() or {})["target"])
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa, or "
-            "a file in it, such as runs/001-osa/best.safetensors",
-            "weights",
-            path,
-        ) from error
+        problem = (
+            f"{path}: no trained weights ({type(error).__name__}: {error}); give a run's folder, such as runs/001-osa"
+        )
+        raise ConfigError(problem, "weights", path) from error
     fixed = "class_vectors" in state  # then the file that they came from is not needed any more
     target = build_target({**config, "anchors": None} if fixed else config, weights=False)
     if fixed:

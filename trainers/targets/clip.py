@@ -27,8 +27,8 @@ from noisegate.pipeline.estimators import (
 )
 
 from .base import Encoded, Target, TargetConfig, unit
-from .clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens
 from .pictures import Augment, PictureTransform, pixel_scaling
+from .texts import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens
 
 _HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", "logit_scale", "logit_bias")
 
@@ -75,12 +75,8 @@ class Clip(Target):
 
     def __init__(self, config: ClipConfig, weights: bool = True) -> None:
         if config.vocabulary.kind == "captions" and not config.from_scratch:
-            raise ConfigError(
-                f"target.vocabulary.kind='captions' leaves out rows of the token table, which {config.model} has trained; "
-                "use kind: full, or pretrained: random",
-                "target.vocabulary.kind",
-                config.vocabulary.kind,
-            )
+            problem = f"leaves out tokens that {config.model} has learnt; use kind: full, or pretrained: random"
+            raise ConfigError.of("target.vocabulary.kind", config.vocabulary.kind, problem)
         if weights and not config.from_scratch:
             model, tokenizer, architecture = _load(str(config.model), config.pretrained)
             preprocess = dict(model.visual.preprocess_cfg)
@@ -190,15 +186,12 @@ def _architecture_of(name: str, preprocess: dict[str, Any] | None) -> tuple[dict
     if source.startswith("local-dir:"):
         file = Path(source.removeprefix("local-dir:")) / CONFIG_FILE
         if not file.is_file():
-            raise ConfigError(
-                f"target.model={name!r}: there is no {file}; give a folder saved by open_clip", "target.model", name
-            )
+            raise ConfigError.of("target.model", name, f"has no {file}; give a folder saved by open_clip")
         content = json.loads(file.read_text())
         return content["model_cfg"], preprocess or content.get("preprocess_cfg", {})
     if source.startswith("hf-hub:"):
-        raise ConfigError.of(
-            "target.model", name, "cannot be built without its weights; use a plain name, such as ViT-B-32"
-        )
+        problem = "cannot be built without its weights; use a plain name, such as ViT-B-32"
+        raise ConfigError.of("target.model", name, problem)
     check_name(name, source, "random:0")
     return dict(open_clip.get_model_config(name)), preprocess or {}
 
@@ -225,12 +218,8 @@ def _construct(
             else:
                 tokenizer = clip_tokenizer(text.get("context_length", 77))
         except (TypeError, ValueError, KeyError, AssertionError, RuntimeError) as error:
-            raise ConfigError(
-                f"target.architecture: open_clip cannot build it ({type(error).__name__}: {error}); give embed_dim, "
-                "vision_cfg and text_cfg as in open_clip's model configurations",
-                "target.architecture",
-                architecture,
-            ) from error
+            problem = f"is not for open_clip ({type(error).__name__}: {error}); give embed_dim, vision_cfg and text_cfg"
+            raise ConfigError.of("target.architecture", architecture, problem) from error
     return model, tokenizer
 
 

@@ -151,16 +151,11 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
     name, source = str(config.backbone), config.backbone_weights if weights else None
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise ConfigError.of(
-            "target.backbone", name, f"is no timm model; use {', '.join(close) or 'for example resnet50'}"
-        )
+        problem = f"is no timm model; use {', '.join(close) or 'for example resnet50'}"
+        raise ConfigError.of("target.backbone", name, problem)
     if source not in (None, "download") and not Path(str(source)).is_file():
-        raise ConfigError(
-            f"target.backbone_weights={source!r}: no such file; give a safetensors file, `download`, or leave it out for "
-            "random weights",
-            "target.backbone_weights",
-            source,
-        )
+        problem = "is no file; give a safetensors file, `download`, or leave it out for random weights"
+        raise ConfigError.of("target.backbone_weights", source, problem)
     file = {"file": source} if source not in (None, "download") else None
     sizes = {"img_size": config.image_size} if _takes_size(name) else {}
     network = timm.create_model(
@@ -171,12 +166,8 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
         grid = network.eval().forward_features(torch.zeros(1, 3, config.image_size, config.image_size))
     network.train(was_training)
     if grid.ndim == 4 and grid.shape[1] != network.num_features:
-        raise ConfigError(
-            f"target.backbone={name!r}: its grid is {tuple(grid.shape)}, with channels last; use a network with channels "
-            "first, such as resnet50, or a transformer, such as vit_small_patch16_224",
-            "target.backbone",
-            name,
-        )
+        problem = f"has a grid {tuple(grid.shape)}, channels last; use for example resnet50 or vit_small_patch16_224"
+        raise ConfigError.of("target.backbone", name, problem)
     own = timm.data.resolve_model_data_config(network)
     interpolation = "bilinear" if own["interpolation"] == "bilinear" else "bicubic"
     preprocess = Preprocess(config.image_size, "shortest", interpolation, tuple(own["mean"]), tuple(own["std"]))  # type: ignore[arg-type]

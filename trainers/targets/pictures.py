@@ -106,12 +106,9 @@ class FeatureTransform:
         rows = torch.as_tensor(np.asarray(features, dtype=np.float32))
         rows = rows.unsqueeze(0) if rows.ndim == 1 else rows
         if rows.ndim != 2 or rows.shape[1] != self.width:
-            raise ConfigError(
-                f"features of shape {tuple(np.shape(features))} do not fit target.features={self.width}; they must be "
-                f"(K, {self.width}) or ({self.width},)",
-                "target.features",
-                self.width,
-            )
+            shape = tuple(np.shape(features))
+            problem = f"does not fit features of shape {shape}; they must be (K, {self.width}) or ({self.width},)"
+            raise ConfigError.of("target.features", self.width, problem)
         padded = rows.new_zeros(self.parts, self.width)
         padded[: len(rows)] = rows[: self.parts]
         return padded

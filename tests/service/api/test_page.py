@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from noisegate.service.api.state import Service
-from noisegate.service.guards.auth import hash_key
+from noisegate.service.guards.middleware import hash_key
 from tests.service.serving import ask
 
 STATIC = files("noisegate.service") / "static"

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from noisegate.service.api.state import Service
-from noisegate.service.guards.auth import Keys, hash_key, read_key
+from noisegate.service.guards.middleware import Keys, hash_key, read_key
 from tests.errors import refused
 from tests.service.serving import ask
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from noisegate.service.guards.body_limit import BodyLimit
+from noisegate.service.guards.middleware import BodyLimit
 
 
 class Sender:

@@ -13,14 +13,7 @@ from noisegate import read_table
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-from noisegate.service.runs.shard_samples import (
-    NoPicture,
-    SampleGone,
-    ShardSamples,
-    caption_of,
-    original,
-    small_picture,
-)
+from noisegate.service.runs.browse import NoPicture, SampleGone, ShardSamples, caption_of, original, small_picture
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
 

@@ -148,6 +148,6 @@ class TestMPerClass:
         assert "with batch_size 8" in str(caught.value)
         with refused("batch_size", 16) as caught:
             MPerClassOrder(np.arange(12), labels, 16, 4, 0)
-        assert "there are 3: use batch_size 12" in str(caught.value)
+        assert "there are 3: use 12" in str(caught.value)
         with refused("sampler", "windows"):
             make_order("windows", mask_of([[True]]), np.asarray, batch_size=1, seed=0, window_shards=8, drop_last=True)

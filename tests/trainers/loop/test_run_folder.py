@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.pipeline.errors import ConfigError, NoisegateError, StoppedError
+from noisegate.pipeline.errors import NoisegateError, StoppedError
 from noisegate.trainers.loop.checkpoint import load_optimizer, optimizer_state, read_checkpoint, write_checkpoint
 from noisegate.trainers.loop.log import TrainLog, read_log
 from noisegate.trainers.loop.run_folder import TrainFolder, explain_interrupts, make_run_folder
+from tests.errors import refused
 
 
 def test_runs_are_numbered_and_never_share_a_folder(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_runs_are_numbered_and_never_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with refused("out"):
         make_run_folder(tmp_path / "file", "osa")
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from noisegate import train
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods.crcl import log_matching_probabilities, matching_probability
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
@@ -312,7 +311,7 @@ def test_settings_that_cannot_work(how: dict[str, Any], setting: str, value: str
         build_method(TrainConfig.parse(how))
     with refused("method.pieces", (0, 3)):
         crcl(pieces=[0, 3])
-    with pytest.raises(ConfigError, match=r"method\.momentum=1: input should be less than 1"):
+    with refused("method.momentum", 1):
         build_method(TrainConfig.parse({"method": {"name": "crcl", "momentum": 1}}))
 
 

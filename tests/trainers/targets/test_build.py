@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.trainers.targets import (
     TARGETS,
@@ -186,7 +185,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"name": "dual", "pooling": "sum"}, "target.pooling", "'mean', 'max'"),
     ({"name": "dual", "width": 0}, "target.width", "=0: "),
     ({"name": "clip"}, "target", "give model, for example embedded"),
-    ({"name": "clip", "architecture": {"embed_dim": 3}}, "target.architecture", "open_clip cannot build it"),
+    ({"name": "clip", "architecture": {"embed_dim": 3}}, "target.architecture", "vision_cfg and text_cfg"),
     ({"name": "clip", "architecture": {}, "pretrained": "openai"}, "target", "need a model's name"),
     (
         {"name": "clip", "model": "embedded", "vocabulary": {"kind": "captions", "ids": [1]}},
@@ -195,9 +194,9 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"name": "dual", "augment": {"crop": [0.9, 0.1]}}, "target.augment.crop", "[0.9, 1.0]"),
     ({**HASHED, "backbone": "resnet5000"}, "target.backbone", "'resnet5000'"),
-    ({**HASHED, "backbone": "resnet18", "backbone_weights": "none.pth"}, "target.backbone_weights", "no such file"),
+    ({**HASHED, "backbone": "resnet18", "backbone_weights": "none.pth"}, "target.backbone_weights", "is no file"),
     ({**CONFIGS["dual-transformer"], "vocabulary": {"words": ["a"]}, "heads": 3}, "target.heads", "does not divide"),
-    ({**HASHED, "classes": "no-such-file.txt"}, "target.classes", "no such file"),
+    ({**HASHED, "classes": "no-such-file.txt"}, "target.classes", "is no file"),
 ]
 
 
@@ -211,8 +210,9 @@ def test_a_configuration_that_cannot_work_says_why_in_one_line(
 
 
 def test_an_unknown_model_is_told_its_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean ViT-B-32"):
+    with refused("model", "ViT-B-33") as caught:
         build_target({"name": "clip", "model": "ViT-B-33"})
+    assert "did you mean ViT-B-32" in str(caught.value)
 
 
 def test_sentences_about_classes_come_along(tmp_path: Path) -> None:
@@ -280,6 +280,6 @@ def test_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config = {**TARGET, "vocabulary": words, "classes": ("cat", "dog", "bird")}
     with refused("target.anchors", file) as caught:
         build_target({**config, "anchors": str(file)})
-    assert "3 classes in 8 numbers, and the target has 3 in 16" in str(caught.value)
+    assert "3 classes in 8 numbers, the target 3 in 16" in str(caught.value)
     with refused("target.anchors", tmp_path / "none"):
         build_target({**config, "anchors": str(tmp_path / "none")})

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from noisegate.trainers.targets import resolve_target
-from noisegate.trainers.targets.clip_tokens import ClipTokenizer, ClipVocabulary, clip_tokenizer
-from noisegate.trainers.targets.texts import Vocabulary, read_word_vectors, split_words
+from noisegate.trainers.targets.texts import (
+    ClipTokenizer,
+    ClipVocabulary,
+    Vocabulary,
+    clip_tokenizer,
+    read_word_vectors,
+    split_words,
+)
 from tests.errors import refused
 
 
