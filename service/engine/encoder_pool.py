@@ -9,11 +9,10 @@ import itertools
 import logging
 import multiprocessing
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,68 +22,8 @@ from noisegate.pipeline.estimators import ModelSpec
 from noisegate.service.errors import Unavailable
 from noisegate.service.metrics import Metrics
 
+from .batch_queue import BatchQueue
 from .encoder_process import EncodeReply, EncodeRequest, EncoderProcess, Kind, ModelFailed, ModelReady
-
-T = TypeVar("T", bound=Hashable)
-
-
-class BatchQueue(Generic[T]):
-    """Items in order of arrival, handed out in batches of at most `size`.
-
-    An idle encoder gets all waiting items at once. A busy one gets a full batch, or the waiting items once the oldest has
-    waited `wait` seconds. An item can leave the queue while it waits.
-
-    >>> queue = BatchQueue[str](size=2, wait=0.005)
-    >>> queue.put("a", now=1.0)
-    >>> queue.take(now=1.001, idle=False), queue.due(now=1.001)
-    ([], 0.004)
-    >>> queue.take(now=1.001, idle=True)
-    ['a']
-    """
-
-    def __init__(self, size: int, wait: float) -> None:
-        if size < 1 or wait < 0:
-            raise ConfigError.of("batch_size", size, f"after {wait} s is impossible; use 64 after 0.005 s")
-        self.size, self.wait = size, wait
-        self._waiting: dict[T, float] = {}  # in order of arrival
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def oldest(self) -> float | None:
-        """Arrival time of the item that has waited longest."""
-        return next(iter(self._waiting.values()), None)
-
-    def put(self, item: T, now: float) -> None:
-        self._waiting[item] = now
-
-    def discard(self, item: T) -> bool:
-        """Remove an item; False if it is not waiting."""
-        return self._waiting.pop(item, None) is not None
-
-    def clear(self) -> list[T]:
-        """Remove and return all items."""
-        items = list(self._waiting)
-        self._waiting.clear()
-        return items
-
-    def due(self, now: float) -> float | None:
-        """Seconds until a busy encoder gets a batch: 0 for now, None if the queue is empty."""
-        if self.oldest is None:
-            return None
-        return 0.0 if len(self) >= self.size else max(0.0, round(self.oldest + self.wait - now, 9))
-
-    def take(self, now: float, idle: bool) -> list[T]:
-        """Remove and return the next batch, oldest first; empty if none is due."""
-        due = self.due(now)
-        if due is None or (due > 0 and not idle):
-            return []
-        batch = list(islice(self._waiting, self.size))
-        for item in batch:
-            del self._waiting[item]
-        return batch
-
 
 Row = NDArray[np.float32]
 log = logging.getLogger("noisegate.encoders")

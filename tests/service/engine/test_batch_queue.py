@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.service.engine.encoder_pool import BatchQueue
+from noisegate.service.engine.batch_queue import BatchQueue
 
 
 def test_an_idle_encoder_waits_for_nobody() -> None:
