@@ -10,7 +10,7 @@ from .output import JsonOption, Output, number, percent
 
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.evaluation import Evaluation, LabelEvaluation, NeighbourhoodEvaluation
-    from noisegate.pipeline.inspect.metrics import SelectionMetrics
+    from noisegate.pipeline.inspect.metrics.selection import SelectionMetrics
 
 
 def evaluate(

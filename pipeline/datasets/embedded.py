@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,16 +28,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from noisegate.pipeline.datasets.scenes import (
-    ATTRIBUTES,
-    caption,
-    class_names,
-    draw,
-    hard_negative,
-    random_scene,
-    scene_class,
-    scene_rng,
-)
+from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
+from noisegate.pipeline.datasets.scenes.scene import ATTRIBUTES, class_names, hard_negative, scene_class
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.system.output_files import whole_path
 
@@ -155,12 +147,7 @@ def draw_pool(seed: int, count: int, encode: EncodeWord, processes: int = 2) -> 
     work = partial(draw_part, seed=seed, count=count, encode=encode)
     with ProcessPoolExecutor(processes, get_context("spawn")) as executor:
         parts = list(executor.map(work, starts))
-    return Pool(
-        images=np.concatenate([part.images for part in parts]),
-        captions=np.concatenate([part.captions for part in parts]),
-        changed=np.concatenate([part.changed for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-    )
+    return Pool(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Pool)))
 
 
 def draw_part(start: int, seed: int, count: int, encode: EncodeWord) -> Pool:

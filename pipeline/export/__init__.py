@@ -26,16 +26,14 @@ from .shards import write_shards
 __all__ = ["FORMATS", "Exported", "export"]
 
 FORMATS: Mapping[str, Format] = {
-    "keys": Format("one key per line", write_keys, options=("with_shard",)),
-    "datacomp": Format("DataComp's subset file of uids, .npy", write_uids),
-    "parquet": Format("one flat Parquet file", partial(write_flat, kind="parquet"), options=("columns",)),
-    "csv": Format("one CSV file", partial(write_flat, kind="csv"), options=("columns",)),
-    "jsonl": Format("one file of JSON lines", partial(write_flat, kind="jsonl"), options=("columns",)),
-    "shards": Format("webdataset shards of the kept samples", write_shards, is_folder=True, options=("add_columns",)),
-    "datasets": Format(
-        "a folder for Hugging Face datasets, with the pictures", write_dataset, is_folder=True, options=("columns",)
-    ),
-    "cleanlab": Format("cleanlab's frame of label issues, .csv or .parquet", write_issues),
+    "keys": Format(write_keys, options=("with_shard",)),
+    "datacomp": Format(write_uids),
+    "parquet": Format(partial(write_flat, kind="parquet"), options=("columns",)),
+    "csv": Format(partial(write_flat, kind="csv"), options=("columns",)),
+    "jsonl": Format(partial(write_flat, kind="jsonl"), options=("columns",)),
+    "shards": Format(write_shards, is_folder=True, options=("add_columns",)),
+    "datasets": Format(write_dataset, is_folder=True, options=("columns",)),
+    "cleanlab": Format(write_issues),
 }
 RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced
 

@@ -46,7 +46,6 @@ class Format:
     options: the fields of Options that a user may give for it.
     """
 
-    summary: str
     write: Callable[["RunRows", Path, Options], Written]
     is_folder: bool = False
     options: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
 
-from .metrics import (
+from .metrics.selection import (
     BestCut,
     MeanNoiseRank,
     SelectionMetrics,

@@ -24,7 +24,6 @@ class Protocol:
 
     name: str
     noises: Literal["captions", "labels"]
-    summary: str
     parameters: Mapping[str, object]
     sources: tuple[str, ...] = ()
     version: int = 1  # part of the hash; raise it when the same seed no longer gives the same noise
@@ -62,50 +61,27 @@ EXAMPLES: Mapping[str, Value] = {
     "factor": 1.2,
 }
 _PROTOCOLS = (
-    Protocol(
-        "shuffle-captions",
-        "captions",
-        "int(rate N) captions change places (NCR, NPC)",
-        {"rate": REQUIRED, "derange": False, "seed": REQUIRED},
-    ),
-    Protocol(
-        "shuffle-images",
-        "captions",
-        "int(rate images) images change places, each with all its captions (DECL)",
-        {"rate": REQUIRED, "derange": False, "seed": REQUIRED},
-    ),
-    Protocol(
-        "symmetric",
-        "labels",
-        "to any other class alike; inclusive: int(rate N) labels drawn from all classes",
-        {"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED},
-    ),
-    Protocol(
-        "asymmetric",
-        "labels",
-        "to the class that the map names",
-        {"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED},
-        sources=("classes",),
-    ),
+    # int(rate N) captions change places (NCR, NPC)
+    Protocol("shuffle-captions", "captions", {"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+    # int(rate images) images change places, each with all its captions (DECL)
+    Protocol("shuffle-images", "captions", {"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
+    # to any other class alike; inclusive: int(rate N) labels drawn from all classes
+    Protocol("symmetric", "labels", {"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED}),
+    # to the class that the map names
+    Protocol("asymmetric", "labels", {"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED}, ("classes",)),
+    # to a class that follows from the sample's features (Xia et al. 2020)
     Protocol(
         "instance-dependent",
         "labels",
-        "to a class that follows from the sample's features (Xia et al. 2020)",
-        {
-            "rate": REQUIRED,
-            "classes": REQUIRED,
-            "features": REQUIRED,
-            "temperature": "auto",
-            "deviation": 0.1,
-            "seed": REQUIRED,
-        },
+        dict.fromkeys(("rate", "classes", "features"), REQUIRED)
+        | {"temperature": "auto", "deviation": 0.1, "seed": REQUIRED},
     ),
+    # to the second class of a posterior, the rarer the larger its margin (PLC)
     Protocol(
         "pmd",
         "labels",
-        "to the second class of a posterior, the rarer the larger its margin (PLC)",
         {"kind": REQUIRED, "posteriors": REQUIRED, "factor": 1.0, "seed": REQUIRED},
-        sources=("rate", "classes"),
+        ("rate", "classes"),
     ),
 )
 PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _PROTOCOLS}

@@ -4,44 +4,7 @@
 """
 
 from .draw import draw
-from .scene import (
-    ATTRIBUTES,
-    BACKGROUNDS,
-    COLOURS,
-    COUNTS,
-    POSITIONS,
-    SHAPES,
-    SIZES,
-    Group,
-    Scene,
-    caption,
-    changed_attributes,
-    class_names,
-    hard_negative,
-    random_scene,
-    scene_class,
-    with_attribute,
-)
+from .scene import caption, random_scene
 from .shards import scene_rng, write_scenes
 
-__all__ = [
-    "ATTRIBUTES",
-    "BACKGROUNDS",
-    "COLOURS",
-    "COUNTS",
-    "POSITIONS",
-    "SHAPES",
-    "SIZES",
-    "Group",
-    "Scene",
-    "caption",
-    "changed_attributes",
-    "class_names",
-    "draw",
-    "hard_negative",
-    "random_scene",
-    "scene_class",
-    "scene_rng",
-    "with_attribute",
-    "write_scenes",
-]
+__all__ = ["caption", "draw", "random_scene", "scene_rng", "write_scenes"]

@@ -9,7 +9,7 @@ import pytest
 
 from noisegate.pipeline.datasets.convert.job import convert
 from noisegate.pipeline.datasets.convert.pairs import read_noise_file
-from noisegate.pipeline.datasets.noise import shuffle_captions
+from noisegate.pipeline.datasets.noise.captions import shuffle_captions
 from tests.errors import refused
 from tests.fakes import picture
 from tests.pipeline.datasets.converting import converted, features, jpeg, records, write_files

@@ -16,16 +16,14 @@ from typer.testing import CliRunner
 
 from noisegate.pipeline.annotate import annotate
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.datasets.noise import (
+from noisegate.pipeline.datasets.noise.label_inputs import (
     CIFAR100_MAP,
     CIFAR100_SUPERCLASSES,
-    asymmetric,
-    instance_dependent,
-    pmd,
-    symmetric,
+    load_class_map,
+    make_thumbnails,
 )
-from noisegate.pipeline.datasets.noise.label_inputs import load_class_map, make_thumbnails
 from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport, noise_labels
+from noisegate.pipeline.datasets.noise.labels import asymmetric, instance_dependent, pmd, symmetric
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.by_name import CustomEstimator
 from noisegate.pipeline.labels.classes import BUILT_IN

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from noisegate.pipeline.datasets.scenes import (
+from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng, write_scenes
+from noisegate.pipeline.datasets.scenes.scene import (
     ATTRIBUTES,
     BACKGROUNDS,
     COLOURS,
@@ -22,16 +23,11 @@ from noisegate.pipeline.datasets.scenes import (
     SIZES,
     Group,
     Scene,
-    caption,
     changed_attributes,
     class_names,
-    draw,
     hard_negative,
-    random_scene,
     scene_class,
-    scene_rng,
     with_attribute,
-    write_scenes,
 )
 from tests.errors import refused
 

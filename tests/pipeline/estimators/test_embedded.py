@@ -15,7 +15,8 @@ from noisegate.pipeline.datasets.embedded import (
     measure,
     token_ids,
 )
-from noisegate.pipeline.datasets.scenes import caption, class_names, draw, random_scene, scene_rng
+from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
+from noisegate.pipeline.datasets.scenes.scene import class_names
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
 

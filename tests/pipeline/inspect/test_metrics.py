@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn import metrics as sk
 
 from noisegate.pipeline.inspect import metrics
-from noisegate.pipeline.inspect.metrics import trained_model
+from noisegate.pipeline.inspect.metrics import selection, trained_model
 from tests.errors import refused
 
 small = settings(max_examples=60, deadline=None)
@@ -74,25 +74,25 @@ def test_best_cut_is_the_best_of_all_cuts(seed: int) -> None:
     def balanced(cut: float) -> float:
         return float((scores[noisy] <= cut).mean() + (scores[~noisy] > cut).mean()) / 2
 
-    found = metrics.best_cut(scores, noisy)
+    found = selection.best_cut(scores, noisy)
     assert found.balanced_accuracy == pytest.approx(max(balanced(cut) for cut in [-np.inf, *scores]))
     assert found.balanced_accuracy == pytest.approx(balanced(found.threshold))
     assert found.clean_recall + found.noise_recall == pytest.approx(2 * found.balanced_accuracy)
 
 
 def test_best_cut_of_one_kind_is_nan() -> None:
-    assert math.isnan(metrics.best_cut([0.1, 0.2], [True, True]).threshold)
+    assert math.isnan(selection.best_cut([0.1, 0.2], [True, True]).threshold)
 
 
 def test_osa_acc_is_clean_recall_and_osa_recall_is_noise_recall() -> None:
     rng = np.random.default_rng(3)
     weights, noisy = np.maximum(rng.standard_normal(50), 0), rng.random(50) < 0.4
     result = metrics.selection_metrics(weights, weights > 0, noisy)
-    assert metrics.osa_acc(weights, noisy) == pytest.approx(result.clean_recall)
-    assert metrics.osa_recall(weights, noisy) == pytest.approx(result.noise_recall)
-    assert math.isnan(metrics.osa_recall([1.0], [False]))
-    assert metrics.osa_recall([np.nan], [True]) == 1  # a failed sample is not kept
-    assert math.isnan(metrics.osa_acc([1.0], [True]))
+    assert selection.osa_acc(weights, noisy) == pytest.approx(result.clean_recall)
+    assert selection.osa_recall(weights, noisy) == pytest.approx(result.noise_recall)
+    assert math.isnan(selection.osa_recall([1.0], [False]))
+    assert selection.osa_recall([np.nan], [True]) == 1  # a failed sample is not kept
+    assert math.isnan(selection.osa_acc([1.0], [True]))
 
 
 def test_relabel_accuracy_takes_classes_or_soft_labels_and_leaves_unknown_truth_out() -> None:
@@ -111,7 +111,7 @@ def test_wrong_shapes_name_the_argument() -> None:
     with refused("noisy", ("float64", (2,))):
         metrics.clean_auroc([0.1, 0.2], [0.5, 1.0])
     with refused("scores", (1, 1)):
-        metrics.best_cut([[0.1]], [True])
+        selection.best_cut([[0.1]], [True])
 
 
 # Weights
@@ -120,8 +120,8 @@ def test_wrong_shapes_name_the_argument() -> None:
 @pytest.mark.parametrize(("wrong", "optimum"), [(370, 1815.5), (953, 1524.0)])
 def test_mean_noise_rank_optimum_is_the_published_one(wrong: int, optimum: float) -> None:
     noisy = np.arange(2000) < wrong
-    rank = metrics.mean_noise_rank(~noisy, noisy)
-    assert rank == metrics.MeanNoiseRank(optimum, optimum, optimum, optimum, 1000.5)
+    rank = selection.mean_noise_rank(~noisy, noisy)
+    assert rank == selection.MeanNoiseRank(optimum, optimum, optimum, optimum, 1000.5)
 
 
 @small
@@ -136,7 +136,7 @@ def test_mean_noise_rank_bounds_are_reached_by_real_orders(seed: int) -> None:
         order = np.lexsort((noisy if noise_last else ~noisy, -weights))
         return float((np.flatnonzero(noisy[order]) + 1).mean())
 
-    rank = metrics.mean_noise_rank(weights, noisy)
+    rank = selection.mean_noise_rank(weights, noisy)
     assert rank.best == pytest.approx(mean_rank(noise_last=True))
     assert rank.worst == pytest.approx(mean_rank(noise_last=False))
     assert rank.value == pytest.approx((rank.best + rank.worst) / 2)
@@ -144,11 +144,11 @@ def test_mean_noise_rank_bounds_are_reached_by_real_orders(seed: int) -> None:
 
 
 def test_mean_noise_rank_edges() -> None:
-    all_equal = metrics.mean_noise_rank(np.zeros(9), np.arange(9) < 4)
+    all_equal = selection.mean_noise_rank(np.zeros(9), np.arange(9) < 4)
     assert all_equal.value == all_equal.random == 5
-    assert math.isnan(metrics.mean_noise_rank([0.1, 0.2], [False, False]).value)
+    assert math.isnan(selection.mean_noise_rank([0.1, 0.2], [False, False]).value)
     with refused("weights", 1):
-        metrics.mean_noise_rank([0.1, np.nan], [False, True])
+        selection.mean_noise_rank([0.1, np.nan], [False, True])
 
 
 # Retrieval
