@@ -269,11 +269,10 @@ class _Job:
         for stem in resume.listed:
             dropped = self.run.table(stem).exists() and not self.run.embeddings(stem).exists()
             if todo and dropped and stem not in again:
-                raise MismatchError(
-                    f"{self.run.path}: the embeddings of {stem} were dropped, so {todo[0].url} cannot be scored along with "
-                    "it; score it into another --out, or all of them again with --overwrite",
+                raise MismatchError.of(
                     "out",
-                    str(self.run.path),
+                    f"{self.run.path}",
+                    f"has dropped the embeddings of {stem}, needed to score {todo[0].url}; use another --out, or --overwrite",
                 )
 
     def _waits_for(self, engine: EncodingEngine, share: NodeShare) -> str | None:

@@ -84,9 +84,7 @@ def _read_complete_run(run: RunFolder) -> dict[str, Any]:
     """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
     if not recorded["complete"]:
-        raise TableError(
-            f"{run.path} is not finished; run the command that made it again first", "folder", str(run.path)
-        )
+        raise TableError.of("folder", str(run.path), "is not finished; run the command that made it again first")
     return recorded
 
 
@@ -96,20 +94,14 @@ def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSetting
     for stem in stems:
         path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
         if not path.exists():
-            raise TableError(
-                f"{run.path}: the embeddings of {stem} were dropped; annotate again, keeping them",
-                "folder",
-                str(run.path),
-            )
+            raise TableError.of("folder", str(run.path), f"dropped the embeddings of {stem}; annotate again")
         if not embeddings_match(path, shard["rows"], shard["sha256"]):
             raise TableError(f"{path} is damaged; run the command that made it again", "folder", str(run.path))
         with safe_open(path, framework="numpy") as file:
             rows, width = file.get_slice("text").get_shape()
         empty, texts = empty and not rows, texts or width > 0
     if "pairs" in wanted.tasks and not texts and not empty:
-        raise TableError(
-            f"{run.path} has no text embeddings, so there are no pairs to score; use --task labels", "task", "pairs"
-        )
+        raise TableError.of("task", "pairs", f"needs text embeddings, and {run.path} has none; use --task labels")
 
 
 def score_embeddings(
@@ -191,9 +183,7 @@ def _array_settings(
             raise ConfigError("anchors judge labels; give --labels too", "labels")
         if anchors.embeddings.shape[1] != image_width:
             width = anchors.embeddings.shape[1]
-            raise ConfigError(
-                f"anchors have {width} numbers, the images {image_width}; use one model for both", "anchors", width
-            )
+            raise ConfigError.of("anchors", width, f"wide do not fit images of {image_width}; use one model for both")
     if labels is not None:
         from .labels.scoring import count_classes  # brings torch, which pairs do not need
 
@@ -213,9 +203,7 @@ def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
         raise ConfigError.of("out", str(run.path), "holds a run already; choose another folder, or use --overwrite")
     in_the_way = [run.table(stem) for stem in stems if run.table(stem).exists()]
     if in_the_way and before is None and not overwrite:
-        raise ConfigError(
-            f"out {run.path}: {in_the_way[0].name} is in the way; choose another folder", "out", str(run.path)
-        )
+        raise ConfigError.of("out", str(run.path), f"has {in_the_way[0].name} in the way; choose another folder")
     if before is not None or overwrite:
         clear(run, stems, searches=overwrite)
 

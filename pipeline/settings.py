@@ -86,9 +86,7 @@ class ScoreSettings:
             raise ConfigError.of("seed", self.seed, "is negative; use 0 or more")
         if "pairs" in self.tasks and not self.joint and not self.neighbourhood:
             raise ConfigError(
-                "images and texts of two encoders can only be compared by neighbourhoods; use --neighbourhood",
-                "neighbourhood",
-                False,
+                "neighbourhood: needed to compare images and texts of two encoders", "neighbourhood", False
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,16 +96,9 @@ class ScoreSettings:
     def refuse_unused_beta(self) -> None:
         """Raise ConfigError if there is no cosine to compare a chosen β with."""
         if "pairs" not in self.tasks:
-            raise ConfigError(
-                f"beta {self.beta!r}: only labels are scored, and β is for pairs; leave it out", "beta", self.beta
-            )
+            raise ConfigError.of("beta", self.beta, "is for pairs, and only labels are scored; leave it out")
         if not self.joint:
-            raise ConfigError(
-                f"beta {self.beta!r}: images and texts are of two encoders that share no space, so there is no cosine for "
-                "β, and neighbourhoods decide; leave it out",
-                "beta",
-                self.beta,
-            )
+            raise ConfigError.of("beta", self.beta, "is for cosines, and two encoders have none; leave it out")
 
 
 def check_beta_mode(mode: str, has_data: bool = True) -> str:
@@ -275,17 +266,13 @@ class AnnotateSettings:
         )
         for name, value in {"devices": self.devices, "nodes": self.nodes}.items():
             if self.engine == "ray" and value is not None:
-                raise ConfigError(
-                    f"--engine ray finds its devices and nodes itself; leave out --{name} {value}", name, value
-                )
+                raise ConfigError.of(name, value, "is not for --engine ray, which finds its own; leave it out")
 
     def refuse_unused(self) -> None:
         """Raise ConfigError for a setting that the tasks leave without effect."""
         if self.classes and "labels" not in self.tasks:
-            raise ConfigError(
-                "--classes are for judging labels, and this run scores none; add --task pairs,labels",
-                "classes",
-                self.classes,
+            raise ConfigError.of(
+                "classes", self.classes, "are for labels, which this run leaves out; add --task labels"
             )
         if self.beta != ScoreSettings.beta:
             self.scoring.refuse_unused_beta()

@@ -16,13 +16,13 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.shards.workers import UNGUARDED
 from noisegate.pipeline.system.machine import count_processors
 
 from .fleet import Fleet, Link, Lost
 from .worker_protocol import Message, Reply, serve
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_UNGUARDED = "; in a script of your own, call annotate under `if __name__ == '__main__':`"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,7 @@ class Devices:
         for name in self.names or ("",):
             kind, _, number = name.partition(":")
             if name != "cpu" and not (kind == "cuda" and number.isascii() and number.isdigit()):
-                raise ConfigError(
-                    f"device {name!r} is unknown; use all, cuda:0,cuda:1, or 2 for two processes on the CPU",
-                    "devices",
-                    name,
-                )
+                raise ConfigError.of("devices", name, "is unknown; use all, cuda:0,cuda:1, or 2 for two CPU processes")
 
     @classmethod
     def read(cls, text: str) -> "Devices":
@@ -54,9 +50,7 @@ class Devices:
             return cls(tuple(name.strip() for name in text.split(",")))
         count = _gpus()
         if not count:
-            raise ConfigError(
-                "devices 'all': torch sees no GPU here; use --devices 2 for two processes on the CPU", "devices", text
-            )
+            raise ConfigError.of("devices", text, "needs a GPU, and torch sees none; use --devices 2 for the CPU")
         return cls(tuple(f"cuda:{i}" for i in range(count)))
 
     def workers(self, requested: int | None) -> int:
@@ -73,9 +67,7 @@ class Devices:
         seen = _gpus() if any(name != "cpu" for name in self.names) else 0
         for name in self.names:
             if name != "cpu" and int(name.partition(":")[2]) >= seen:
-                raise ConfigError(
-                    f"device {name!r}: torch sees {seen} GPUs here; use --devices 2 for two on the CPU", "devices", name
-                )
+                raise ConfigError.of("devices", name, f"is not among the {seen} GPUs here; use --devices 2 for the CPU")
         names = self.names[: max(1, shards)]
         threads = max(1, count_processors() // len(names)) if set(names) == {"cpu"} else None
         with Fleet(_Processes(estimator, threads), names, self.workers, note) as fleet:
@@ -91,9 +83,7 @@ def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps)
     try:
         return dumps(estimator)
     except Exception as error:  # pickle runs code of the object, which may raise anything
-        raise ConfigError(
-            f"estimator {estimator!r} cannot be sent to other processes ({error}); {hint}", "estimator", repr(estimator)
-        ) from error
+        raise ConfigError.of("estimator", repr(estimator), f"cannot be pickled ({error}); {hint}") from error
 
 
 def place_on(estimator: Any, device: str) -> Any:
@@ -101,11 +91,7 @@ def place_on(estimator: Any, device: str) -> Any:
     if not isinstance(estimator, ModelSpec) or estimator.model.startswith("python:"):
         return estimator
     if estimator.device != "auto":
-        raise ConfigError(
-            f"--device {estimator.device} and --devices exclude one another; leave out --device",
-            "device",
-            estimator.device,
-        )
+        raise ConfigError.of("device", estimator.device, "does not go with --devices; leave out --device")
     return replace(estimator, device=device.partition(":")[0])
 
 
@@ -217,7 +203,7 @@ def _sigint_blocked() -> Iterator[None]:
 def _reason(code: int | None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}{_UNGUARDED}"
+    return f"exit code {code}; {UNGUARDED}"
 
 
 def _gpus() -> int:

@@ -184,12 +184,8 @@ class Fleet:
         self._identity = self._identity or identity
         differences = self._identity.differences(identity)
         if differences:
-            raise MismatchError(
-                f"the encoders differ; {encoder.place} has\n  "
-                + "\n  ".join(differences)
-                + "\nInstall the same versions on all.",
-                "engine",
-                encoder.place,
+            raise MismatchError.of(
+                "engine", encoder.place, "\n  ".join(("has other versions; install the same on all:", *differences))
             )
         encoder.ready = True
         if self._encode:
@@ -201,9 +197,7 @@ class Fleet:
         encoder.link.end(at_once=True)
         failures = 0 if encoder.ready else encoder.failures + 1
         if failures >= TRIES:
-            raise NoisegateError(
-                f"the encoder on {encoder.place} ended before its model was loaded: {reason}", "device", encoder.place
-            )
+            raise NoisegateError.of("device", encoder.place, f"ended before its model was loaded: {reason}")
         for shard in reversed(encoder.shards):
             assert self._totals
             self._totals.discard(shard)

@@ -32,9 +32,7 @@ class Nodes:
         if self.count < 1:
             raise ConfigError.of("nodes", self.count, "is not a number of nodes; use --nodes 4 --node-rank 0")
         if not 0 <= self.rank < self.count:
-            raise ConfigError.of(
-                "node-rank", self.rank, f"does not exist among {self.count} nodes; use 0 to {self.count - 1}"
-            )
+            raise ConfigError.of("node-rank", self.rank, f"is not one of {self.count} nodes; use 0 to {self.count - 1}")
 
     @classmethod
     def read(cls, nodes: str | None, rank: int | None, environment: Mapping[str, str] = os.environ) -> "Nodes | None":
@@ -48,25 +46,16 @@ class Nodes:
         if nodes == "slurm":
             count = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
             if rank is not None:
-                raise ConfigError(
-                    f"--nodes slurm knows its rank itself; leave out --node-rank {rank}", "node-rank", rank
-                )
+                raise ConfigError.of("node-rank", rank, "is what --nodes slurm finds itself; leave it out")
             number = environment.get("SLURM_PROCID")
             if count is None or number is None:
-                raise ConfigError(
-                    "--nodes slurm finds no SLURM_PROCID and SLURM_NTASKS; start it with srun", "nodes", nodes
-                )
+                raise ConfigError.of("nodes", nodes, "needs SLURM_PROCID and SLURM_NTASKS; start it with srun")
             if not all(text.isascii() and text.isdigit() for text in (number, count)):
-                raise ConfigError(
-                    f"SLURM_PROCID {number!r} of {count!r} tasks is not the rank of a node; start it with srun, or give "
-                    "--nodes 4 --node-rank 0",
-                    "nodes",
-                    nodes,
-                )
+                raise ConfigError.of("nodes", nodes, f"finds rank {number!r} of {count!r}; start it with srun")
             return cls(int(number), int(count))
         if nodes is None or rank is None:
             raise ConfigError(
-                "--nodes and --node-rank belong together; use --nodes 4 --node-rank 0",
+                "nodes and node-rank belong together; use --nodes 4 --node-rank 0",
                 "nodes" if nodes is None else "node-rank",
             )
         if not (nodes.isascii() and nodes.isdigit()):
@@ -127,11 +116,10 @@ class NodeShare:
             if plan.get("key") != key:
                 if not alone:
                     there, here = (f"{p.get('shards')} shards for {p.get('nodes')} nodes" for p in (plan, facts))
-                    raise LockedError(
-                        f"{self._folder}: nodes are at work there on another plan ({there}, here {here}, or other settings); "
-                        "wait for them, or choose another --out",
+                    raise LockedError.of(
                         "out",
                         str(self._folder),
+                        f"has nodes at work on another plan ({there}, here {here}, or other settings); use another --out",
                     )
                 remove_plan(self._folder)
                 start_over()

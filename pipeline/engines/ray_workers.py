@@ -55,11 +55,7 @@ class Ray:
             raise ConfigError.of("ray-workers", self.actors, "is not a number of workers; use 2, or leave it out")
         gpus, cpus = self.gpus_per_worker or 0.0, self.cpus_per_worker or 0.0
         if gpus < 0 or (gpus > 1 and gpus % 1):
-            raise ConfigError(
-                f"gpus-per-worker {gpus:g} is not possible; use 0, a part such as 0.5, or a whole number",
-                "gpus-per-worker",
-                gpus,
-            )
+            raise ConfigError.of("gpus-per-worker", gpus, "is not possible; use 0, 0.5, or a whole number")
         if cpus < 0:
             raise ConfigError(f"cpus-per-worker {cpus:g} is negative; use 1, or leave it out", "cpus-per-worker", cpus)
 

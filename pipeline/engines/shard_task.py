@@ -190,8 +190,7 @@ def _check_labels(chunk: Chunk, classes: int | None) -> None:
             raise ConfigError.of(
                 "classes",
                 classes,
-                f"are named, but sample {sample.key} of {chunk.shard.url} has label {sample.label}; add the missing "
-                "names and run the same command again: finished shards stay",
+                f"are named, but {sample.key} of {chunk.shard.url} has label {sample.label}; add names and run again",
             )
 
 
@@ -209,9 +208,7 @@ def _merge(run: RunFolder, part: "EncodedShard", end: ShardEnd) -> None:
     """Merge retried samples with the rows that the table already has."""
     table = run.table(end.shard.stem)
     if read_metadata(table)["shard"]["sha256"] != end.sha256:
-        raise MismatchError(
-            f"{end.shard.url} was changed while it was read; run the same command again", "shards", end.shard.url
-        )
+        raise MismatchError.of("shards", end.shard.url, "was changed while it was read; run the same command again")
     part.merge_into(table, run.embeddings(end.shard.stem))
 
 
@@ -314,11 +311,7 @@ def _stack(parts: Sequence[Rows]) -> Rows:
     """Stack batches into one matrix; a batch without any embedding (width 0) gets the width of the others."""
     widths = {part.shape[1] for part in parts} - {0}
     if len(widths) > 1:
-        raise ConfigError(
-            f"model: it gives embeddings of {' and '.join(map(str, sorted(widths)))} numbers; use one with a single width",
-            "model",
-            sorted(widths),
-        )
+        raise ConfigError("model: its embeddings have several widths; use a model with one", "model", sorted(widths))
     width = max(widths, default=0)
     whole = [part if part.shape[1] == width else np.zeros((len(part), width), np.float32) for part in parts]
     return np.concatenate(whole) if whole else np.zeros((0, 0), np.float32)

@@ -103,9 +103,7 @@ def _check_folder(message: StartEncoding) -> None:
     except OSError:
         text = None
     if text != message.lock_text:
-        raise ConfigError.of(
-            "out", str(message.task.out), f"is another folder on {socket.gethostname()}; use one that all hosts share"
-        )
+        raise ConfigError.of("out", str(message.task.out), f"is another on {socket.gethostname()}; use a shared folder")
 
 
 def _pickle(error: BaseException) -> bytes:

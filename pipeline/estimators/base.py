@@ -98,9 +98,7 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
     """
     rows = np.asarray(embeddings, dtype=np.float64)
     if rows.ndim != 2:
-        raise ConfigError(
-            f"embeddings must be a matrix (N, d); this one has shape {rows.shape}", "embeddings", rows.shape
-        )
+        raise ConfigError.of("embeddings", rows.shape, "is no shape of a matrix; give (N, d)")
     finite = np.isfinite(rows).all(axis=1, keepdims=True)
     rows = np.where(finite, rows, 0.0)
     length = np.linalg.norm(rows, axis=1, keepdims=True)

@@ -69,13 +69,9 @@ def load_estimator(
     if batch_size is not None and batch_size < 1:
         raise ConfigError.of("batch-size", batch_size, "is not a batch; leave it out or use 64")
     if pretrained is not None and model.startswith(("python:", "hf:")):
-        raise ConfigError(
-            f"model {model!r} brings its own weights; leave out pretrained ({pretrained!r})", "pretrained", pretrained
-        )
+        raise ConfigError.of("pretrained", pretrained, f"does not fit {model}, which brings its weights; leave it out")
     if compile and model.startswith(("python:", "hf:")):
-        raise ConfigError(
-            f"model {model!r} cannot be compiled, open_clip's such as ViT-B-32 can; leave out compile", "compile", True
-        )
+        raise ConfigError.of("compile", True, f"is for open_clip's models such as ViT-B-32, not {model}; leave it out")
     if model.startswith("python:"):
         if (device, dtype) != ("auto", "auto"):
             raise ConfigError(
@@ -84,9 +80,7 @@ def load_estimator(
                 device if device != "auto" else dtype,
             )
         if draft:
-            raise ConfigError(
-                f"model {model!r} resizes by itself, so JPEGs cannot shrink before it; leave out draft", "draft", True
-            )
+            raise ConfigError.of("draft", True, f"shrinks JPEGs, and {model} resizes by itself; leave it out")
         return CustomEstimator.load(model, batch_size)
     from .device import Device
 
@@ -104,9 +98,7 @@ def as_estimator(given: Any) -> Estimator:
     """The estimator itself, what a function returns, or a user's own object, wrapped as `python:` does."""
     if isinstance(given, type) or not hasattr(given, "encode_images"):
         if not callable(given):
-            raise ConfigError.of(
-                "estimator", str(given), "is not one; load one first, for example with load_estimator('embedded')"
-            )
+            raise ConfigError.of("estimator", str(given), "is not one; load one with load_estimator('embedded')")
         given = given()
     if isinstance(getattr(given, "identity", None), Identity):
         made: Estimator = given
@@ -120,13 +112,9 @@ class CustomEstimator:
     def __init__(self, inner: Any, name: str, batch_size: int | None = None) -> None:
         missing = [n for n in ("encode_images", "encode_texts", "identity") if not hasattr(inner, n)]
         if missing:
-            raise ConfigError(
-                f"model {name!r}: what it made, a {type(inner).__name__}, has no {', '.join(missing)}", "model", name
-            )
+            raise ConfigError.of("model", name, f"made a {type(inner).__name__} without {', '.join(missing)}")
         if not isinstance(inner.identity, str) or not inner.identity:
-            raise ConfigError(
-                f"model {name!r}: identity is {inner.identity!r}; give a string that names these weights", "model", name
-            )
+            raise ConfigError.of("model", name, f"has identity {inner.identity!r}; give a string naming its weights")
         self._inner, self._name = inner, name
         self.batch_size = batch_size or 64
         self.preprocess = rgb_pixels
@@ -147,21 +135,13 @@ class CustomEstimator:
         try:
             module = importlib.import_module(parts[1])
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"model {spec!r}: module {parts[1]!r} cannot be imported ({error}); is it here or on PYTHONPATH?",
-                "model",
-                spec,
-            ) from error
+            raise ConfigError.of("model", spec, f"cannot be found ({error}); is it here or on PYTHONPATH?") from error
         except Exception as error:  # the module is the user's: it may raise anything
-            raise ConfigError(
-                f"model {spec!r}: importing {parts[1]!r} failed: {_text(error)}", "model", spec
-            ) from error
+            raise ConfigError.of("model", spec, f"cannot be imported: {_text(error)}") from error
         factory = getattr(module, parts[2], None)
         if not callable(factory):
             what = f"has no {parts[2]!r}" if factory is None else f"has a {parts[2]!r} that cannot be called"
-            raise ConfigError(
-                f"model {spec!r}: module {parts[1]!r} {what}; name a function that makes the estimator", "model", spec
-            )
+            raise ConfigError.of("model", spec, f"does not work: {parts[1]} {what}; name a function that makes one")
         try:
             inner = factory()
         except Exception as error:
@@ -188,11 +168,7 @@ class CustomEstimator:
             batch = items[start : start + self.batch_size]
             rows = _array(getattr(self._inner, name)(batch))
             if rows.ndim != 2 or len(rows) != len(batch):
-                raise ConfigError(
-                    f"model {self._name!r}: {name} gave shape {rows.shape} for {len(batch)} items; want ({len(batch)}, d)",
-                    "model",
-                    self._name,
-                )
+                raise ConfigError.of("model", self._name, f"gave {name} of shape {rows.shape}; want ({len(batch)}, d)")
             parts.append(rows)
         return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
 
@@ -205,16 +181,9 @@ class CustomEstimator:
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError(
-                    f"model {self._name!r}: {name} failed on one item: {_text(error)}", "model", self._name
-                ) from error
+                raise ConfigError.of("model", self._name, f"failed in {name} on one item: {_text(error)}") from error
         if widths[0] != widths[1]:
-            raise ConfigError.of(
-                "model",
-                self._name,
-                f"gives pictures {widths[0]} numbers and texts {widths[1]}; a pair needs a model with one space for "
-                "both",
-            )
+            raise ConfigError.of("model", self._name, f"has widths {widths}; pictures and texts need one space")
         return widths[0]
 
 

@@ -34,9 +34,7 @@ class Device:
         if kind == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device {device!r}: torch sees no GPU here; use --device cpu", "device", device)
         if kind == "cuda" and number and int(number) >= torch.cuda.device_count():
-            raise ConfigError(
-                f"device {device!r}: torch sees {torch.cuda.device_count()} here; use cuda:0", "device", device
-            )
+            raise ConfigError.of("device", device, f"is not among {torch.cuda.device_count()} GPUs; use cuda:0")
         if kind == "mps" and not torch.backends.mps.is_available():
             raise ConfigError(f"device {device!r}: torch sees no Apple GPU here; use --device cpu", "device", device)
         if dtype == "auto":

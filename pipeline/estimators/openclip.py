@@ -121,8 +121,7 @@ class OpenClipEstimator:
             reason = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …").rstrip(".")
             raise ConfigError(
                 f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: "
-                f"{f'{problem}; ' if problem else ''}{reason}. Without a network, point --model at local-dir:FOLDER "
-                "(open_clip_config.json and weights) or --pretrained at a checkpoint file.",
+                f"{f'{problem}; ' if problem else ''}{reason}. Offline, use --model local-dir:FOLDER or --pretrained FILE",
                 "model",
                 name,
             ) from error
@@ -240,11 +239,7 @@ def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
     size = config.get("size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ConfigError(
-            f"model: it takes pictures of {height} x {width}; use one for square pictures, such as 224 x 224",
-            "model",
-            (height, width),
-        )
+        raise ConfigError.of("model", (height, width), "pixels are not square; use a model of square pictures")
     return Preprocess(
         size=height,
         resize=config.get("resize_mode") or "shortest",
@@ -274,11 +269,7 @@ WEIGHTS_FILE = "open_clip_model.safetensors"
 def save_local_dir(estimator: OpenClipEstimator, folder: Path) -> None:
     """Write configuration, weights and, where the model has its own, the tokenizer."""
     if not estimator.config:
-        raise ConfigError(
-            f"model {estimator.identity.model!r}: it was loaded without its configuration; use load_estimator",
-            "model",
-            estimator.identity.model,
-        )
+        raise ConfigError.of("model", estimator.identity.model, "has no configuration; load it with load_estimator")
     config = {"model_cfg": estimator.config, "preprocess_cfg": dict(estimator.module.visual.preprocess_cfg)}
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(estimator.tokenizer, "save_pretrained"):  # those of the hub; CLIP's own comes with open_clip

@@ -35,9 +35,7 @@ def random_seed(pretrained: str | None) -> int | None:
         return None
     seed = pretrained.removeprefix("random:")
     if not (seed.isascii() and seed.isdigit() and int(seed) < 2**63):
-        raise ConfigError(
-            f"pretrained {pretrained!r}: the seed must be a number, such as random:0", "pretrained", pretrained
-        )
+        raise ConfigError.of("pretrained", pretrained, "needs a number as its seed, such as random:0")
     return int(seed)
 
 
@@ -57,17 +55,11 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
 
     if source.startswith(("local-dir:", "hf-hub:")):
         if pretrained is not None:
-            raise ConfigError(
-                f"model {name!r} brings its own weights; leave out pretrained ({pretrained!r})",
-                "pretrained",
-                pretrained,
-            )
+            raise ConfigError.of("pretrained", pretrained, f"is not for {name}, which has weights; leave it out")
         if source.startswith("local-dir:"):
             _check_folder(name, Path(source.removeprefix("local-dir:")))
         elif "/" not in source:
-            raise ConfigError.of(
-                "model", name, "names no model; use hf-hub:ORG/NAME, such as hf-hub:timm/ViT-B-16-SigLIP"
-            )
+            raise ConfigError.of("model", name, "names no model; use one such as hf-hub:timm/ViT-B-16-SigLIP")
         return
     if name not in open_clip.list_models():
         close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
@@ -79,27 +71,16 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
         )
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
-        raise ConfigError(
-            f"model {name!r} needs pretrained weights; use one of {', '.join(tags[:6]) or 'its checkpoints'}, or a file",
-            "pretrained",
-        )
+        raise ConfigError(f"pretrained is missing for {name}; use {', '.join(tags[:6]) or 'a file'}", "pretrained")
     if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
         close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
-        raise ConfigError.of(
-            "pretrained", pretrained, f"is neither a file nor a tag of {name}; tags: {', '.join(close) or 'none'}"
-        )
+        raise ConfigError.of("pretrained", pretrained, f"is no file and no tag; tags: {', '.join(close) or 'none'}")
 
 
 def _check_folder(name: str, folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"model {name!r}: there is no folder {folder}; give one saved by open_clip", "model", name)
     if not (folder / "open_clip_config.json").is_file():
-        raise ConfigError(
-            f"model {name!r}: {folder} holds no open_clip_config.json; give a folder saved by open_clip", "model", name
-        )
+        raise ConfigError.of("model", name, "holds no open_clip_config.json; give a folder saved by open_clip")
     if not any(path.suffix in _WEIGHTS for path in folder.iterdir()):
-        raise ConfigError(
-            f"model {name!r}: {folder} holds no weights; put open_clip_model.safetensors beside its config",
-            "model",
-            name,
-        )
+        raise ConfigError.of("model", name, "holds no weights; put open_clip_model.safetensors beside its config")

@@ -71,9 +71,7 @@ class TransformersEstimator:
         try:
             import transformers
         except ImportError as error:
-            raise ConfigError.of(
-                "model", spec, f"needs transformers ({error}); install the extra: pip install 'noisegate[hf]'"
-            ) from error
+            raise ConfigError.of("model", spec, f"needs transformers ({error}); pip install 'noisegate[hf]'") from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
             try:
@@ -81,19 +79,12 @@ class TransformersEstimator:
                 _check_model(model, report, spec)
                 processor = transformers.AutoProcessor.from_pretrained(source)
             except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-                reason = shorten(str(error), 300, placeholder=" …").rstrip(".")
                 raise ConfigError.of(
-                    "model",
-                    spec,
-                    f"cannot be loaded: {reason}. Without a network, point --model at hf:FOLDER with config, weights "
-                    "and processor, as save_pretrained writes them.",
+                    "model", spec, f"cannot be loaded: {_shorten(error)}. Offline, use hf:FOLDER"
                 ) from error
             if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
                 raise ConfigError.of(
-                    "model",
-                    spec,
-                    f"comes with a {type(processor).__name__} only; it needs a processor for both pictures and texts: "
-                    "save one beside it with AutoProcessor.save_pretrained",
+                    "model", spec, f"has a {type(processor).__name__} only; save one for pictures and texts beside it"
                 )
             return cls(model, processor, name, device, batch_size, draft)
 
@@ -174,11 +165,10 @@ class TransformersEstimator:
         theirs = torch.as_tensor(np.asarray(image_processor(images=picture, return_tensors="np")["pixel_values"]))
         # Backends of transformers differ by a level or two of 255 from one another, a step left out by far more.
         if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
-            raise ConfigError(
-                f"model {name!r}: its {type(image_processor).__name__} does more than resize, crop and normalise; "
-                "wrap the model as python:MODULE:FACTORY, which resizes by itself",
+            raise ConfigError.of(
                 "model",
                 name,
+                f"has a {type(image_processor).__name__} with unknown steps; wrap it as python:MODULE:FACTORY",
             )
 
     @torch.inference_mode()
@@ -192,16 +182,10 @@ class TransformersEstimator:
             raise ConfigError.of(
                 "model",
                 name,
-                f"does not take what its processor makes, pictures of {crop} px and {self._context} tokens "
-                f"({' '.join(str(error).split())[:200]}); save the processor that belongs to it",
+                f"does not take its processor's {crop} px and {self._context} tokens ({_shorten(error)}); save the right one",
             ) from error
         if image.ndim != 2 or image.shape != text.shape:
-            raise ConfigError.of(
-                "model",
-                name,
-                f"gives a picture the shape {tuple(image.shape)} and a text {tuple(text.shape)}; use a model with one "
-                f"space for both, such as {_EXAMPLES}",
-            )
+            raise ConfigError.of("model", name, f"gives {tuple(image.shape)} and {tuple(text.shape)}; use {_EXAMPLES}")
         return int(image.shape[1])
 
     @torch.inference_mode()
@@ -213,6 +197,10 @@ class TransformersEstimator:
         )
         tolerance = 1e-5 if self._device.dtype_name == "float32" else 2e-2
         return bool(np.abs(whole - cut).max() <= tolerance)
+
+
+def _shorten(error: Exception) -> str:
+    return shorten(str(error), 300, placeholder=" …").rstrip(".")
 
 
 def _features(output: Any) -> torch.Tensor:
@@ -229,24 +217,16 @@ def _source(spec: str) -> tuple[str, str]:
     if folder.is_dir():
         return str(folder), f"hf:{folder.resolve().name}"
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or folder.exists():
-        raise ConfigError(
-            f"model {spec!r}: {source} is no folder; give one that save_pretrained wrote, or {_EXAMPLES}", "model", spec
-        )
+        raise ConfigError.of("model", spec, f"is no folder that save_pretrained wrote; use one, or {_EXAMPLES}")
     return source, spec
 
 
 def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
     if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
-        raise ConfigError.of(
-            "model", spec, f"is a {type(model).__name__}, without features of both pictures and texts; use {_EXAMPLES}"
-        )
+        raise ConfigError.of("model", spec, f"is a {type(model).__name__} without both features; use {_EXAMPLES}")
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
-        raise ConfigError(
-            f"model {spec!r}: its weights lack {missing[0]} and {len(missing) - 1} more; give a complete checkpoint",
-            "model",
-            spec,
-        )
+        raise ConfigError.of("model", spec, f"lacks weights such as {missing[0]}; use a complete checkpoint")
 
 
 def _context_length(model: Any, processor: Any) -> int:

@@ -65,11 +65,10 @@ def compute_columns(
         return None
     images, texts = _read_rows(run, stems, "image"), _read_rows(run, stems, "text")
     if images.width != texts.width or not images.width:
-        raise TableError(
-            f"{run.path}: --with {','.join(wanted.methods)} compares images with texts in one space, and these have "
-            f"{images.width} and {texts.width} numbers; use a run of pairs by one model",
+        raise TableError.of(
             "with",
-            wanted.methods,
+            ",".join(wanted.methods),
+            f"compares pairs of one width, and {run.path} has {images.width} and {texts.width}; use a run of one model",
         )
     columns: dict[str, Float32] = {}
     records: dict[str, dict[str, Any]] = {}

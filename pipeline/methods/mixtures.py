@@ -138,14 +138,10 @@ class _Scaled:
 
     def __init__(self, losses: ArrayLike, clean_side: Side) -> None:
         if clean_side not in {"low", "high"}:
-            raise ConfigError(
-                f"clean_side={clean_side!r}; give 'low' (losses) or 'high' (scores)", "clean_side", clean_side
-            )
+            raise ConfigError.of("clean_side", clean_side, "is unknown; use 'low' (losses) or 'high' (scores)")
         values = np.asarray(losses, dtype=np.float64)
         if values.ndim != 1:
-            raise ConfigError(
-                f"losses has shape {values.shape}; give one number per sample, shape (N,)", "losses", values.shape
-            )
+            raise ConfigError.of("losses", values.shape, "is no shape for one number per sample; give (N,)")
         self.known = np.isfinite(values)
         known = values[self.known]
         self.sign = 1.0 if clean_side == "low" else -1.0

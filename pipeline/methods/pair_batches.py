@@ -35,9 +35,7 @@ class EmbeddedPairs:
         self._sides = as_rows(images, "images"), as_rows(texts, "texts")
         shapes = [(len(side), side.width) for side in self._sides]
         if shapes[0] != shapes[1]:
-            raise ConfigError(
-                f"images {shapes[0]} and texts {shapes[1]} do not fit; give (N, d) for both", "texts", shapes[1]
-            )
+            raise ConfigError.of("texts", shapes[1], f"do not fit images {shapes[0]}; give (N, d) for both")
         self.count = shapes[0][0]
         (left, left_valid), (right, right_valid) = (_number_directions(side) for side in self._sides)
         self.valid = np.flatnonzero(left_valid & right_valid)

@@ -200,9 +200,7 @@ def gpu_numbers(device: str) -> list[int]:
     present = int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
     wanted = [int(number)] if number else list(range(present))
     if kind == "cuda" and (not wanted or max(wanted) >= present):
-        raise ConfigError(
-            f"device {device!r}, but faiss sees {present} GPUs; install faiss-gpu or use auto", "device", device
-        )
+        raise ConfigError.of("device", device, f"is not among faiss's {present} GPUs; install faiss-gpu or use auto")
     return wanted
 
 

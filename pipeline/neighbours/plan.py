@@ -141,11 +141,9 @@ def cut(plan: Plan, memory: int, threads: int, remote: bool = False) -> Plan:
     if room < ALIGNED:
         least = threaded + ALIGNED * each
         least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
-        raise ConfigError(
-            f"neighbour-memory {memory / 1e6:,.0f}MB is too little for {threads} threads with lists of {plan.wanted - 1} "
-            f"rows of {plan.width} numbers; use {-(-least // 1_000_000)}MB or more",
-            "neighbour-memory",
-            memory,
+        enough = f"{-(-least // 1_000_000)}MB"
+        raise ConfigError.of(
+            "neighbour-memory", memory, f"bytes are too few for {threads} threads; use {enough} or more"
         )
     part = min(room // ALIGNED * ALIGNED, whole)
     even = -(-whole // -(-whole // part))  # parts of one size are done at one time

@@ -56,11 +56,7 @@ def run_task(task: Task) -> Task:
     if not (folder / task.name).exists():
         plan = Plan.load(folder)
         if plan is None:
-            raise ConfigError(
-                f"{folder} holds no search here; all machines of --engine ray need the run's folder under one name",
-                "engine",
-                "ray",
-            )
+            raise ConfigError.of("engine", "ray", f"needs {folder} under one name on all machines; use a shared folder")
         rows = MappedRows(plan.files, plan.tensor, plan.shapes)
         if task.step == "build":
             _build(task, plan, rows)
@@ -202,10 +198,7 @@ def process_executor(count: int) -> Iterator[RunTasks]:
                     done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
                     yield from (future.result() for future in done)
             except BrokenProcessPool as error:
-                raise NoisegateError(
-                    f"a process of the neighbour search died, perhaps because memory ran out; {_ADVICE}",
-                    "neighbour-memory",
-                ) from error
+                raise NoisegateError(f"a process of the search died; {_ADVICE}", "neighbour-memory") from error
             finally:
                 for future in waiting:
                     future.cancel()
@@ -279,9 +272,7 @@ def ray_executor(address: str | None = None, cpus: int | None = None) -> Iterato
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error  # what the task raised, without Ray's words around it
             except ray.exceptions.RayError as error:
-                raise NoisegateError(
-                    f"Ray lost a task of the neighbour search ({first_line(error)}); {_ADVICE}", "engine", "ray"
-                ) from error
+                raise NoisegateError.of("engine", "ray", f"lost a task ({first_line(error)}); {_ADVICE}") from error
             finally:
                 for unfinished in waiting if ray.is_initialized() else ():
                     ray.cancel(unfinished, force=True)

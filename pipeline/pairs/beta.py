@@ -212,9 +212,7 @@ def sample_pairs(images: Floats, texts: Floats, rng: np.random.Generator, count:
     """Cosines of up to `count` given pairs and of about four times as many mismatched ones; invalid rows are left out."""
     images, texts = normalise(images), normalise(texts)
     if images.shape != texts.shape:
-        raise ConfigError(
-            f"images {images.shape} and texts {texts.shape} must be paired rows of one space", "texts", texts.shape
-        )
+        raise ConfigError.of("texts", texts.shape, f"do not pair with images {images.shape}; give (N, d) for both")
     valid = np.flatnonzero(images.any(axis=1) & texts.any(axis=1))
     chosen = np.sort(rng.choice(valid, min(count, len(valid)), replace=False))
     images, texts = images[chosen], texts[chosen]

@@ -102,11 +102,7 @@ class PairCalibration:
         """The inverse of `to_dict`."""
         missing = [field.name for field in fields(cls) if field.name not in plain]
         if missing:
-            raise ConfigError(
-                f"calibration lacks {', '.join(missing)}; give what PairCalibration.to_dict() wrote",
-                "calibration",
-                missing,
-            )
+            raise ConfigError.of("calibration", missing, "are missing; give what PairCalibration.to_dict() wrote")
         values = {field.name: plain[field.name] for field in fields(cls)}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         values = {name: np.nan if value is None else value for name, value in values.items()}
@@ -133,13 +129,9 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
     mismatched ones, and the least similar wrong pairs are less similar than nearly all right ones.
     """
     given, mismatched = _keep_finite(given), _keep_finite(mismatched)
-    if min(len(given), len(mismatched)) < MIN_PAIRS:
-        raise ConfigError(
-            f"{len(given)} given and {len(mismatched)} mismatched similarities are too few; at least {MIN_PAIRS} of each are "
-            "needed, and 1,000 of each work well",
-            "pairs",
-            min(len(given), len(mismatched)),
-        )
+    fewest = min(len(given), len(mismatched))
+    if fewest < MIN_PAIRS:
+        raise ConfigError.of("pairs", fewest, f"are too few; give {MIN_PAIRS} or more of both kinds, better 1,000")
     # on matrices this small BLAS threads only wait for each other: one thread is six times as fast, with the same result
     with threadpool_limits(1, user_api="blas"):
         return _calibrate(given, mismatched, np.random.default_rng(seed))

@@ -50,9 +50,7 @@ def neighbourhood_agreement(
     images, texts = as_rows(image_embeddings), as_rows(text_embeddings)
     if len({len(image_neighbours), len(text_neighbours), len(images), len(texts)}) != 1:
         raise ConfigError(
-            f"neighbourhood: {len(image_neighbours)} image and {len(text_neighbours)} text lists for "
-            f"{len(images)} images and {len(texts)} texts; all four need one row per pair",
-            "neighbourhood",
+            "neighbourhood: images, texts and both neighbour lists need one row per pair", "neighbourhood"
         )
     rows = np.arange(len(images))
     return either_side(
@@ -220,7 +218,7 @@ def score_neighbourhood(
     left, right = as_rows(images), as_rows(texts)
     pictures, captions = _embedded(left), _embedded(right)
     if text_graph is None or (pictures.any() and not captions.any()):
-        raise ConfigError("neighbourhood: no sample has a text embedding to compare; leave --neighbourhood out")
+        raise ConfigError("neighbourhood: no sample has a text embedding; leave it out", "neighbourhood", True)
     near_images, near_texts = graph.indices[:, :k], text_graph.indices[:, :k]
     valid = pictures & captions
     rng = np.random.default_rng(seed)

@@ -45,18 +45,10 @@ def fit_pairs(
 def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     """Read β and calibration from the tables of a finished run whose embeddings were dropped."""
     if len({_scoring_text(run, stem) for stem in stems}) != 1:
-        raise MismatchError(
-            f"{run.path}: embeddings are missing and the tables are not scored alike; use --overwrite",
-            "out",
-            str(run.path),
-        )
+        raise MismatchError.of("out", str(run.path), "lacks embeddings, and its scores differ; use --overwrite")
     beta, calibration = read_scoring(run, stems[0])
     if beta is None:
-        raise MismatchError(
-            f"{run.table(stems[0])} has no scores yet; finish the run with the same annotate command",
-            "out",
-            str(run.path),
-        )
+        raise MismatchError.of("out", str(run.path), "has tables without scores; run annotate again")
     places, rows = _draw(run, stems, PAIRS, seed)
     given = _similarities(run, stems, places, rows)
     return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)))
@@ -160,10 +152,8 @@ def read_pairs(
             if len(samples) >= count:
                 break
     if not samples:
-        others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
-        raise ConfigError(
-            f"no pair can be read from {shards[0].url}{others}: {problem or reason}", "shards", shards[0].url
-        )
+        others = f"and {len(shards) - 1:,} more " if len(shards) > 1 else ""
+        raise ConfigError.of("shards", shards[0].url, f"{others}have no readable pair: {problem or reason}")
     return samples[:count]
 
 

@@ -74,8 +74,7 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
         raise ConfigError.of(
             "model",
             estimator.identity.model,
-            f"gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; a pair needs a model with one "
-            "space for both",
+            f"gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; use one with a space for both",
         )
     return Encoded(images, texts, row_cosines(images, texts))
 
@@ -170,11 +169,8 @@ class RecordedScorer:
     def compare(self, identity: Identity) -> list[str]:
         """List differing versions of libraries; raise MismatchError if `identity` is another model."""
         if differences := self.identity.differences(identity, versions=False):
-            raise MismatchError(
-                f"{self.folder} was scored by another model than the one that is loaded:\n  "
-                + "\n  ".join(differences),
-                "model",
-                identity.model,
+            raise MismatchError.of(
+                "model", identity.model, "\n  ".join((f"is not the one that scored {self.folder}:", *differences))
             )
         return self.identity.differences(identity)
 
@@ -217,9 +213,7 @@ def read_scorer(folder: str | Path) -> RecordedScorer:
     run = RunFolder(Path(folder))
     recorded = run.recorded()
     if recorded.get("finished") is False:
-        raise TableError(
-            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", str(folder)
-        )
+        raise TableError.of("run", str(folder), "is not finished; run the same annotate command again, it goes on")
     stem = next(run.stems(), None)  # all tables of a finished run record the same scoring
     beta, calibration = (None, None) if stem is None else read_scoring(run, stem)
     return RecordedScorer(run.path, recorded, Identity.from_dict(recorded["scorer"]), beta, calibration)
@@ -252,10 +246,7 @@ def model_of_run(
     recorded = run.get("model") or {}
     if model is None:
         if not recorded:
-            raise ConfigError(
-                "the run does not record its model (it was given as an object); name it with --model, or verify --no-rescore",
-                "model",
-            )
+            raise ConfigError("model is not recorded; name it with --model, or use verify --no-rescore", "model")
         model, pretrained = recorded["model"], recorded["pretrained"]
         if model.startswith("python:"):
             device = dtype = "auto"  # a user's own model chooses both itself

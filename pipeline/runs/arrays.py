@@ -62,11 +62,8 @@ def find_parts(images: Path, texts: Path | None = None, metadata: Path | None = 
     for number, path in pictures.items():
         part = _part(path, captions.get(number), tables.get(number), start)
         if parts and part.widths != parts[0].widths:
-            raise ConfigError(
-                f"images and texts: {path} goes with widths {part.widths}, {parts[0].images} with {parts[0].widths}; "
-                "all files must come from one model",
-                "images",
-                path,
+            raise ConfigError.of(
+                "images", path, f"has widths {part.widths}, others {parts[0].widths}; use one model for all"
             )
         parts.append(part)
         start += part.rows
@@ -104,14 +101,10 @@ def _numbers(files: Sequence[Path]) -> list[tuple[Any, ...]]:
 def _paired(path: Path, name: str, images: dict[tuple[Any, ...], Path]) -> dict[tuple[Any, ...], Path]:
     found = _files(path, name)
     if len(found) != len(images):
-        raise ConfigError(
-            f"{name}: {len(found)} files for {len(images)} of images; there must be one for each", name, path
-        )
+        raise ConfigError.of(name, path, f"has {len(found)} files for {len(images)} of images; give one for each")
     lost = [file for number, file in images.items() if number not in found]
     if lost:
-        raise ConfigError(
-            f"{name}: no file of {path} has the number of {lost[0].name}; there must be one for each", name, path
-        )
+        raise ConfigError.of(name, path, f"has no file with the number of {lost[0].name}; give one for each")
     return found
 
 
@@ -138,19 +131,13 @@ def _key_column(path: Path, images: Path, rows: int) -> str:
         raise ConfigError.of("metadata", path, f"has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
     found = next((name for name in KEY_COLUMNS if name in schema.names), None)
     if found is None:
-        raise ConfigError.of(
-            "metadata",
-            path,
-            f"has the columns {', '.join(schema.names)}; keys come from one called {', '.join(KEY_COLUMNS)}",
-        )
+        raise ConfigError.of("metadata", path, f"has no column called {' or '.join(KEY_COLUMNS)}, where keys come from")
     kind = schema.field(found).type
     if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
         raise ConfigError(f"metadata: {found} of {path} is {kind}; keys are text or whole numbers", "metadata", path)
     lacking = sum(not key for key in _read_keys(path, found))
     if lacking:
-        raise ConfigError(
-            f"metadata: {lacking:,} rows of {path} have no {found}; every row needs one", "metadata", path
-        )
+        raise ConfigError.of("metadata", path, f"has {lacking:,} rows without {found}; every row needs one")
     return found
 
 
@@ -180,9 +167,7 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{name}: there is no file {path}; give an .npy file, as numpy.save writes it", name, path
-        ) from error
+        raise ConfigError.of(name, path, "is no file; give an .npy file, as numpy.save writes it") from error
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError.of(name, path, "is no whole .npy file of numbers; write one with numpy.save") from error
     if not isinstance(array, np.ndarray):
@@ -197,19 +182,11 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
 def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
     """Class numbers (N,), negative for none, one for each row of the images; raises ConfigError where they are not."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ConfigError(
-            f"labels: {labels.dtype} of shape {labels.shape}; want whole numbers (N,)", "labels", labels.shape
-        )
+        raise ConfigError.of("labels", labels.shape, f"is the shape of {labels.dtype}; want whole numbers (N,)")
     if len(labels) != rows:
-        raise ConfigError(
-            f"labels: {len(labels):,} for {rows:,} rows of images; give one for each row", "labels", len(labels)
-        )
+        raise ConfigError.of("labels", len(labels), f"do not fit {rows:,} rows of images; give one for each row")
     if len(labels) and labels.max() >= 2**31:
-        raise ConfigError(
-            f"labels: {labels.max()} is too large for a class number; number the classes 0, 1, 2, …",
-            "labels",
-            int(labels.max()),
-        )
+        raise ConfigError.of("labels", int(labels.max()), "is too large for a class; number the classes 0, 1, 2, …")
     return labels.astype(np.int64)
 
 

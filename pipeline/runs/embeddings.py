@@ -38,9 +38,7 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
             else:
                 chosen = file.get_tensor(part) if rows is None else file.get_tensor(part)[rows]
     except (OSError, SafetensorError) as error:
-        raise TableError.of(
-            "embeddings", path, f"cannot be read: {error}; run the same annotate command again"
-        ) from error
+        raise TableError.of("embeddings", path, f"cannot be read: {error}; run annotate again") from error
     return chosen.astype(np.float32)
 
 
@@ -49,9 +47,7 @@ def map_embeddings(path: Path, part: str) -> NDArray[Any]:
     try:
         return map_tensors(path)[0][part]
     except TableError as error:
-        raise TableError.of(
-            "embeddings", path, f"cannot be read: {error}; run the same annotate command again"
-        ) from error
+        raise TableError.of("embeddings", path, f"cannot be read: {error}; run annotate again") from error
 
 
 def embeddings_match(path: Path, rows: int, sha256: str) -> bool:

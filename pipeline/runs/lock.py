@@ -22,9 +22,7 @@ def folder_lock(folder: Path, doing: str = "", wait: bool = False) -> Iterator[s
     """Hold `folder/_lock`, which then says who does (yielded). Raises LockedError, naming the holder, or else waits."""
     with _opened(folder) as file:
         if not _locked(file, folder, shared=False, wait=wait):
-            raise LockedError(
-                f"{folder} is being written by {_holder(file)}; wait for it, or choose another --out", "out", folder
-            )
+            raise LockedError.of("out", folder, f"is being written by {_holder(file)}; wait for it, or choose another")
         mark = f"process {os.getpid()} on {socket.gethostname()}{', ' if doing else ''}{doing}"
         _mark(file, f"{mark}\n")
         yield mark
@@ -45,9 +43,7 @@ def shared_lock(folder: Path, begin: Callable[[bool], None], note: Callable[[str
                 break
             holder = _holder(file)
             if holder.startswith("process ") and not holder.endswith(SCORING):
-                raise LockedError(
-                    f"{folder} is being written by {holder}; wait for it, or choose another --out", "out", folder
-                )
+                raise LockedError.of("out", folder, f"is being written by {holder}; wait for it, or choose another")
             note(f"waiting for {holder}")
             _locked(file, folder, shared=True, wait=True)
         if alone:
@@ -70,11 +66,7 @@ def _locked(file: IO[str], folder: Path, shared: bool, wait: bool = False) -> bo
     except OSError as error:
         if error.errno in _HELD:
             return False
-        raise NoisegateError(
-            f"{folder} cannot be locked ({error.strerror}); use a folder on a local disk, or on a shared one with locks",
-            "out",
-            folder,
-        ) from error
+        raise NoisegateError.of("out", folder, f"cannot be locked ({error.strerror}); use another disk") from error
     return True
 
 

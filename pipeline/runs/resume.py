@@ -102,14 +102,10 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
     cheap = not differences and all(name in RESCORED for name in other)
     differences += [f"{name}: {then.get(name)} there, {now[name]} now" for name in other]
     if differences:
-        raise MismatchError(
-            f"{folder} was made with other settings:\n  "
-            + "\n  ".join(differences)
-            + "\nUse the same settings to go on, another --out, or --overwrite to start again."
-            + (f" Without the model, in seconds: noisegate rescore {folder}" if cheap else ""),
-            "out",
-            folder,
-        )
+        lines = "\n  ".join(("was made with other settings:", *differences))
+        hint = f" Without the model, in seconds: noisegate rescore {folder}" if cheap else ""
+        advice = "Use the same settings to go on, another --out, or --overwrite to start again."
+        raise MismatchError.of("out", folder, f"{lines}\n{advice}{hint}")
 
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,19 +175,13 @@ class Resume:
             metadata = read_metadata(table)
         except TableError as error:
             if stem not in self.listed:
-                raise TableError(
-                    f"{error}; it is in the way: move it, or choose another --out", "out", table
-                ) from error
+                raise TableError(f"{error}; move it, or choose another --out", "out", table) from error
             self._redo(table, f"{table} is damaged; its shard is scored again")
             return None
         if Identity.from_dict(metadata["scorer"]) != self.identity:
-            raise MismatchError(
-                f"{table} was made by another scorer than {self.run.run_file} says; use --overwrite", "out", table
-            )
+            raise MismatchError.of("out", table, f"is of another scorer than {self.run.run_file}; use --overwrite")
         if stem not in self.listed and metadata["reading"] != self.reading:
-            raise MismatchError(
-                f"{table} was made with other settings, and no {self.run.run_file}; use --overwrite", "out", table
-            )
+            raise MismatchError.of("out", table, f"has other settings, and no {self.run.run_file}; use --overwrite")
         return metadata
 
     def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
@@ -207,11 +197,8 @@ class Resume:
         """Two shards of one name in different folders must not take each other's table."""
         url = self.listed.get(shard.stem, {}).get("url", shard.url)
         if url != shard.url and not (shard.is_local and Path(url).resolve() == Path(shard.url).resolve()):
-            raise MismatchError(
-                f"{self.run.table(shard.stem)} belongs to {url}, which is not the same as {shard.url}; choose another --out",
-                "out",
-                self.run.table(shard.stem),
-            )
+            table = self.run.table(shard.stem)
+            raise MismatchError.of("out", table, f"belongs to {url}, and {shard.url} is another; choose another --out")
 
     def _redo(self, table: Path, reason: str) -> None:
         self.note(reason)
@@ -249,11 +236,7 @@ def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> 
         stems.add(table.stem)
     for stem in wanted:
         if stem not in stems and run.table(stem).exists():
-            raise TableError(
-                f"{run.table(stem)} is not a weight table; it is in the way: move it, or choose another --out",
-                "out",
-                run.table(stem),
-            )
+            raise TableError.of("out", run.table(stem), "is no weight table; move it, or choose another --out")
     for stem in sorted(stems):
         for path in (run.table(stem), run.embeddings(stem)):
             path.unlink(missing_ok=True)

@@ -126,24 +126,18 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.T
     """
     run = RunFolder(Path(folder))
     if (run.read_run() or {}).get("finished") is False:
-        raise TableError(
-            f"the run in {folder} is not finished; run the same annotate command again, it goes on", "run", folder
-        )
+        raise TableError.of("run", folder, "is not finished; run the same annotate command again, it goes on")
     names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
     unknown = sorted(set(names) - set(ALL_COLUMNS))
     if unknown:
-        raise TableError(
-            f"unknown column {unknown[0]!r}; a weight table has {', '.join(COLUMNS)}", "columns", unknown[0]
-        )
+        raise TableError.of("columns", unknown[0], f"is unknown; a weight table has {', '.join(COLUMNS)}")
     parts = []
     for stem in run.stems():
         part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
         parts.append(part.select(names).add_column(0, pa.field("shard", WORD), shard))
     if not parts:
-        raise TableError(
-            f"{folder} holds no weight tables; make some with: noisegate annotate SHARDS --out {folder}", "run", folder
-        )
+        raise TableError.of("run", folder, f"has no tables; make some: noisegate annotate SHARDS --out {folder}")
     return pa.concat_tables(parts).unify_dictionaries()
 
 
@@ -171,14 +165,10 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, AttributeError) as error:
-            raise TableError(
-                f"{self.run_file} is damaged: {error}; redo the run with --overwrite", "run", self.path
-            ) from error
+            raise TableError.of("run", self.path, f"is damaged: {error}; redo it with --overwrite") from error
         if found != VERSION:
-            raise TableError(
-                f"{self.run_file} is of version {found}, not {VERSION}; use another --out or --overwrite",
-                "run",
-                self.path,
+            raise TableError.of(
+                "run", self.path, f"has version {found}, not {VERSION}; use another --out or --overwrite"
             )
         return run
 
@@ -188,11 +178,7 @@ class RunFolder:
         if run is None:
             below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
             there = "" if below is None else f", but {below.parent} does"
-            raise TableError(
-                f"{self.path} holds no run (no _run.json){there}; make one with: noisegate annotate SHARDS --out {self.path}",
-                "run",
-                self.path,
-            )
+            raise TableError.of("run", self.path, f"holds no _run.json{there}; noisegate annotate makes one")
         return run
 
     def write_run(self, run: Mapping[str, Any]) -> None:
@@ -213,11 +199,7 @@ class RunFolder:
             kept = columns if columns is None else [name for name in columns if name not in lacking]
             table = pq.read_table(self.table(stem), columns=kept)
         except (OSError, pa.ArrowInvalid) as error:
-            raise TableError(
-                f"{self.table(stem)} is damaged: {error}; run the same annotate command again",
-                "table",
-                self.table(stem),
-            ) from error
+            raise self._damaged(stem, error) from error
         if not kept and lacking:  # a Parquet file gives no rows without a column
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
@@ -231,12 +213,11 @@ class RunFolder:
             try:
                 found.update(pq.read_schema(self.table(stem)).names)
             except (OSError, pa.ArrowInvalid) as error:
-                raise TableError(
-                    f"{self.table(stem)} is damaged: {error}; run the same annotate command again",
-                    "table",
-                    self.table(stem),
-                ) from error
+                raise self._damaged(stem, error) from error
         return [name for name in METHOD_COLUMNS if name in found]
+
+    def _damaged(self, stem: str, error: Exception) -> TableError:
+        return TableError.of("table", self.table(stem), f"is damaged: {error}; run the same annotate command again")
 
     def write_table(self, stem: str, table: pa.Table) -> None:
         sink = pa.BufferOutputStream()

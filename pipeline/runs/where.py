@@ -130,9 +130,7 @@ class _Parser:
 
     def whole(self) -> Term:
         if len(self._tokens) == 1:
-            raise ConfigError(
-                "where: the rule is empty; write for example clean_probability > 0.9", "where", self._text
-            )
+            raise ConfigError("where: the rule is empty; write clean_probability > 0.9", "where", self._text)
         term = self._or()
         if self._next.what != "end":
             raise self._unexpected("and, or, or the end")
@@ -175,9 +173,7 @@ class _Parser:
             return term
         name = self._text[term.at :].split()[0]
         advice = {NUMBER: f"{name} > 0.5", TEXT: f"{name} = 'ok'", FLAGS: f"'duplicate_key' in {name}"}
-        raise self._wrong(
-            term.at, f"{term.kind} is not a condition; compare it, such as {advice.get(term.kind, 'x is null')}"
-        )
+        raise self._wrong(term.at, f"{term.kind} is not a condition; write {advice.get(term.kind, 'x is null')}")
 
     def _of_kind(self, term: Term, kind: str, use: str) -> Term:
         if term.kind != kind:

@@ -75,21 +75,12 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
     sources = [source] if isinstance(source, str | Path) else list(source)
     shards = [Shard(url) for url in dict.fromkeys(url for pattern in sources for url in _expand(str(pattern), ()))]
     if not shards:
-        raise ConfigError(
-            f"no shards in {', '.join(map(repr, map(str, sources))) or 'an empty list'}; "
-            "try 'data/x-{000000..000012}.tar' or 'data/*.tar'",
-            "shards",
-            [str(pattern) for pattern in sources],
-        )
+        raise ConfigError.of("shards", [str(pattern) for pattern in sources], "name no tar; try 'data/*.tar'")
     stems: dict[str, str] = {}
     for shard in shards:
         other = stems.setdefault(shard.stem, shard.url)
         if other != shard.url:
-            raise ConfigError(
-                f"shards {other} and {shard.url} would share the table {shard.stem}.parquet; score them into two folders",
-                "shards",
-                shard.url,
-            )
+            raise ConfigError.of("shards", shard.url, f"and {other} would share a table; score them into two folders")
     return shards
 
 
@@ -102,9 +93,7 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
     urls: list[str] = []
     for part in (part.strip() for part in pattern.split("::")):
         if part.startswith("pipe:") or "|" in part:
-            raise ConfigError(
-                f"shard {part!r}: pipes are not run; give a path or a URL such as s3://bucket/x.tar", "shards", part
-            )
+            raise ConfigError.of("shards", part, "is a pipe, which is not run; use a path or s3://bucket/x.tar")
         if part.startswith("@") or part.endswith(_LISTS):
             urls.extend(_read_list(part.removeprefix("@"), lists))
         elif part:
@@ -148,13 +137,9 @@ def _glob(name: str) -> list[str]:
         names = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
     shards = sorted(path for path in names if _path(path).lower().endswith(_SUFFIXES))
     if not shards and folder:
-        raise ConfigError(
-            f"folder {name} holds no .tar or .tar.gz; name another, or a pattern such as 'data/*/*.tar'", "shards", name
-        )
+        raise ConfigError.of("shards", name, "holds no .tar or .tar.gz; use a pattern such as 'data/*/*.tar'")
     if not shards:
-        raise ConfigError(
-            f"no .tar or .tar.gz matches {name!r}; a pattern reads like 'data/x-*.tar', in quotes", "shards", name
-        )
+        raise ConfigError.of("shards", name, "matches no .tar or .tar.gz; use a pattern such as 'data/x-*.tar'")
     return shards
 
 
@@ -193,15 +178,9 @@ def _check_protocol(name: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise ConfigError(
-            f"shard {name}: {protocol} needs a package; pip install {_PACKAGES.get(protocol, 'its fsspec driver')}",
-            "shards",
-            name,
-        ) from error
+        raise ConfigError.of("shards", name, f"needs pip install {_PACKAGES.get(protocol, 'its driver')}") from error
     except ValueError as error:
-        raise ConfigError(
-            f"shard {name}: protocol {protocol!r} is unknown; use a path, s3, gs, hf, http or https", "shards", name
-        ) from error
+        raise ConfigError.of("shards", name, "has an unknown protocol; use a path, s3, gs, hf or https") from error
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -215,6 +194,4 @@ def expand_braces(pattern: str) -> list[str]:
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:
-        raise ConfigError(
-            f"shards {pattern!r}: braces do not match; write x-{{000000..000012}}.tar", "shards", pattern
-        ) from error
+        raise ConfigError.of("shards", pattern, "has braces that do not match; use x-{000000..000012}.tar") from error

@@ -42,21 +42,11 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ConfigError(
-                f"preprocess size {self.size} is not a picture size; CLIP models use 224", "size", self.size
-            )
+            raise ConfigError.of("size", self.size, "is not a picture size; CLIP models use 224")
         if self.resize not in ("shortest", "squash", "longest"):
-            raise ConfigError(
-                f"preprocess resize {self.resize!r} is unknown; use 'shortest', 'squash' or 'longest'",
-                "resize",
-                self.resize,
-            )
+            raise ConfigError.of("resize", self.resize, "is unknown; use 'shortest', 'squash' or 'longest'")
         if self.interpolation not in _FILTERS:
-            raise ConfigError(
-                f"preprocess interpolation {self.interpolation!r} is unknown; use 'bicubic' or 'bilinear'",
-                "interpolation",
-                self.interpolation,
-            )
+            raise ConfigError.of("interpolation", self.interpolation, "is unknown; use 'bicubic' or 'bilinear'")
 
     def __call__(self, image: Image.Image) -> NDArray[np.uint8]:
         width, height = image.size
@@ -132,28 +122,14 @@ class ProcessorPixels:
         size, crops = dict(setting("size", {})), setting("do_center_crop", False)
         short, height, width = size.get("shortest_edge"), size.get("height"), size.get("width")
         if not setting("do_resize", False) or size.get("longest_edge") or not (short or (height and height == width)):
-            raise ConfigError(
-                f"model {name!r}: its processor resizes to {size or 'nothing'}; noisegate knows square pictures, "
-                "such as {'shortest_edge': 224} or {'height': 224, 'width': 224}",
-                "model",
-                name,
-            )
+            raise ConfigError.of("model", name, f"resizes to {size or 'nothing'}; use one with a square size")
         edge = int(short or height or 0)
         cut = dict(setting("crop_size", {})) if crops else {"height": edge, "width": edge}
         if (short and not crops) or cut.get("height") != cut.get("width") or not 0 < int(cut["height"]) <= edge:
-            raise ConfigError(
-                f"model {name!r}: its processor crops {cut if crops else 'nothing'} after a resize to {size}; "
-                "noisegate knows square crops, such as 224 of 224",
-                "model",
-                name,
-            )
+            raise ConfigError.of("model", name, f"crops {cut if crops else 'nothing'} of {size}; use a square crop")
         resample = int(setting("resample", -1))
         if resample not in (2, 3):  # Pillow's numbers
-            raise ConfigError(
-                f"model {name!r}: its processor resizes with filter {resample}; use 2 (bilinear) or 3 (bicubic)",
-                "model",
-                name,
-            )
+            raise ConfigError.of("model", name, f"resizes with filter {resample}; use 2 (bilinear) or 3 (bicubic)")
         # pixel * factor - offset, then (· - mean) / std, is (pixel / 255 - mean') / std' with the two numbers below.
         factor = 255 * (float(setting("rescale_factor", 1 / 255)) if setting("do_rescale", False) else 1.0)
         offset = 1.0 if setting("do_rescale", False) and setting("rescale_offset", False) else 0.0

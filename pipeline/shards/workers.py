@@ -21,6 +21,7 @@ from noisegate.pipeline.system.machine import count_processors, exit_with_parent
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
 
+UNGUARDED = "in a script of your own, call annotate under `if __name__ == '__main__':`"
 STARTS = 3  # tries to start workers, which may be killed just then
 
 
@@ -197,12 +198,7 @@ class DecodePool:
             except BrokenProcessPool as error:  # killed while starting, or unable to start
                 executor.shutdown(wait=False, cancel_futures=True)
                 if not left:
-                    raise ConfigError(
-                        "decode workers could not start; in a script of your own, call annotate under "
-                        "`if __name__ == '__main__':`, or use workers=0",
-                        "workers",
-                        workers,
-                    ) from error
+                    raise ConfigError.of("workers", workers, f"could not start; {UNGUARDED}, or use 0") from error
         return executor
 
 

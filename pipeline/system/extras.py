@@ -49,6 +49,4 @@ def require_extra(name: str, command: str) -> None:
     """
     absent = EXTRAS[name].absent()
     if absent:
-        raise ConfigError(
-            f"{command} needs {', '.join(absent)}; install the extra: pip install 'noisegate[{name}]'", name, absent
-        )
+        raise ConfigError(f"{command} needs {', '.join(absent)}; pip install 'noisegate[{name}]'", name, absent)

@@ -30,17 +30,13 @@ def writing_to(out: str | Path) -> Iterator[Path]:
         yield folder
     except OSError as error:
         if error.errno in _FULL:
-            raise NoisegateError(
-                f"no space left for {out}; free some and run the same command again (annotate goes on, without --overwrite)",
-                "out",
-                out,
+            raise NoisegateError.of(
+                "out", out, "has no space left; free some and run the same command again, without --overwrite"
             ) from error
         place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
         if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):
             raise
-        raise ConfigError.of(
-            "out", out, f"cannot be written: {error.strerror} ({place}); use a folder of yours, such as --out results"
-        ) from error
+        raise ConfigError.of("out", out, f"cannot be written: {error.strerror} ({place}); use --out results") from error
 
 
 def refuse_other_shards(out: Path, names: Collection[str]) -> None:

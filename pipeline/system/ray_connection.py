@@ -55,10 +55,8 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
                 ray.shutdown()
                 continue
             reason = " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"address {how['address']!r}: no Ray there ({reason}); start one with: ray start --head",
-                "address",
-                how["address"],
+            raise ConfigError.of(
+                "address", how["address"], f"has no Ray ({reason}); start one with: ray start --head"
             ) from error
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError, TableError
+from noisegate.pipeline.errors import LockedError, NoisegateError, TableError
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.rescore import rescore, score_embeddings
@@ -175,14 +175,14 @@ def test_what_cannot_work_leaves_every_byte(shards: Path, tmp_path: Path) -> Non
 
 
 def test_folders_that_hold_no_whole_run_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"nowhere holds no run \(no _run\.json\); make one with: noisegate annotate"):
+    with refused("run", tmp_path / "nowhere", TableError):
         rescore(tmp_path / "nowhere", change())
     assert not (tmp_path / "nowhere").exists()
     score(shards, tmp_path / "dropped", keep_embeddings=False)
     with refused("folder", str(tmp_path / "dropped"), TableError):
         rescore(tmp_path / "dropped", change())
     score(shards, tmp_path / "out")
-    with folder_lock(tmp_path / "out"), pytest.raises(LockedError, match="is being written by process"):
+    with folder_lock(tmp_path / "out"), refused("out", tmp_path / "out", LockedError):
         rescore(tmp_path / "out", change())
     run = RunFolder(tmp_path / "out")
     whole = run.embeddings("x-1").read_bytes()
@@ -219,7 +219,7 @@ def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(
         rescore(tmp_path / "out", change(beta="fixed:0.6"))
     betas = {read_metadata(path)["beta"]["value"] for path in sorted((tmp_path / "out").glob("*.parquet"))}
     assert betas == {0.4, 0.6}
-    with pytest.raises(TableError, match="is not finished"):
+    with refused("run", tmp_path / "out", TableError):
         read_table(tmp_path / "out")
     rescore(tmp_path / "out", change())
     assert tables_of(tmp_path / "out") == tables_of(tmp_path / "wanted")
@@ -273,47 +273,50 @@ def test_few_rows_are_scored_as_far_as_they_can_be(count: int, tmp_path: Path) -
     summary = scored(tmp_path, images, texts, labels=GIVEN[:count], settings=settings)
     assert (summary.samples, summary.scored) == (count, count)
     assert read_table(tmp_path / "out")["label_quality"].null_count == 0
-    with pytest.raises(ConfigError, match="pairs"):  # without a model β needs some
+    with refused("beta", "auto"):  # without a model β needs some
         score_embeddings(tmp_path / "auto", **saved(tmp_path / "few", images=images, texts=texts))
 
 
 def test_no_rows_are_no_reason_to_fail(tmp_path: Path) -> None:
     for name, more in (("joint", {"settings": ScoreSettings(beta="fixed:0.5")}), ("apart", {"joint": False})):
         assert scored(tmp_path / name, IMAGES[:0], TEXTS[:0], **more).samples == 0
-    with pytest.raises(ConfigError, match="no sample has a label"):
+    with refused("task", "labels"):
         scored(tmp_path / "labels", IMAGES[:0], labels=GIVEN[:0])
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "setting", "value"),
     [
-        ({}, "needs texts, labels or both; images alone cannot be wrong"),
-        ({"labels": GIVEN[:7]}, "labels: 7 for 120 rows of images; give one for each row"),
-        ({"labels": GIVEN.astype(float)}, "labels: float64 of shape"),
-        ({"labels": np.full(120, -1)}, "no sample has a label"),
-        ({"labels": GIVEN + 70_000}, "70,003 is the largest, which makes 70,004 classes"),
+        ({}, "texts", None),
+        ({"labels": GIVEN[:7]}, "labels", 7),
+        ({"labels": GIVEN.astype(float)}, "labels", (120,)),
+        ({"labels": np.full(120, -1)}, "task", "labels"),
+        ({"labels": GIVEN + 70_000}, "labels", 70_003),
         (
             {"labels": GIVEN, "settings": ScoreSettings(neighbourhood=True)},
-            "neighbourhoods are compared between images",
+            "texts",
+            None,
         ),
-        ({"labels": GIVEN, "joint": False}, "neighbourhoods are compared between images and texts; give --texts too"),
-        ({"texts": TEXTS, "anchors": ANCHORS}, "anchors judge labels; give --labels too"),
+        ({"labels": GIVEN, "joint": False}, "texts", None),
+        ({"texts": TEXTS, "anchors": ANCHORS}, "labels", None),
         (
             {"labels": GIVEN, "anchors": Anchors(("a",), np.ones((1, 5), np.float32), np.zeros(1, np.int64))},
-            "anchors have 5 numbers, the images 12; use one model for both",
+            "anchors",
+            5,
         ),
         (
             {"labels": GIVEN, "anchors": Anchors(("a",), np.ones((1, 12), np.float32), np.zeros(1, np.int64))},
-            "classes 1 are named, but a sample has label 3",
+            "classes",
+            1,
         ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
-    given: dict[str, Any], message: str, tmp_path: Path
+    given: dict[str, Any], setting: str, value: object, tmp_path: Path
 ) -> None:
     scored(tmp_path, IMAGES, labels=GIVEN)
     before = tables_of(tmp_path / "out")
-    with pytest.raises(ConfigError, match=message):
+    with refused(setting, value):
         scored(tmp_path, IMAGES, overwrite=True, **given)
     assert tables_of(tmp_path / "out") == before
 
@@ -325,14 +328,14 @@ def test_a_run_is_replaced_only_when_asked_and_nothing_else_ever(tmp_path: Path)
     scored(tmp_path, IMAGES, labels=TRUE, overwrite=True)
     assert read_table(tmp_path / "out")["label"].to_pylist() == TRUE.tolist()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="file cannot be written"):
+    with refused("out", tmp_path / "file"):
         score_embeddings(tmp_path / "file", tmp_path / "arrays" / "images.npy", labels=TRUE)
     mine = tmp_path / "data" / "images.parquet"  # metadata beside the arrays, and --out there too
     mine.parent.mkdir()
     pq.write_table(read_table(tmp_path / "out", ["key"]).select(["key"]), mine)
     whole = mine.read_bytes()
     for overwrite in (False, True):
-        with pytest.raises(NoisegateError, match=r"images\.parquet .*in the way"):
+        with pytest.raises(NoisegateError, match=r"images\.parquet (in the way|is no weight table)"):
             score_embeddings(mine.parent, tmp_path / "arrays" / "images.npy", labels=TRUE, overwrite=overwrite)
         assert mine.read_bytes() == whole
 
@@ -348,7 +351,7 @@ def test_a_folder_of_annotate_is_not_taken_for_an_unfinished_one(shards: Path, t
         scored(tmp_path, IMAGES, labels=GIVEN)
     assert tables_of(tmp_path / "out") == before
     run.run_file.write_text("{")
-    with pytest.raises(TableError, match=r"_run\.json is damaged"):
+    with refused("run", tmp_path / "out", TableError):
         scored(tmp_path, IMAGES, labels=GIVEN)
     scored(tmp_path, IMAGES, labels=GIVEN, overwrite=True)
     assert len(read_table(tmp_path / "out")) == 120
@@ -368,7 +371,7 @@ def test_killed_half_way_it_says_so_and_starts_again(tmp_path: Path) -> None:
     words = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(files["images"]), str(files["labels"])]
     assert subprocess.run(words, cwd=ROOT, check=False).returncode == -9
     assert (tmp_path / "out" / "images.parquet").exists()
-    with pytest.raises(TableError, match="is not finished"):
+    with refused("run", tmp_path / "out", TableError):
         read_table(tmp_path / "out")
     with refused("folder", str(tmp_path / "out"), TableError):
         rescore(tmp_path / "out", change())
@@ -383,12 +386,12 @@ def test_the_arrays_of_a_finished_run_can_be_rescored_in_any_way_they_allow(tmp_
     scored(tmp_path / "labels", IMAGES, labels=GIVEN)
     with refused("task", "pairs", TableError):
         rescore(tmp_path / "labels" / "out", change(tasks=("pairs", "labels")))
-    with pytest.raises(ConfigError, match="no sample has a text embedding to compare"):
+    with refused("neighbourhood"):
         rescore(tmp_path / "labels" / "out", change(neighbourhood=True))
     scored(tmp_path / "apart", IMAGES, TEXTS, joint=False)
     with refused("neighbourhood", False):
         rescore(tmp_path / "apart" / "out", change(neighbourhood=False))
-    with pytest.raises(ConfigError, match="no sample has a label"):
+    with refused("task", "labels"):
         rescore(tmp_path / "apart" / "out", change(tasks=("pairs", "labels")))
 
 
@@ -444,8 +447,8 @@ def test_the_commands_do_the_same_and_print_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--texts", "narrow.npy"], "beta 'fixed:0.2': images and texts are of two encoders that share no space"),
-        (["--labels", "y.npy"], "beta 'fixed:0.2': only labels are scored, and β is for pairs; leave it out"),
+        (["--texts", "narrow.npy"], "beta 'fixed:0.2' is for cosines, and two encoders have none"),
+        (["--labels", "y.npy"], "beta 'fixed:0.2' is for pairs, and only labels are scored"),
     ],
 )
 def test_a_beta_that_nothing_can_be_compared_with_is_refused_and_the_default_is_not(
@@ -465,7 +468,7 @@ def test_a_beta_that_nothing_can_be_compared_with_is_refused_and_the_default_is_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--labels", "none.npy"], "labels: there is no file none.npy"),
+        (["--labels", "none.npy"], "labels none.npy is no file"),
         (["--labels", "i.npy"], "labels i.npy holds float32 of shape (120, 12); want whole numbers (N,)"),
         (["--labels", "pickled.npy"], "labels pickled.npy is no whole .npy file of numbers"),
         (["--texts", "y.npy"], "texts y.npy holds int64 of shape (120,); want numbers (N, d)"),
@@ -482,9 +485,9 @@ def test_a_beta_that_nothing_can_be_compared_with_is_refused_and_the_default_is_
             "beta intersection needs 2 mismatched pairs, and only 0 can be made of 50 pairs",
         ),
         (["--images", "few.npy", "--texts", "few.npy"], "beta auto needs at least 20 pairs when there is no model"),
-        (["--texts", "narrow.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2': images and texts are of two encoders"),
-        (["--texts", "i.npy", "--separate-spaces", "--beta", "intersection"], "beta 'intersection': images and texts"),
-        (["--labels", "y.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2': only labels are scored, and β is for pairs"),
+        (["--texts", "narrow.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2' is for cosines"),
+        (["--texts", "i.npy", "--separate-spaces", "--beta", "intersection"], "beta 'intersection' is for cosines"),
+        (["--labels", "y.npy", "--beta", "fixed:0.2"], "beta 'fixed:0.2' is for pairs"),
         (["--texts", "i.npy", "--k", "0"], "k 0 is not a number of neighbours; use 50, or leave it out"),
         ([], "needs texts, labels or both"),
     ],

@@ -102,7 +102,7 @@ def test_nodes_one_after_the_other(many: Path, tmp_path: Path) -> None:
     assert progress.size == sum(
         path.stat().st_size for path in many.glob("*.tar") if (out / f"{path.stem}.parquet").exists()
     )
-    with pytest.raises(TableError, match="not finished"):
+    with refused("run", out, TableError):
         read_table(out)
     last = node(1, 2, many, out, beta="auto")
     assert last.waits_for is None
@@ -202,19 +202,19 @@ def at_work(rank: int, count: int, shards: Path, out: Path) -> Iterator[None]:
 def test_who_may_work_beside_a_node(many: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with at_work(0, 2, many, out):
-        with pytest.raises(LockedError, match="is being written by the nodes of one run"):
+        with refused("out", out, LockedError):
             score(many, out)
-        with pytest.raises(LockedError, match="_nodes/0 is being written by process"):
+        with refused("out", out / "_nodes" / "0", LockedError):
             node(0, 2, many, out)
         with pytest.raises(LockedError, match=r"another plan \(5 shards for 2 nodes, here 5 shards for 3 nodes"):
             node(1, 3, many, out)
-        with pytest.raises(LockedError, match="another plan"):
+        with refused("out", str(out), LockedError):
             node(1, 2, many, out, overwrite=True)
         beside = node(1, 2, many, out)
         assert beside.waits_for == "other nodes, which are at work"
     score(many, tmp_path / "plain")
     assert files_of(out) == files_of(tmp_path / "plain")
-    with folder_lock(out), pytest.raises(LockedError, match="is being written by process"):
+    with folder_lock(out), refused("out", out, LockedError):
         node(1, 2, many, out)
 
 
@@ -237,7 +237,7 @@ def test_a_node_waits_for_one_that_scores(many: Path, tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_as_in_a_plain_run(many: Path, tmp_path: Path) -> None:
     node(0, 2, many, tmp_path / "out")
-    with pytest.raises(MismatchError, match="was made with other settings"):
+    with refused("out", tmp_path / "out", MismatchError):
         node(1, 2, many, tmp_path / "out", estimator=estimator(kind=OtherModel))
     assert node(1, 2, many, tmp_path / "out").waits_for is None
 

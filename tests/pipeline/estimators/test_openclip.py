@@ -2,6 +2,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,7 +234,7 @@ class TestIdentity:
         assert first.startswith(
             "ConfigError model 'ViT-B-32' with pretrained 'openai' cannot be loaded: http://127.0.0.1:9"
         )
-        assert "does not answer (ConnectError)" in first and "point --model at local-dir:FOLDER" in first
+        assert "does not answer (ConnectError)" in first and "use --model local-dir:FOLDER" in first
         assert second.startswith("ConfigError model 'hf-hub:org/name' cannot be loaded: http://127.0.0.1:9 does not")
         assert cold.stderr == ""
 
@@ -314,32 +315,33 @@ class TestCheckpoints:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("model", "pretrained", "message"),
+        ("model", "pretrained", "setting", "words"),
         [
-            ("ViT-B32", None, r"model 'ViT-B32' is unknown; did you mean .*ViT-B-32.*\? Other kinds: embedded, hf-hub"),
-            ("zzzzzz", None, "model 'zzzzzz' is unknown; try ViT-B-32. Other kinds"),
-            ("embeded", None, r"model 'embeded' is unknown; did you mean embedded\?"),
-            ("ViT-B-32", None, "model 'ViT-B-32' needs pretrained weights; use one of openai, .*, or a file"),
-            ("ViT-B-32", "laion2b", "neither a file nor a tag of ViT-B-32; tags: .*laion2b_s34b_b79k"),
-            ("ViT-B-32", "missing/file.pt", "pretrained 'missing/file.pt' is neither a file nor a tag"),
-            ("ViT-B-32", "random:x", "the seed must be a number, such as random:0"),
-            ("ViT-B-32", "random:-1", "the seed must be a number"),
-            ("embedded", "openai", r"model 'embedded' brings its own weights; leave out pretrained \('openai'\)"),
-            ("hf-hub:a/b", "openai", "brings its own weights"),
-            ("hf-hub:", None, "names no model; use hf-hub:ORG/NAME"),
-            ("local-dir:missing", None, "there is no folder missing; give one saved by open_clip"),
+            ("ViT-B32", None, "model", "did you mean .*ViT-B-32.*Other kinds: embedded, hf-hub"),
+            ("zzzzzz", None, "model", "try ViT-B-32"),
+            ("embeded", None, "model", "did you mean embedded"),
+            ("ViT-B-32", None, "pretrained", "openai"),
+            ("ViT-B-32", "laion2b", "pretrained", "laion2b_s34b_b79k"),
+            ("ViT-B-32", "missing/file.pt", "pretrained", "no file and no tag"),
+            ("ViT-B-32", "random:x", "pretrained", "random:0"),
+            ("ViT-B-32", "random:-1", "pretrained", "random:0"),
+            ("embedded", "openai", "pretrained", "leave it out"),
+            ("hf-hub:a/b", "openai", "pretrained", "leave it out"),
+            ("hf-hub:", None, "model", "hf-hub:timm"),
+            ("local-dir:missing", None, "model", "saved by open_clip"),
         ],
     )
-    def test_names(self, model: str, pretrained: str | None, message: str) -> None:
-        with pytest.raises(ConfigError, match=message):
+    def test_names(self, model: str, pretrained: str | None, setting: str, words: str) -> None:
+        with refused(setting, pretrained if setting == "pretrained" else model) as caught:
             load_estimator(model, pretrained)
+        assert re.search(words, str(caught.value))
 
     def test_folders(self, folder: Maker, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"holds no open_clip_config\.json; give a folder saved by open_clip"):
+        with refused("model", f"local-dir:{tmp_path}"):
             load_estimator(f"local-dir:{tmp_path}")
         path = folder()
         (path / "open_clip_model.safetensors").unlink()
-        with pytest.raises(ConfigError, match=r"holds no weights; put open_clip_model\.safetensors beside its config"):
+        with refused("model", f"local-dir:{path}"):
             load_estimator(f"local-dir:{path}")
         path = folder()
         for config in ("{", "[]", '{"model_cfg": {}}', '{"model_cfg": {"text_cfg": {}, "vision_cfg": {"x": 1}}}'):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.loading import allow_torchvision
@@ -405,7 +405,7 @@ def test_a_half_precision_checkpoint_computes_in_the_type_that_was_asked_for(
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"model 'hf:kakaobrain/align-base' needs .*: pip install 'noisegate\[hf\]'"):
+    with refused("model", "hf:kakaobrain/align-base"):
         load_estimator("hf:kakaobrain/align-base", device="cpu")
 
 
@@ -416,9 +416,9 @@ def test_a_folder_that_does_not_exist_is_named(name: str) -> None:
 
 
 def test_names_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model 'hf:' names no model; use for example hf:openai"):
+    with refused("model", "hf:"):
         load_estimator("hf:", device="cpu")
-    with pytest.raises(ConfigError, match=r"model 'hf:not a name!' cannot be loaded: .*point --model at hf:FOLDER"):
+    with refused("model", "hf:not a name!"):
         load_estimator("hf:not a name!", device="cpu")
     with refused("model", f"hf:{tmp_path}"):
         load_estimator(f"hf:{tmp_path}", device="cpu")
@@ -429,7 +429,7 @@ def test_names_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 def test_a_model_without_two_towers_is_named(tmp_path: Path) -> None:
     transformers.BertModel(transformers.BertConfig(vocab_size=30, **SMALL)).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"is a BertModel, without features of both .*hf:kakaobrain/align-base"):
+    with refused("model", f"hf:{tmp_path}"):
         load_estimator(f"hf:{tmp_path}", device="cpu")
 
 
@@ -439,9 +439,7 @@ def test_incomplete_weights_are_not_filled_with_random_numbers(folders: dict[str
     made = model("clip")
     kept = {key: value for key, value in made.state_dict().items() if not key.startswith("text_projection")}
     made.save_pretrained(folder, state_dict=kept)
-    with pytest.raises(
-        ConfigError, match=r"its weights lack text_projection\.weight and 0 more; .*complete checkpoint"
-    ):
+    with refused("model", f"hf:{folder}"):
         load_estimator(f"hf:{folder}", device="cpu")
 
 
@@ -463,19 +461,20 @@ def test_a_model_without_a_processor_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("clip", {"do_resize": False}, r"resizes to .*\{'shortest_edge': 224\}"),
+        ("clip", {"do_resize": False}, "resizes to"),
         ("siglip", {"size": {"height": 32, "width": 48}}, r"resizes to \{'height': 32, 'width': 48\}"),
-        ("clip", {"do_center_crop": False}, r"crops nothing after a resize to \{'shortest_edge': 32\}"),
+        ("clip", {"do_center_crop": False}, r"crops nothing of \{'shortest_edge': 32\}"),
         ("clip", {"crop_size": {"height": 32, "width": 16}}, r"crops \{'height': 32, 'width': 16\}"),
-        ("clip", {"crop_size": {"height": 64, "width": 64}}, r"such as 224 of 224"),
+        ("clip", {"crop_size": {"height": 64, "width": 64}}, "square crop"),
         ("clip", {"resample": 0}, r"filter 0; use 2 \(bilinear\) or 3 \(bicubic\)"),
-        ("align", {"include_top": True, "image_std": [0.2] * 3}, r"EfficientNetImageProcessor.* does more than resize"),
-        ("siglip", {"size": {"height": 24, "width": 24}}, r"does not take what its processor makes, pictures of 24 px"),
+        ("align", {"include_top": True, "image_std": [0.2] * 3}, "EfficientNetImageProcessor"),
+        ("siglip", {"size": {"height": 24, "width": 24}}, "does not take .*24 px"),
     ],
 )
 def test_processors_with_other_steps_are_refused(kind: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with refused("model", "hf:x") as caught:
         TransformersEstimator(model(kind), processor(kind, **changes), "hf:x", Device("cpu", "float32"))
+    assert re.search(message, str(caught.value))
 
 
 def test_towers_of_different_widths_are_refused() -> None:

@@ -119,9 +119,9 @@ def test_metadata_must_fit_and_have_keys(tmp_path: Path) -> None:
     images, path = saved(tmp_path, i=IMAGES)["i"], tmp_path / "m.parquet"
     tables: list[tuple[dict[str, list[Any]], str]] = [
         ({"key": ["a"]}, r"has 1 rows, .* has 46; give one for each"),
-        ({"caption": ["a"] * 46, "n": [1] * 46}, r"has the columns caption, n; keys come from one called key, uid"),
-        ({"url": [None, *["a"] * 45]}, r"1 rows of .* have no url; every row needs one"),
-        ({"url": ["", *["a"] * 45]}, r"1 rows of .* have no url; every row needs one"),
+        ({"caption": ["a"] * 46, "n": [1] * 46}, "has no column called key or uid"),
+        ({"url": [None, *["a"] * 45]}, "has 1 rows without url"),
+        ({"url": ["", *["a"] * 45]}, "has 1 rows without url"),
         ({"key": [["a"]] * 46}, r"key of .* is list<.*>; keys are text or whole numbers"),
         ({"key": [0.5] * 46}, r"key of .* is double; keys are text or whole numbers"),
     ]

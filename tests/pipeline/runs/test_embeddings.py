@@ -18,6 +18,7 @@ from noisegate.pipeline.runs.embeddings import (
     reserve,
     write_embeddings,
 )
+from tests.errors import refused
 
 
 def test_what_the_library_wrote_is_mapped(tmp_path: Path) -> None:
@@ -72,14 +73,14 @@ def test_an_empty_file_needs_no_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"\x00" * 20, b"\xff" * 20, b"\x02\x00\x00\x00\x00\x00\x00\x00[]"])
 def test_what_is_no_such_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(TableError, match="not a readable safetensors file"):
+    with refused("file", tmp_path / "a", TableError):
         map_tensors(tmp_path / "a")
 
 
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     save_file({"image": np.zeros((4, 3))}, tmp_path / "a")
     (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:-1])
-    with pytest.raises(TableError, match="image is not whole"):
+    with refused("file", tmp_path / "a", TableError):
         map_tensors(tmp_path / "a")
 
 
@@ -136,5 +137,5 @@ def test_a_file_matches_its_own_shard_only(stored: Path) -> None:
 def test_a_damaged_file_is_seen_and_named(stored: Path, keep: int) -> None:
     stored.write_bytes(stored.read_bytes()[:keep])
     assert not embeddings_match(stored, 3, "abc")
-    with pytest.raises(TableError, match=r"x\.safetensors cannot be read.*annotate command again"):
+    with refused("embeddings", stored, TableError):
         read_embeddings(stored, "image")

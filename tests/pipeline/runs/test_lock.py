@@ -34,7 +34,7 @@ def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_another_process_is_told_who_holds_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
-    message = rf"{tmp_path} is being written by process {holder.pid} on {os.uname().nodename}; .*another --out"
+    message = rf"out {tmp_path} is being written by process {holder.pid} on {os.uname().nodename}; .*another"
     with pytest.raises(LockedError, match=message), folder_lock(tmp_path):
         pass
 

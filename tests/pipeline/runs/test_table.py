@@ -148,7 +148,7 @@ def test_only_whole_tables_of_this_version_are_tables(tmp_path: Path) -> None:
     with refused("table", path, TableError):
         read_metadata(path)
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"noisegate.table_version": "2"}), path)
-    with pytest.raises(TableError, match=r"found 2"):
+    with refused("table", path, TableError):
         read_metadata(path)
     pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"noisegate.table_version": "{"}), path)
     with refused("table", path, TableError):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.runs.table import read_table
+from tests.errors import refused
 from tests.jobs import score
 from tests.pipeline.shards.tars import encoded, write_tar
 
@@ -62,6 +63,6 @@ def test_they_are_read_as_they_are_and_left_alone(crawled: Path, tmp_path: Path)
 
 def test_their_parquet_files_are_not_written_over(crawled: Path) -> None:
     before = (crawled / "00000.parquet").read_bytes()
-    with pytest.raises(TableError, match="it is in the way: move it, or choose another --out"):
+    with refused("out", crawled / "00000.parquet", TableError):
         score(str(crawled), crawled)
     assert (crawled / "00000.parquet").read_bytes() == before

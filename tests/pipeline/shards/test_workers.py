@@ -260,6 +260,6 @@ class TestProcesses:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, timeout=120)
         assert done.returncode == 1 and "started" not in done.stdout
         assert done.stderr.splitlines()[-1].startswith(
-            "noisegate.pipeline.errors.ConfigError: decode workers could not start"
+            "noisegate.pipeline.errors.ConfigError: workers 1 could not start"
         )
         assert "`if __name__ == '__main__':`" in done.stderr
