@@ -170,7 +170,7 @@ class RecordedScorer:
         """List differing versions of libraries; raise MismatchError if `identity` is another model."""
         if differences := self.identity.differences(identity, versions=False):
             raise MismatchError.of(
-                "model", identity.model, "\n  ".join((f"is not the one that scored {self.folder}:", *differences))
+                "model", identity.model, "\n  ".join((f"is another model than that of {self.folder}:", *differences))
             )
         return self.identity.differences(identity)
 

@@ -194,18 +194,18 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
     [
         (("annotate", "none/*.tar", "--out", "o", *QUICK), "none/"),
         (("annotate", "clean/*.tar", "--out", "o", "--model", "python:tests.fakes:Missing"), "has no 'Missing'"),
-        (("annotate", "clean/*.tar", "--out", "o", "--model", "python:nowhere:f"), "cannot be imported"),
+        (("annotate", "clean/*.tar", "--out", "o", "--model", "python:nowhere:f"), "cannot be found"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--beta", "high"), "beta 'high' is unknown; use auto"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--task", "both"), "task 'both' is unknown; use pairs"),
-        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--classes", "cifar10"), "this run scores none; add --task"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--classes", "cifar10"), "classes 'cifar10' are for labels"),
         (
             ("annotate", "clean/*.tar", "--out", "o", *FAKE, "--task", "labels", "--beta", "fixed:0.2"),
-            "only labels are scored, and β is for pairs; leave it out",
+            "beta 'fixed:0.2' is for pairs, and only labels are scored",
         ),
-        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--max-pixels", "0"), "max_pixels=0"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--max-pixels", "0"), "max_pixels 0"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--workers", "-1"), "workers -1"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--seed", "-1"), "seed"),
-        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--batch-size", "0"), "batch_size 0"),
+        (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--batch-size", "0"), "batch-size 0"),
         (("annotate", "clean/*.tar", "--out", "s3://bucket/x", *QUICK), "is a URL"),
         (("annotate", "clean/*.tar", "--out", "clean/x-0.tar", *QUICK), "cannot be written"),
         (

@@ -92,14 +92,14 @@ def test_options_that_do_not_go_together_are_named(shards: Path, tmp_path: Path)
     for words, message in [
         (("--engine", "spark"), "engine 'spark' is unknown; use local or ray"),
         (("--gpus-per-worker", 0.5), "--gpus-per-worker is for Ray; add --engine ray"),
-        (("--engine", "ray", "--devices", "2"), "leave out --devices 2"),
-        (("--engine", "ray", "--nodes", "2", "--node-rank", 0), "leave out --nodes 2"),
-        (("--devices", "gpu0"), "device 'gpu0' is unknown; use all, cuda:0,cuda:1, or 2"),
+        (("--engine", "ray", "--devices", "2"), "devices '2' is not for --engine ray"),
+        (("--engine", "ray", "--nodes", "2", "--node-rank", 0), "nodes '2' is not for --engine ray"),
+        (("--devices", "gpu0"), "devices 'gpu0' is unknown; use all, cuda:0,cuda:1, or 2"),
         (
             ("--devices", "2", "--device", "cpu", "--model", "embedded"),
-            "--device cpu and --devices exclude one another",
+            "device 'cpu' does not go with --devices",
         ),
-        (("--nodes", "2"), "--nodes and --node-rank belong together"),
+        (("--nodes", "2"), "nodes and node-rank belong together"),
     ]:
         done = called("annotate", shards, "--out", "out", *words, cwd=tmp_path)
         assert done.returncode == 2

@@ -180,7 +180,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "demo" / "tables").mkdir(parents=True)
     (tmp_path / "demo" / "tables" / "_run.json").touch()
     above = called("show", "demo", cwd=tmp_path)
-    assert "demo holds no run (no _run.json), but demo/tables does; make one with:" in above.stderr
+    assert "run demo holds no run, but demo/tables does" in above.stderr
 
 
 # --- labels and arrays ------------------------------------------------------------------------------------------------

@@ -394,11 +394,11 @@ def test_the_json_has_a_fixed_shape(shards: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none/*.tar", *FAKE], "no .tar or .tar.gz matches"),
+        (["none/*.tar", *FAKE], "matches no .tar or .tar.gz"),
         (["junk.tar", *FAKE], "not a tar or tar.gz"),
         (["empty.tar", *FAKE], "shards 'empty.tar' holds no sample"),
         (["gone.tar", *FAKE], "gone.tar cannot be opened"),
-        (["s", "--model", "python:nowhere:make"], "'nowhere' cannot be imported"),
+        (["s", "--model", "python:nowhere:make"], "'nowhere'); is it here or on PYTHONPATH"),
         (["s", *FAKE, "--price", "cheap"], "price 'cheap' is no price per hour; use 1.20"),
         (["s", *FAKE, "--price", "Z1=1"], "price 'Z1' is of no known device"),
         (["s", *FAKE, "--seconds", "0"], "seconds 0 is no time to measure; use 10"),
