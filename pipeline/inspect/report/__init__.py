@@ -1,8 +1,7 @@
 """A run's report as one HTML page.
 
 `build` is the whole flow: `collect` chooses the score to show and reads the tables once, `pictures` fetches the samples
-shown, `page`, `score_page` and `label_page` make the template's values, `charts` draws, and `template.html` with
-`style.css` is the page.
+shown, `page` and `sections` make the template's values, `charts` draws; `template.html` with `style.css` is the page.
 """
 
 import lazy_loader

@@ -22,10 +22,9 @@ from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .collect import ReportData, ScoreView, Sizes, choose_score_view, collect
-from .label_page import label_section
 from .page import duplicate_section, failure_section, galleries, headline, run_facts, without_secrets
 from .pictures import Album, fetch
-from .score_page import drift_section, score_section
+from .sections import drift_section, label_section, score_section
 
 SHOWN_CLASSES = 40
 MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would show the same curve

@@ -20,7 +20,7 @@ from noisegate.pipeline.inspect.report import Report, write_report
 from noisegate.pipeline.inspect.report.charts import merge_bins
 from noisegate.pipeline.inspect.report.collect import Lowest, LowestPerClass, ShardFacts
 from noisegate.pipeline.inspect.report.pictures import printable
-from noisegate.pipeline.inspect.report.score_page import find_drift, ks_distance
+from noisegate.pipeline.inspect.report.sections import find_drift, ks_distance
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from tests.commands import called
 from tests.errors import refused
