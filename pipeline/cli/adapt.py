@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Model, Pretrained, Quiet, Seed, Shards, Workers
+from .options import Device, Model, Pretrained, Quiet, Seed, Shards, Workers, panel
 from .output import JsonOption, Output, number, percent
 
-TRAINING = "Training"
+training_option = panel("Training")
 
 
 def adapt(
@@ -24,14 +24,10 @@ def adapt(
     keep: Annotated[
         float, typer.Option(help="Train on pairs that are clean with a probability above this (.95 for class prompts).")
     ] = 0.8,
-    steps: Annotated[int, typer.Option(help="Number of steps of AdamW.", rich_help_panel=TRAINING)] = 100,
-    batch_size: Annotated[int, typer.Option(help="Pairs per step.", rich_help_panel=TRAINING)] = 128,
-    learning_rate: Annotated[
-        float, typer.Option("--lr", help="Highest learning rate.", rich_help_panel=TRAINING)
-    ] = 1e-5,
-    weight_decay: Annotated[
-        float, typer.Option(help="Weight decay of the weight matrices.", rich_help_panel=TRAINING)
-    ] = 0.2,
+    steps: Annotated[int, training_option(help="Number of steps of AdamW.")] = 100,
+    batch_size: Annotated[int, training_option(help="Pairs per step.")] = 128,
+    learning_rate: Annotated[float, training_option("--lr", help="Highest learning rate.")] = 1e-5,
+    weight_decay: Annotated[float, training_option(help="Weight decay of the weight matrices.")] = 0.2,
     workers: Workers = None,
     seed: Seed = 0,
     quiet: Quiet = False,

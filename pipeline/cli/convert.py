@@ -2,21 +2,22 @@
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
 from noisegate.pipeline.system.progress import progress_for
 
-from .options import Quiet
+from .options import Quiet, panel
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
     from noisegate.pipeline.datasets.convert.job import Converted
 
-CAPTIONS = "Captioned data"
-LABELS = "Labelled data"
+caption_option = panel("Captioned data")
+label_option = panel("Labelled data")
+shard_option = panel("Shards")
 
 
 def convert(
@@ -26,56 +27,35 @@ def convert(
     split: Annotated[str, typer.Option("--split", "-s", help="One of the kind's splits, above.")] = "train",
     layout: Annotated[
         str | None,
-        typer.Option(
-            help="features, annotations, karpathy or table, if a source has several (default: the first).",
-            rich_help_panel=CAPTIONS,
-        ),
+        caption_option(help="features, annotations, karpathy or table, if a source has several (default: the first)."),
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(
+        caption_option(
             help="captions: a sample for each, as weights and noise need; images: a sample for each with all its "
-            "captions in its json, a fifth of the bytes (default: captions for train, else images).",
-            rich_help_panel=CAPTIONS,
+            "captions in its json, a fifth of the bytes (default: captions for train, else images)."
         ),
     ] = None,
     noise_file: Annotated[
         Path | None,
-        typer.Option(
+        caption_option(
             help="Published noise, applied as it is: an index such as f30k_precomp_0.4.npy (NCR, BiCro, CRCL, DECL), or "
-            "captions such as 0.4_noise_train_caps.txt (NPC, OSA).",
-            rich_help_panel=CAPTIONS,
+            "captions such as 0.4_noise_train_caps.txt (NPC, OSA)."
         ),
     ] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="Folder of the pictures, if it is not in the source.", rich_help_panel=CAPTIONS)
-    ] = None,
-    float16: Annotated[
-        bool, typer.Option("--float16", help="Store features as float16, in half the bytes.", rich_help_panel=CAPTIONS)
-    ] = False,
-    labels: Annotated[
-        str | None, typer.Option(help="cifar10n: worse, aggre, random1, random2 or random3.", rich_help_panel=LABELS)
-    ] = None,
+    images: Annotated[Path | None, caption_option(help="Folder of the pictures, if it is not in the source.")] = None,
+    float16: Annotated[bool, caption_option("--float16", help="Store features as float16, in half the bytes.")] = False,
+    labels: Annotated[str | None, label_option(help="cifar10n: worse, aggre, random1, random2 or random3.")] = None,
     label_file: Annotated[
-        Path | None,
-        typer.Option(help="cifar10n, cifar100n: CIFAR-N's file, if it is not in the source.", rich_help_panel=LABELS),
+        Path | None, label_option(help="cifar10n, cifar100n: CIFAR-N's file, if it is not in the source.")
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(
-            help="webvision: number of classes to keep, from the first (default: 50, mini-WebVision).",
-            rich_help_panel=LABELS,
-        ),
+        label_option(help="webvision: number of classes to keep, from the first (default: 50, mini-WebVision)."),
     ] = None,
-    check: Annotated[
-        str, typer.Option(help="Check pictures by their header (quick), or by full decoding.", rich_help_panel="Shards")
-    ] = "header",
-    samples: Annotated[
-        int, typer.Option("--shard-samples", help="Largest number of samples in a shard.", rich_help_panel="Shards")
-    ] = 1_000,
-    megabytes: Annotated[
-        int, typer.Option("--shard-mb", help="Largest size of a shard in MB.", rich_help_panel="Shards")
-    ] = 500,
+    check: Annotated[str, shard_option(help="Check pictures by their header (quick), or by full decoding.")] = "header",
+    samples: Annotated[int, shard_option("--shard-samples", help="Largest number of samples in a shard.")] = 1_000,
+    megabytes: Annotated[int, shard_option("--shard-mb", help="Largest size of a shard in MB.")] = 500,
     quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,15 +75,6 @@ def convert(
     """
     from noisegate.pipeline.datasets.convert.job import convert as run
 
-    output = Output(as_json)
-    options: dict[str, Any] = {
-        "layout": layout,
-        "rows": rows,
-        "noise_file": noise_file,
-        "images": images,
-        "float16": float16,
-    }
-    options |= {"labels": labels, "label_file": label_file, "classes": classes}
     progress = progress_for(quiet)
     try:
         found = run(
@@ -115,10 +86,12 @@ def convert(
             shard_bytes=megabytes * 1_000_000,
             check=check,
             progress=progress.samples,
-            **options,
+            **{"layout": layout, "rows": rows, "noise_file": noise_file, "images": images, "float16": float16},
+            **{"labels": labels, "label_file": label_file, "classes": classes},
         )
     finally:
         progress.stop()
+    output = Output(as_json)
     _print(found, output)
     output.result(found.to_dict())
 

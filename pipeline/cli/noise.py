@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import Seed, Shards, option
+from .options import Seed, Shards, option, panel
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
     from noisegate.pipeline.datasets.noise.label_shards import LabelNoiseReport
     from noisegate.pipeline.datasets.noise.shards import NoiseReport
 
-LABELS = "Wrong labels"
+CAPTIONS, LABELS = "Wrong captions", "Wrong labels"
+caption_option, label_option = panel(CAPTIONS), panel(LABELS)
 
 
 def noise(
@@ -29,64 +30,50 @@ def noise(
         float | None, typer.Option("--rate", "-r", help="Share to make wrong, 0 to 1. Required except for pmd.")
     ] = None,
     derange: Annotated[
-        bool,
-        typer.Option(
-            "--derange",
-            help="Let no caption keep its place by chance, so that the rate is exact.",
-            rich_help_panel="Wrong captions",
-        ),
+        bool, caption_option("--derange", help="Let no caption keep its place by chance, so that the rate is exact.")
     ] = False,
-    text_field: Annotated[str | None, option("text_field", rich_help_panel="Wrong captions")] = None,
+    text_field: Annotated[str | None, option("text_field", rich_help_panel=CAPTIONS)] = None,
     classes: Annotated[
         str | None,
-        typer.Option(
-            help="How many classes, a file of their names, or cifar10, cifar100, animal10n (default: largest label + 1).",
-            rich_help_panel=LABELS,
+        label_option(
+            help="How many classes, a file of their names, or cifar10, cifar100, animal10n (default: largest label + 1)."
         ),
     ] = None,
     inclusive: Annotated[
         bool,
-        typer.Option(
+        label_option(
             "--inclusive",
             help="symmetric: draw from all classes, the true one too (DivideMix); the real rate is rate (C - 1) / C.",
-            rich_help_panel=LABELS,
         ),
     ] = False,
     class_map: Annotated[
         str | None,
-        typer.Option(
+        label_option(
             help="asymmetric: cifar100 (inside its super-classes), cifar10, next (c to c + 1), or a JSON file such as "
-            '{"cat": "dog"}, by id or, with --classes, by name.',
-            rich_help_panel=LABELS,
+            '{"cat": "dog"}, by id or, with --classes, by name.'
         ),
     ] = None,
     features: Annotated[
         str | None,
-        typer.Option(
+        label_option(
             help="instance-dependent: an .npy of one row per sample, or a folder that `noisegate annotate` wrote from "
-            "these shards (default: thumbnails of 8 x 8 pixels).",
-            rich_help_panel=LABELS,
+            "these shards (default: thumbnails of 8 x 8 pixels)."
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            help="instance-dependent: a lower value makes one target more likely (default: the features' mean length).",
-            rich_help_panel=LABELS,
+        label_option(
+            help="instance-dependent: a lower value makes one target more likely (default: the features' mean length)."
         ),
     ] = None,
     posteriors: Annotated[
-        str | None,
-        typer.Option(
-            help="pmd: an .npy (samples, classes) of probabilities from a model you trained.", rich_help_panel=LABELS
-        ),
+        str | None, label_option(help="pmd: an .npy (samples, classes) of probabilities from a model you trained.")
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="pmd: I, II or III.", rich_help_panel=LABELS)] = None,
+    kind: Annotated[str | None, label_option(help="pmd: I, II or III.")] = None,
     factor: Annotated[
         float | None,
-        typer.Option(
-            help="pmd: above 1 more noise, below 1 less (default 1); or give --rate, and the factor is found.",
-            rich_help_panel=LABELS,
+        label_option(
+            help="pmd: above 1 more noise, below 1 less (default 1); or give --rate, and the factor is found."
         ),
     ] = None,
     label_field: Annotated[str | None, option("label_field", rich_help_panel=LABELS)] = None,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from noisegate.pipeline.neighbours import NeighbourSearch
 
 _FIELDS = {setting.name: setting for setting in fields(AnnotateSettings)}
-_SEARCH = "Neighbour search"
 
 
 def option(name: str, **changes: Any) -> Any:
@@ -70,6 +69,12 @@ def _read(setting: "Field[Any]", value: Any) -> Any:
     return not value if setting.default is True else value
 
 
+def panel(title: str) -> Any:
+    """`typer.Option` for the options below one heading of the help."""
+    return functools.partial(typer.Option, rich_help_panel=title)
+
+
+_search_option = panel("Neighbour search")
 Shards = Annotated[
     list[str],
     typer.Argument(
@@ -99,33 +104,24 @@ Neighbourhood = Annotated[
         "--neighbourhood/--no-neighbourhood", help="Compare pairs with their neighbours' partners, or do not."
     ),
 ]
-NeighbourEngine = Annotated[
-    str, typer.Option("--engine", help="Search on this machine (local) or on ray.", rich_help_panel=_SEARCH)
-]
+NeighbourEngine = Annotated[str, _search_option("--engine", help="Search on this machine (local) or on ray.")]
 NeighbourAddress = Annotated[
     str | None,
-    typer.Option(
+    _search_option(
         "--address",
         help="Address of a Ray cluster, such as auto; all its machines need the run's folder under the same path.",
-        rich_help_panel=_SEARCH,
     ),
 ]
 NeighbourMemory = Annotated[str | None, option("neighbour_memory")]
 NeighbourIndex = Annotated[
     str,
-    typer.Option(
+    _search_option(
         "--neighbour-index",
         help="flat (exact), ivf, ivf-pq (compressed), or auto: flat up to a million rows, ivf beyond.",
-        rich_help_panel=_SEARCH,
     ),
 ]
 NeighbourWorkers = Annotated[
-    int,
-    typer.Option(
-        "--neighbour-workers",
-        help="Search in this many processes, which share memory and processors.",
-        rich_help_panel=_SEARCH,
-    ),
+    int, _search_option("--neighbour-workers", help="Search in this many processes, which share memory and processors.")
 ]
 
 

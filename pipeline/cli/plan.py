@@ -105,7 +105,7 @@ def _print(forecast: "RunForecast", output: Output) -> None:
             ("money here", f"{_between(forecast.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
             ("disk", _disk(forecast)),
             ("limit", _limit(forecast)),
-            ("decode workers", f"{machine.workers} here; the device needs {forecast.needed:,}"),
+            ("decode workers", f"{machine.workers} here; the device needs {forecast.workers_needed:,}"),
         ],
     )
     output.table(

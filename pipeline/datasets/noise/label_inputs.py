@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
 from noisegate.pipeline.estimators.base import array_digest
+from noisegate.pipeline.runs.arrays import open_array
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions
@@ -173,21 +174,12 @@ def load_features(
 
 
 def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
-    """Load a matrix of numbers from an array or an .npy file; errors name `setting`."""
-    if isinstance(source, np.ndarray):
-        rows = source
-    else:
-        try:
-            rows = np.load(source, mmap_mode="r", allow_pickle=False)
-        except FileNotFoundError as error:
-            raise ConfigError.of(setting, source, "is no file; give an .npy file of one row per sample") from error
-        except (OSError, ValueError, EOFError) as error:
-            raise ConfigError.of(setting, source, "is no .npy file; write one with numpy.save") from error
-    if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.dtype.kind not in "fiu":
-        shape = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "several arrays"
-        problem = f"{setting} holds {shape}; give numbers of shape (samples, columns), one row per sample"
-        raise ConfigError(problem, setting, getattr(rows, "shape", None))
-    return rows
+    """(N, columns) numbers of an array or an .npy file; errors name `setting`."""
+    if not isinstance(source, np.ndarray):
+        return open_array(Path(source), setting, 2)
+    if source.ndim != 2 or source.dtype.kind not in "fiu":
+        raise ConfigError.of(setting, source.shape, f"is the shape of {source.dtype}; give numbers (samples, columns)")
+    return source
 
 
 def make_thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:

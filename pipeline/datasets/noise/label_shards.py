@@ -19,24 +19,18 @@ from noisegate.pipeline.shards.read import RawSample, ShardReader
 from .label_inputs import ArraySource, load_class_map, load_features, load_rows, name_with_digest
 from .labels import LabelNoise, asymmetric, instance_dependent, pmd, pmd_factor, symmetric
 from .protocols import EXAMPLES, PROTOCOLS, check_options, find_protocol, protocol_id
-from .shards import json_record, refuse_noisy, refuse_own_field, rewrite_shards
+from .shards import NoiseReport, json_record, refuse_noisy, refuse_own_field, rewrite_shards
 
 MAX_CLASSES = 25_000  # transition counts are a matrix: 5 GB at this size
 
 
 @dataclass(frozen=True)
-class LabelNoiseReport:
-    """What was written: `noisy` of `samples` are wrong now, `untouched` could not be changed (no label, no features).
+class LabelNoiseReport(NoiseReport):
+    """What was written; `untouched` could not be changed (no label, no features).
 
     transitions: (true class, given class, number of samples) for each that occurs among the others.
     """
 
-    out: str
-    protocol: str
-    shards: list[str]
-    samples: int
-    noisy: int
-    untouched: int
     classes: int
     transitions: list[tuple[int, int, int]]
 

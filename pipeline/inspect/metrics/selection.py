@@ -37,9 +37,7 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
     >>> mean_noise_rank([.2, .1, 0., 0.], [False, False, False, True])
     MeanNoiseRank(value=3.5, best=4.0, worst=3.0, optimum=4.0, random=2.5)
     """
-    weight, noise = np.asarray(weights, dtype=np.float64), np.asarray(noisy, dtype=np.bool_)
-    if weight.shape != noise.shape or weight.ndim != 1:
-        raise ConfigError.of("weights", weight.shape, f"and noisy {noise.shape} must both have shape (N,)")
+    weight, noise = _read_both("weights", weights, noisy)
     if missing := int(np.isnan(weight).sum()):
         raise ConfigError(f"weights holds {missing} NaN; give samples that failed the weight 0", "weights", missing)
     total, wrong = len(weight), int(noise.sum())
@@ -120,8 +118,7 @@ def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: Ar
     noise_recall = share("noise_recall", dropped_noise, dropped_noise + only_kept, "no noisy samples")
     auroc, why, unscored = math.nan, "no score given", len(kept)
     if scores is not None:
-        score = _as_vector(scores, "scores")
-        _check_same_length("scores", score, "noisy", noise)
+        score, _ = _read_both("scores", scores, noisy)
         auroc, why = _auroc(score, noise)
         unscored = int(np.isnan(score).sum())
     if why:
@@ -157,8 +154,7 @@ def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
     >>> clean_auroc([.9, .5, .5, .1], [False, False, True, True])
     0.875
     """
-    score, noise = _as_vector(scores, "scores"), _as_mask(noisy, "noisy")
-    _check_same_length("scores", score, "noisy", noise)
+    score, noise = _read_both("scores", scores, noisy)
     return _auroc(score, noise)[0]
 
 
@@ -185,8 +181,7 @@ def best_cut(scores: ArrayLike, noisy: ArrayLike) -> BestCut:
     >>> best_cut([.1, .2, .3, .4], [True, True, False, False]).threshold
     0.2
     """
-    score, noise = _as_vector(scores, "scores"), _as_mask(noisy, "noisy")
-    _check_same_length("scores", score, "noisy", noise)
+    score, noise = _read_both("scores", scores, noisy)
     known = ~np.isnan(score)
     score, noise = score[known], noise[known]
     negatives = int(noise.sum())
@@ -210,8 +205,7 @@ def osa_acc(weights: ArrayLike, noisy: ArrayLike) -> float:
     >>> osa_acc([.1, 0., .2, 0.], [False, False, True, True])
     0.5
     """
-    weight, noise = _as_vector(weights, "weights"), _as_mask(noisy, "noisy")
-    _check_same_length("weights", weight, "noisy", noise)
+    weight, noise = _read_both("weights", weights, noisy)
     clean = ~noise
     return float((weight[clean] > 0).mean()) if clean.any() else math.nan
 
@@ -222,8 +216,7 @@ def osa_recall(weights: ArrayLike, noisy: ArrayLike) -> float:
     >>> osa_recall([.1, 0., .2, 0.], [False, False, True, True])
     0.5
     """
-    weight, noise = _as_vector(weights, "weights"), _as_mask(noisy, "noisy")
-    _check_same_length("weights", weight, "noisy", noise)
+    weight, noise = _read_both("weights", weights, noisy)
     return float((~(weight[noise] > 0)).mean()) if noise.any() else math.nan
 
 
@@ -244,11 +237,13 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
     return float((label[known] == true[known]).mean()) if known.any() else math.nan
 
 
-def _as_vector(values: ArrayLike, name: str) -> Float64:
-    array = np.asarray(values, dtype=np.float64)
+def _read_both(name: str, values: ArrayLike, noisy: ArrayLike) -> tuple[Float64, Mask]:
+    """The values (N,) and the mask of the same length; errors call the values `name`."""
+    array, noise = np.asarray(values, dtype=np.float64), _as_mask(noisy, "noisy")
     if array.ndim != 1:
-        raise ConfigError(f"{name} has shape {array.shape}; give one number per sample, shape (N,)", name, array.shape)
-    return array
+        raise ConfigError.of(name, array.shape, "is the shape; give one number per sample, shape (N,)")
+    _check_same_length(name, array, "noisy", noise)
+    return array, noise
 
 
 def _as_mask(values: ArrayLike, name: str) -> Mask:

@@ -168,9 +168,7 @@ class DeviceForecast:
 
 @dataclass(frozen=True)
 class RunForecast:
-    """The prediction for all shards. `limit` is the stage that sets the pace, `needed` the workers that keep up with the
-    device.
-    """
+    """The prediction for all shards. `limit` is the stage that sets the pace; `workers_needed` keep up with the device."""
 
     model: str
     shards: int
@@ -182,11 +180,11 @@ class RunForecast:
     machine: Machine
     seconds: Estimate
     limit: str
-    needed: int
+    workers_needed: int
     money: Estimate
     disk: Disk
     devices: tuple[DeviceForecast, ...]
-    gflops: float | None
+    gflops_per_sample: float | None
     advice: tuple[str, ...]
     assumptions: tuple[str, ...]
     notes: tuple[str, ...]
@@ -194,28 +192,11 @@ class RunForecast:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: seconds, bytes and the price's currency; estimates as value, low, high."""
         return {
-            "model": self.model,
-            "shards": self.shards,
-            "bytes": self.bytes.to_dict(),
-            "samples": self.samples.to_dict(),
-            "looked_at": dict(self.looked_at),
-            "failed_share": self.failed_share,
-            "stages": [
-                {"name": stage.name, "seconds_per_sample": stage.seconds.to_dict(), "by": stage.by}
-                for stage in self.stages
-            ],
-            "machine": asdict(self.machine),
-            "seconds": self.seconds.to_dict(),
+            **asdict(self),
+            **{name: getattr(self, name).to_dict() for name in ("bytes", "samples", "seconds", "money")},
+            "stages": [{"name": s.name, "seconds_per_sample": s.seconds.to_dict(), "by": s.by} for s in self.stages],
             "samples_per_second": self.samples.value / self.seconds.value if self.seconds.value else None,
-            "limit": self.limit,
-            "workers_needed": self.needed,
-            "money": self.money.to_dict(),
             "disk": asdict(self.disk) | {"total": self.disk.total},
-            "devices": [asdict(device) for device in self.devices],
-            "gflops_per_sample": self.gflops,
-            "advice": list(self.advice),
-            "assumptions": list(self.assumptions),
-            "notes": list(self.notes),
         }
 
 
@@ -264,11 +245,11 @@ def forecast_run(
         machine=machine,
         seconds=total,
         limit=limit,
-        needed=needed,
+        workers_needed=needed,
         money=total.scaled(machine.price / 3600),
         disk=disk,
         devices=_forecast_devices(samples.value, stages, process_seconds, measured.gflops, prices or {}),
-        gflops=measured.gflops,
+        gflops_per_sample=measured.gflops,
         advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
         assumptions=tuple(assumptions(measured, shards, machine, neighbours, process_seconds)),
         notes=tuple(measured.notes),

@@ -425,7 +425,7 @@ POSTERIORS = np.ones((200, 6)) / 6
         ({"protocol": "instance-dependent", "rate": 0.4, "features": np.ones((9, 2))}, "features", 9),
         ({"protocol": "instance-dependent", "rate": 0.4}, "features", None),
         ({"protocol": "instance-dependent", "rate": 0.4, "features": np.ones(200)}, "features", (200,)),
-        ({"protocol": "instance-dependent", "rate": 0.4, "features": "no.npy"}, "features", "no.npy"),
+        ({"protocol": "instance-dependent", "rate": 0.4, "features": "no.npy"}, "features", Path("no.npy")),
         ({"protocol": "pmd", "kind": "I"}, "posteriors", None),
         ({"protocol": "pmd", "posteriors": POSTERIORS}, "kind", None),
         ({"protocol": "pmd", "posteriors": POSTERIORS, "kind": "IV"}, "kind", "IV"),

@@ -61,7 +61,7 @@ def test_all_shards_by_hand() -> None:
     )  # 2 + 1.1 against 2 for reading, 4 / 2 for decoding and 9.1 / 8 for all processors
     assert forecast.seconds.value == pytest.approx(20_000 * (3.1 + 0.5) / 1000)
     assert forecast.money.value == pytest.approx(72)
-    assert forecast.needed == 2
+    assert forecast.workers_needed == 2
     assert vars(forecast.disk) == pytest.approx(
         {"tables": 20_000 * 100 + 100 * 10_000, "embeddings": 20_000 * 32, "neighbours": 20_000 * 80}
     )
@@ -103,7 +103,7 @@ def test_the_slowest_stage_sets_the_pace_and_the_advice(
 
 def test_more_work_per_picture_needs_more_workers() -> None:
     slow = measurements(batches=[replace(BATCH, decode=4.0)] * 2)
-    assert forecast_run(slow, "m", 100, MACHINE).needed == math.ceil(40 / 3.1)
+    assert forecast_run(slow, "m", 100, MACHINE).workers_needed == math.ceil(40 / 3.1)
 
 
 def test_what_was_read_to_its_end_is_counted_and_not_guessed() -> None:
