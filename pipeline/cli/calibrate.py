@@ -45,16 +45,16 @@ def calibrate(
     from noisegate.pipeline.shards.locate import find_shards
 
     output = Output(as_json)
-    found = find_shards(shards) if shards else []
+    located = find_shards(shards) if shards else []
     with output.working(f"loading {model}"):
         estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
     known = beta_cache_file(estimator.identity, seed).exists()
     with output.working("measuring β of random inputs"):
         random = measure_beta(estimator, seed)
     betas, pairs = [random], None
-    if found:
+    if located:
         with output.working(f"encoding up to {samples:,} pairs"):
-            pairs = sample_first_pairs(found, estimator, samples, workers, seed, text_field)
+            pairs = sample_first_pairs(located, estimator, samples, workers, seed, text_field)
             if len(pairs.mismatched) > 1:
                 betas += [beta_of_intersection(pairs, seed), beta_of_shuffled(pairs, seed)]
     chosen = estimate_beta(pairs=pairs, random_inputs=lambda: random, seed=seed)
@@ -74,7 +74,7 @@ def calibrate(
         f"In {width} dimensions unrelated directions stay within ±0.1 {percent(chance_within(0.1, width))} of the time; "
         "a β well beyond that shows a cone."
     )
-    if found:
+    if located:
         output.tell(f"* auto takes {chosen.mode}: {why(chosen.reason)}")
     else:
         output.tell(

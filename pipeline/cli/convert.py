@@ -77,7 +77,7 @@ def convert(
 
     progress = progress_for(quiet)
     try:
-        found = run(
+        converted = run(
             kind,
             source,
             out,
@@ -92,37 +92,37 @@ def convert(
     finally:
         progress.stop()
     output = Output(as_json)
-    _print(found, output)
-    output.result(found.to_dict())
+    _print(converted, output)
+    output.result(converted.to_dict())
 
 
 def _kinds() -> str:
     """Each kind with its splits and files, a paragraph each, and the layouts that several share."""
-    found = [
+    kinds = [
         f"[bold]{kind.name}[/] ({', '.join(kind.splits)}): "
         + (f"layout {', '.join(kind.layouts)}, below." if kind.layouts else f"{escape(kind.expected)}.")
         for kind in KINDS.values()
     ]
-    return "\n\n".join([*found, *(f"[bold]{name}[/]: {escape(files)}." for name, files in LAYOUTS.items())])
+    return "\n\n".join([*kinds, *(f"[bold]{name}[/]: {escape(files)}." for name, files in LAYOUTS.items())])
 
 
-def _print(found: "Converted", output: Output) -> None:
-    facts = found.facts
-    bad = ", ".join(f"{status} {count:,}" for status, count in found.bad.items())
+def _print(converted: "Converted", output: Output) -> None:
+    facts = converted.facts
+    bad = ", ".join(f"{status} {count:,}" for status, count in converted.bad.items())
     output.table(
-        "Converted" if not found.already else "Converted already",
+        "Converted" if not converted.already else "Converted already",
         [
-            ("data set", f"{found.kind}, {found.split}"),
-            ("samples", f"{found.samples:,}" + (f" of {found.read:,}" if found.bad else "")),
+            ("data set", f"{converted.kind}, {converted.split}"),
+            ("samples", f"{converted.samples:,}" + (f" of {converted.read:,}" if converted.bad else "")),
             *([("left out", f"{bad}; see _bad_samples.jsonl")] if bad else []),
-            *([("classes", f"{found.classes:,}")] if found.classes else []),
+            *([("classes", f"{converted.classes:,}")] if converted.classes else []),
             *([("layout", str(facts["layout"]))] if "layout" in facts else []),
             *([("a sample for each of the", str(facts["rows"]))] if "rows" in facts else []),
             *([("noise", f"{facts['noisy']:,} noisy, {facts['noise_protocol']}")] if "noisy" in facts else []),
-            ("shards", f"{len(found.shards):,}, {found.bytes / 1e6:,.1f} MB"),
+            ("shards", f"{len(converted.shards):,}, {converted.bytes / 1e6:,.1f} MB"),
         ],
     )
-    output.say(f"Shards: [cyan]{escape(found.out)}[/]/*.tar")
+    output.say(f"Shards: [cyan]{escape(converted.out)}[/]/*.tar")
 
 
 convert.__doc__ = f"{inspect.cleandoc(convert.__doc__ or '')}\n\n{_kinds()}"

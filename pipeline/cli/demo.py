@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError, MismatchError
+
 from .evaluate import print_evaluation
 from .options import Seed
 from .output import JsonOption, Output, escape, print_summary, program
@@ -29,7 +31,6 @@ def scenes(
     """
     from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
     from noisegate.pipeline.datasets.scenes import write_scenes
-    from noisegate.pipeline.errors import ConfigError
     from noisegate.pipeline.system.output_files import refuse_other_shards, remove_half_written, writing_to
 
     with writing_to(out):
@@ -60,7 +61,6 @@ def demo(
     from noisegate.pipeline.annotate import annotate
     from noisegate.pipeline.datasets.noise.shards import noise_captions
     from noisegate.pipeline.datasets.scenes import write_scenes
-    from noisegate.pipeline.errors import MismatchError
     from noisegate.pipeline.inspect.evaluation import evaluate
     from noisegate.pipeline.inspect.report import write_report
     from noisegate.pipeline.system.output_files import remove_half_written, writing_to
@@ -85,9 +85,9 @@ def demo(
     except MismatchError:  # left by another version of noisegate
         summary = annotate(shards, tables, progress=progress_for(), overwrite=True)
     print_summary(summary, output)
-    found = evaluate(tables)
+    evaluation = evaluate(tables)
     output.say("\nThe scores never saw which captions were shuffled. Judged by the truth:\n")
-    print_evaluation(found, output)
+    print_evaluation(evaluation, output)
     page = write_report(tables)
     output.say(
         f"[bold]4[/] a report with the worst, the borderline and the best pairs: [cyan]{escape(str(page.path))}[/]\n"
@@ -101,7 +101,7 @@ def demo(
     for what, command in commands.items():
         output.say(f"  [dim]# {what}[/]\n  [cyan]{escape(command)}[/]")
     output.result(
-        {"summary": summary.to_dict(), "evaluation": found.to_dict(), "tables": str(tables), "shards": str(noisy)}
+        {"summary": summary.to_dict(), "evaluation": evaluation.to_dict(), "tables": str(tables), "shards": str(noisy)}
         | {"report": str(page.path), "next": list(commands.values())}
     )
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError
+
 from .options import Folder
 from .output import JsonOption, Output, number, percent
 
@@ -32,7 +34,6 @@ def evaluate(
 
     [cyan]noisegate evaluate tables --truth truth.parquet[/]
     """
-    from noisegate.pipeline.errors import ConfigError
     from noisegate.pipeline.inspect.evaluation import evaluate as judge
     from noisegate.pipeline.inspect.evaluation import (
         evaluate_labels,
@@ -66,59 +67,54 @@ def evaluate(
     return output.result(pairs.to_dict())
 
 
-def print_evaluation(found: "Evaluation", output: Output) -> None:
-    """The table of figures, the best possible cut beside the chosen one."""
-    s, rank, best = found.selection, found.noise_rank, found.best
+def print_evaluation(evaluation: "Evaluation", output: Output) -> None:
+    """Print the figures at β beside those of the best possible cut."""
+    s, rank, best = evaluation.selection, evaluation.noise_rank, evaluation.best
     output.table(
-        f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
+        _title(evaluation),
         [
             ("AUROC of the similarity", number(s.clean_auroc), ""),
-            ("cut", number(found.beta), number(best.threshold)),
-            ("OSA Acc: clean pairs with w > 0", percent(found.osa_acc), percent(best.clean_recall)),
-            ("OSA Recall: noisy pairs with w = 0", percent(found.osa_recall), percent(best.noise_recall)),
+            ("cut", number(evaluation.beta), number(best.threshold)),
+            ("OSA Acc: clean pairs with w > 0", percent(evaluation.osa_acc), percent(best.clean_recall)),
+            ("OSA Recall: noisy pairs with w = 0", percent(evaluation.osa_recall), percent(best.noise_recall)),
             ("balanced accuracy", percent(s.balanced_accuracy), percent(best.balanced_accuracy)),
             (f"Mean Noise Rank (blind: {number(rank.random, 1)})", number(rank.value, 1), number(rank.optimum, 1)),
         ],
         ("", "at β", "best possible"),
     )
-    _print_selection("The cut at β, both ways", s, output)
-    if found.unscored:
-        output.say(f"{found.unscored:,} samples have no score and are left out.")
+    _print_selection("The cut at β, both ways", s, evaluation.unscored, output)
 
 
-def print_neighbourhood_evaluation(found: "NeighbourhoodEvaluation", output: Output) -> None:
-    """The same for agreement with neighbours, which has a cut and no weights."""
-    s, best = found.selection, found.best
-    rows = [("AUROC of the neighbourhood", number(found.clean_auroc), "")]
-    if s is not None and found.cut is not None:
+def print_neighbourhood_evaluation(evaluation: "NeighbourhoodEvaluation", output: Output) -> None:
+    """Print the same for agreement with neighbours, which has a cut and no weights."""
+    s, best = evaluation.selection, evaluation.best
+    rows = [("AUROC of the neighbourhood", number(evaluation.clean_auroc), "")]
+    if s is not None:
         rows += [
-            ("cut", number(found.cut), number(best.threshold)),
+            ("cut", number(evaluation.cut), number(best.threshold)),
             ("clean pairs kept", percent(s.clean_recall), percent(best.clean_recall)),
             ("noisy pairs rejected", percent(s.noise_recall), percent(best.noise_recall)),
             ("balanced accuracy", percent(s.balanced_accuracy), percent(best.balanced_accuracy)),
         ]
-    output.table(
-        f"{found.samples:,} pairs, {found.noisy:,} of them noisy ({percent(found.noisy / found.samples)})",
-        rows,
-        ("", "at the cut", "best possible"),
-    )
+    output.table(_title(evaluation), rows, ("", "at the cut", "best possible"))
     if s is None:
         output.say("There were too few pairs to choose a cut.")
-    else:
-        _print_selection("The cut, both ways", s, output)
-    if found.unscored:
-        output.say(f"{found.unscored:,} samples have no score and are left out.")
+    _print_selection("The cut, both ways", s, evaluation.unscored, output)
 
 
-def _print_selection(title: str, found: "SelectionMetrics", output: Output) -> None:
-    output.table(
-        title,
-        [
-            ("kept as clean", percent(found.clean_precision), percent(found.clean_recall), percent(found.clean_f1)),
-            ("rejected as noise", percent(found.noise_precision), percent(found.noise_recall), percent(found.noise_f1)),
-        ],
-        ("", "precision", "recall", "F1"),
-    )
+def _title(evaluation: "Evaluation | NeighbourhoodEvaluation") -> str:
+    share = percent(evaluation.noisy / evaluation.samples)
+    return f"{evaluation.samples:,} pairs, {evaluation.noisy:,} of them noisy ({share})"
+
+
+def _print_selection(title: str, metrics: "SelectionMetrics | None", unscored: int, output: Output) -> None:
+    if metrics is not None:
+        clean = (metrics.clean_precision, metrics.clean_recall, metrics.clean_f1)
+        noise = (metrics.noise_precision, metrics.noise_recall, metrics.noise_f1)
+        rows = [("kept as clean", *map(percent, clean)), ("rejected as noise", *map(percent, noise))]
+        output.table(title, rows, ("", "precision", "recall", "F1"))
+    if unscored:
+        output.say(f"{unscored:,} samples have no score and are left out.")
 
 
 def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:

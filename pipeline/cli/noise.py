@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError
+
 from .options import Seed, Shards, option, panel
 from .output import JsonOption, Output, escape, percent
 
@@ -99,7 +101,6 @@ def noise(
     from noisegate.pipeline.datasets.noise.label_shards import noise_labels
     from noisegate.pipeline.datasets.noise.protocols import check_options, find_protocol
     from noisegate.pipeline.datasets.noise.shards import noise_captions
-    from noisegate.pipeline.errors import ConfigError
     from noisegate.pipeline.shards.workers import default_workers
     from noisegate.pipeline.system.output_files import remove_half_written
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, read_tasks
 
 from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards, Task, TextField, Workers
@@ -76,8 +77,6 @@ def _prices(given: list[str]) -> dict[str, float]:
     >>> _prices(["1.20", "A100=1.80"])
     {'here': 1.2, 'A100': 1.8}
     """
-    from noisegate.pipeline.errors import ConfigError
-
     prices = {}
     for text in given:
         name, _, value = text.rpartition("=")

@@ -113,39 +113,39 @@ def compare(
     """
     from noisegate.pipeline.inspect.compare import compare as run
 
-    found = run(first, second, top=top, seed=seed)
+    comparison = run(first, second, top=top, seed=seed)
     output = Output(as_json)
-    print_comparison(found, output)
-    output.result(found.to_dict())
+    print_comparison(comparison, output)
+    output.result(comparison.to_dict())
 
 
-def print_comparison(found: "Comparison", output: Output) -> None:
+def print_comparison(comparison: "Comparison", output: Output) -> None:
     """Print correlations, agreement of the cuts, and the samples they disagree on."""
-    output.say(f"A: [cyan]{escape(found.first)}[/], {found.rows[0]:,} rows")
-    output.say(f"B: [cyan]{escape(found.second)}[/], {found.rows[1]:,} rows")
-    over = "all of them" if found.compared == found.matched else f"a seeded sample of {found.compared:,}"
-    output.say(f"{found.matched:,} rows are the same samples; correlations over {over}\n")
+    output.say(f"A: [cyan]{escape(comparison.first)}[/], {comparison.rows[0]:,} rows")
+    output.say(f"B: [cyan]{escape(comparison.second)}[/], {comparison.rows[1]:,} rows")
+    over = "all of them" if comparison.compared == comparison.matched else f"a seeded sample of {comparison.compared:,}"
+    output.say(f"{comparison.matched:,} rows are the same samples; correlations over {over}\n")
     rows = [
         (rank.score, number(rank.spearman), number(rank.kendall), f"{rank.rows:,}", f"{rank.kendall_rows:,}")
-        for rank in found.ranks
+        for rank in comparison.ranks
     ]
     output.table("Do they rank alike?", rows, ("score", "Spearman ρ", "Kendall τ-b", "rows", "for τ-b"))
-    if found.cut:
-        cut = found.cut
+    if comparison.cut:
+        cut = comparison.cut
         table = [
             ("A clean", f"{cut.both:,}", f"{cut.only_first:,}"),
             ("A not", f"{cut.only_second:,}", f"{cut.neither:,}"),
         ]
         output.table("Do they cut alike?", table, ("", "B clean", "B not"))
         output.say(f"The same for {percent(cut.share)} of {cut.rows:,} rows, Cohen's κ {number(cut.kappa, 3)}\n")
-    if found.refined_rows:
-        share = percent(found.refined_same / found.refined_rows)
-        output.say(f"Refined labels: the same for {share} of {found.refined_rows:,} samples\n")
-    if found.disagreements:
-        output.say(f"Ranked most differently by {found.by} (0 % is the worst):")
-        for one in found.disagreements:
-            output.console.print(Text(_line(one, found.by or "")), no_wrap=True, overflow="ellipsis")
-    elif found.by is None:
+    if comparison.refined_rows:
+        share = percent(comparison.refined_same / comparison.refined_rows)
+        output.say(f"Refined labels: the same for {share} of {comparison.refined_rows:,} samples\n")
+    if comparison.disagreements:
+        output.say(f"Ranked most differently by {comparison.by} (0 % is the worst):")
+        for one in comparison.disagreements:
+            output.console.print(Text(_line(one, comparison.by or "")), no_wrap=True, overflow="ellipsis")
+    elif comparison.by is None:
         output.say("They rank every sample alike.")
 
 

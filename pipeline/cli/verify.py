@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.pipeline.errors import ConfigError
+
 from .options import BatchSize, Device, Folder, Pretrained, Quiet, Seed, option
 from .output import JsonOption, Output, escape, number
 
@@ -42,7 +44,6 @@ def verify(
 
     Exit code 0: all is as recorded. 1: something differs. 2: there is no run, or a setting is wrong.
     """
-    from noisegate.pipeline.errors import ConfigError
     from noisegate.pipeline.inspect.verify import verify as check
     from noisegate.pipeline.pairs.scorer import model_of_run
     from noisegate.pipeline.runs.table import RunFolder
@@ -52,7 +53,7 @@ def verify(
         raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave both out")
     run = RunFolder(folder).recorded()
     named = None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size)
-    found = check(
+    verification = check(
         folder,
         samples=samples,
         tolerance=tolerance,
@@ -65,15 +66,15 @@ def verify(
         progress=progress_for(quiet, "check", "problems"),
     )
     output = Output(as_json)
-    print_verification(found, output)
-    output.result(found.to_dict())
-    if not found.ok:
+    print_verification(verification, output)
+    output.result(verification.to_dict())
+    if not verification.ok:
         raise typer.Exit(1)
 
 
-def print_verification(found: "Verification", output: Output) -> None:
+def print_verification(verification: "Verification", output: Output) -> None:
     """Drift and notes, the first problems, and the verdict as the last line."""
-    drift = found.drift
+    drift = verification.drift
     rows = [
         (name, number(value, 8))
         for name, value in (("similarity", drift.similarity), ("osa_weight", drift.weight), ("picture", drift.image))
@@ -81,10 +82,10 @@ def print_verification(found: "Verification", output: Output) -> None:
     ]
     if rows:
         output.table("Largest drift", [*rows, ("samples scored again", f"{drift.samples:,}")])
-    for note in found.notes:
+    for note in verification.notes:
         output.say(f"[yellow]note[/]: {escape(note)}")
-    for problem in found.problems[:SHOWN]:
+    for problem in verification.problems[:SHOWN]:
         output.say(f"[red]differs[/]: {escape(str(problem))}")
-    if found.problem_count > SHOWN:
-        output.say(f"… and {found.problem_count - SHOWN:,} more")
-    output.say(f"[{'green' if found.ok else 'bold red'}]{escape(found.verdict)}[/]")
+    if verification.problem_count > SHOWN:
+        output.say(f"… and {verification.problem_count - SHOWN:,} more")
+    output.say(f"[{'green' if verification.ok else 'bold red'}]{escape(verification.verdict)}[/]")

@@ -141,7 +141,7 @@ def json_values(column: pa.ChunkedArray) -> list[str]:
             text if ok else "null" for text, ok in zip(values.astype(str).tolist(), np.isfinite(values), strict=True)
         ]
     if pa.types.is_boolean(column.type) or pa.types.is_integer(column.type):
-        found: list[str] = pc.fill_null(column.cast(pa.string()), "null").to_pylist()
-        return found
+        texts: list[str] = pc.fill_null(column.cast(pa.string()), "null").to_pylist()
+        return texts
     plain = ((v.hex() if isinstance(v, bytes) else v) for v in column.to_pylist())
     return [json.dumps(v, ensure_ascii=False) for v in plain]

@@ -90,16 +90,16 @@ def _image(raw: RawSample) -> dict[str, Any]:
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
     """The columns as `datasets` describes them, in types that old and new versions know."""
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     for field in schema:
         if field.name == "image":
-            found[field.name] = {"_type": "Image"}
+            features[field.name] = {"_type": "Image"}
         elif pa.types.is_list(field.type):
             item = {"dtype": "string", "_type": "Value"}
-            found[field.name] = {"feature": item, "length": -1, "_type": "Sequence"}
+            features[field.name] = {"feature": item, "length": -1, "_type": "Sequence"}
         else:
-            found[field.name] = {"dtype": _dtype(field.type), "_type": "Value"}
-    return found
+            features[field.name] = {"dtype": _dtype(field.type), "_type": "Value"}
+    return features
 
 
 def _dtype(stored: pa.DataType) -> str:

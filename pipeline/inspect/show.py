@@ -236,14 +236,14 @@ def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dic
     for stem, row, key in wanted:
         rows.setdefault(stem, {})[row] = key
     urls = {entry["table"]: str(entry["url"]) for entry in (run.read_run() or {"shards": []})["shards"]}
-    found: dict[Place, str] = {}
+    captions: dict[Place, str] = {}
     for stem, keys in rows.items():
         shard, reading = Shard(urls[stem]), read_metadata(run.table(stem))["reading"]
         if "limits" not in reading or not shard.is_local:  # made from arrays, or far away
             continue
         for row, text in _captions(shard, keys, reading).items():
-            found[stem, row] = text
-    return found
+            captions[stem, row] = text
+    return captions
 
 
 def _captions(shard: Shard, keys: Mapping[int, str], reading: Mapping[str, Any]) -> dict[int, str]:

@@ -250,7 +250,7 @@ class Finding:
 def examine(facts: Facts) -> list[Finding]:
     """List what would stop or slow a run, errors first."""
     findings = [
-        *_check_packages(facts),
+        *(Finding("error", f"noisegate needs {unmet}", "pip install --upgrade noisegate") for unmet in facts.unmet),
         *_check_faiss(facts),
         *_check_torch(facts),
         *_check_machine(facts),
@@ -258,11 +258,6 @@ def examine(facts: Facts) -> list[Finding]:
     ]
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(findings, key=lambda finding: order[finding.level])
-
-
-def _check_packages(facts: Facts) -> Iterator[Finding]:
-    for unmet in facts.unmet:
-        yield Finding("error", f"noisegate needs {unmet}", "pip install --upgrade noisegate")
 
 
 def _check_faiss(facts: Facts) -> Iterator[Finding]:

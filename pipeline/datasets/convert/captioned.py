@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -137,9 +136,7 @@ def _read_annotations(request: Request) -> Pairs | None:
     per = len(captions) // len(ids)
     image_of = np.array([known[ids[i // per]] for i in range(len(captions))], np.int64)
     names = _file_names(request, list(known), listed.parent)
-    where = _image_folder(request)
-    load = _make_loader(where, names, request.check)
-    return Pairs(list(known), captions, image_of, load, (listed, numbers))
+    return Pairs(list(known), captions, image_of, _make_loader(request, names), (listed, numbers))
 
 
 def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
@@ -178,9 +175,7 @@ def _read_karpathy(request: Request) -> Pairs | None:
     captions = [text for texts in said for text, _ in texts]
     image_of = np.repeat(np.arange(len(said), dtype=np.int64), [len(texts) for texts in said])
     numbers = [number if number is not None else place for place, number in enumerate(n for t in said for _, n in t)]
-    where = _image_folder(request)
-    load = _make_loader(where, names, request.check)
-    return Pairs(ids, captions, image_of, load, (path,), numbers, in_order=False)
+    return Pairs(ids, captions, image_of, _make_loader(request, names), (path,), numbers, in_order=False)
 
 
 def _read_table(request: Request) -> Pairs | None:
@@ -199,8 +194,8 @@ def _read_table(request: Request) -> Pairs | None:
     names = [row[image].strip() for row in rows]
     known = {name: place for place, name in enumerate(dict.fromkeys(names))}
     image_of = np.array([known[name] for name in names], np.int64)
-    load = _make_loader(_image_folder(request), list(known), request.check)
-    return Pairs(list(known), [row[text].strip() for row in rows], image_of, load, (path,))
+    captions = [row[text].strip() for row in rows]
+    return Pairs(list(known), captions, image_of, _make_loader(request, list(known)), (path,))
 
 
 def _check_width(path: Path, rows: list[list[str]], width: int = 2) -> list[list[str]]:
@@ -210,19 +205,16 @@ def _check_width(path: Path, rows: list[list[str]], width: int = 2) -> list[list
     return rows
 
 
-def _image_folder(request: Request) -> Path:
-    return request.images or find(request.folder, *_IMAGES) or request.folder
+def _make_loader(request: Request, names: list[str]) -> Callable[[int], dict[str, bytes]]:
+    """A loader of the picture of each name, also without its sub-folder, or with .jpg added where the name is an id."""
+    folder = request.images or find(request.folder, *_IMAGES) or request.folder
 
+    def load(image: int) -> dict[str, bytes]:
+        name = names[image]
+        tries = [folder / name, folder / Path(name).name, folder / f"{name}.jpg"]
+        return picture_file(next((path for path in tries if path.is_file()), tries[0]), request.check)
 
-def _make_loader(folder: Path, names: list[str], check: str) -> Callable[[int], dict[str, bytes]]:
-    return partial(_load_picture, folder, names, check)
-
-
-def _load_picture(folder: Path, names: list[str], check: str, image: int) -> dict[str, bytes]:
-    """Load the picture of a name, also without its sub-folder, or with .jpg added where the name is an id."""
-    name = names[image]
-    tries = [folder / name, folder / Path(name).name, folder / f"{name}.jpg"]
-    return picture_file(next((path for path in tries if path.is_file()), tries[0]), check)
+    return load
 
 
 _SPLITS = {"train": "train", "val": "validate", "test": "test"}
@@ -275,7 +267,7 @@ class _Features:
     """Arrays (T, D) or (D,) by video: one file each, or one .npz for all; of 2d and 3d features the maxima over time."""
 
     def __init__(self, request: Request) -> None:
-        self._folders = [found for name in ("features_2d", "features_3d") if (found := find(request.folder, name))]
+        self._folders = [place for name in ("features_2d", "features_3d") if (place := find(request.folder, name))]
         self.kind = "2d and 3d, each its maximum over time"
         if len(self._folders) != 2:
             self._folders = [need(request, "features", "features.npz")]
@@ -294,16 +286,16 @@ def _load_array(place: Path, video: str) -> NDArray[Any]:
     if path is None:
         raise BadSample("no_image", f"{place.name} has no {video}.npy or {video}.npz")
     try:
-        found: Any = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.ndarray):  # an .npz, of one video or of all
-            with found as packed:
+        array: Any = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):  # an .npz, of one video or of all
+            with array as packed:
                 name = video if path == place or video in packed.files else packed.files[0]
-                found = packed[name]
+                array = packed[name]
     except KeyError as error:
         raise BadSample("no_image", f"{path.name} has no array {video}") from error
     except (OSError, ValueError, EOFError, IndexError, BadZipFile) as error:
         raise BadSample("bad_image", f"{path.name} holds no numbers: {error}") from error
-    if found.ndim not in (1, 2) or not found.size:
-        raise BadSample("bad_image", f"{path.name} has shape {found.shape}; features are (frames, width) or (width,)")
-    array: NDArray[Any] = found
-    return array
+    if array.ndim not in (1, 2) or not array.size:
+        raise BadSample("bad_image", f"{path.name} has shape {array.shape}; features are (frames, width) or (width,)")
+    features: NDArray[Any] = array
+    return features

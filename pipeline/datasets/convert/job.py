@@ -108,19 +108,19 @@ def convert(
     request = Request(chosen, folder, split, check, **given)
     module, _, name = chosen.reader.partition(":")
     read: Callable[[Request], SampleSource] = getattr(import_module(f".{module}", __package__), name)
-    found = read(request)
+    samples = read(request)
     settings = {
         "kind": chosen.name,
         "split": split,
         **{name: str(value) if isinstance(value, Path) else value for name, value in given.items()},
         "check": check,
-        "files": digest(found.files),
-        **found.facts,
+        "files": digest(samples.files),
+        **samples.facts,
     }
     for name in ("images", "noise_file", "label_file"):
         settings.pop(name, None)  # a path may change; the content is in `files` or shows in the samples
-    state, already = write_shards(found, target, settings, ShardSize(shard_samples, shard_bytes), progress)
-    return _summarise(state, found, target, already)
+    state, already = write_shards(samples, target, settings, ShardSize(shard_samples, shard_bytes), progress)
+    return _summarise(state, samples, target, already)
 
 
 def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
@@ -136,13 +136,13 @@ def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
     layout = given.get("layout")
     if layout is not None and layout not in kind.layouts:
         raise ConfigError.of("layout", layout, f"is not one of {kind.name}; use {' or '.join(kind.layouts)}")
-    found = {name: given.get(name, _OPTIONS[name][0]) for name in kind.options}
+    options = {name: given.get(name, _OPTIONS[name][0]) for name in kind.options}
     for name in ("images", "noise_file", "label_file"):
-        if found.get(name) is not None:
-            found[name] = Path(found[name])
-            if not found[name].exists():
-                raise ConfigError.of(name, found[name], f"is not there; give for example {_OPTIONS[name][1]}")
-    return found
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
+            if not options[name].exists():
+                raise ConfigError.of(name, options[name], f"is not there; give for example {_OPTIONS[name][1]}")
+    return options
 
 
 @dataclass
@@ -271,10 +271,10 @@ def _read_state(out: Path, wanted: State) -> State:
     if not path.exists():
         return wanted
     try:
-        found = State(**json.loads(path.read_bytes()))
+        state = State(**json.loads(path.read_bytes()))
     except (ValueError, TypeError) as error:
         raise ConfigError.of("out", out, f"has a {RECORD} that cannot be read ({error}); use another folder") from error
-    was, now = {**found.settings, "samples": found.count}, {**wanted.settings, "samples": wanted.count}
+    was, now = {**state.settings, "samples": state.count}, {**wanted.settings, "samples": wanted.count}
     differs = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if differs:
         name = differs[0]
@@ -282,13 +282,13 @@ def _read_state(out: Path, wanted: State) -> State:
             f"is not the {was.get(name)!r} with which {out} was converted; use another --out, or remove that folder"
         )
         raise MismatchError.of(name, now.get(name), problem)
-    for shard in found.shards:
+    for shard in state.shards:
         place = out / str(shard["name"])
         if not place.exists() or place.stat().st_size != shard["bytes"]:
             raise MismatchError.of(
                 "out", out, f"has another {place.name} than was written; remove it and convert again"
             )
-    return found
+    return state
 
 
 def _write_state(out: Path, state: State) -> None:

@@ -76,10 +76,10 @@ def need(request: Request, *names: str) -> Path:
     if not request.folder.is_dir():
         what = "this is a file" if request.folder.exists() else "no such folder"
         raise unusable(request.folder, f"{what}; give the folder of {request.kind.source}: {request.kind.expected}")
-    found = find(request.folder, *names)
-    if found is None:
+    path = find(request.folder, *names)
+    if path is None:
         raise missing(request, " or ".join(names))
-    return found
+    return path
 
 
 def missing(request: Request, what: str) -> ConfigError:
@@ -130,20 +130,20 @@ def read_rows(path: Path) -> list[list[str]]:
 def read_array(path: Path, mmap: bool = True) -> NDArray[Any]:
     """Open an .npy without pickle, mapped from disk unless `mmap` is false."""
     try:
-        found: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+        array: NDArray[Any] = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise unusable(path, f"is no .npy of numbers: {error}") from error
-    return found
+    return array
 
 
 def digest(paths: Iterable[Path]) -> dict[str, str]:
     """Each file's SHA-256 by name; of a large file, of its first 64 MB, with its size."""
-    found = {}
+    digests = {}
     for path in paths:
         with path.open("rb") as file:
             size = path.stat().st_size
-            found[path.name] = f"{hashlib.sha256(file.read(_WHOLE)).hexdigest()} of {min(size, _WHOLE)}/{size} bytes"
-    return found
+            digests[path.name] = f"{hashlib.sha256(file.read(_WHOLE)).hexdigest()} of {min(size, _WHOLE)}/{size} bytes"
+    return digests
 
 
 CHECKS = ("header", "full")

@@ -133,14 +133,14 @@ def _read_verified(request: Request, listed: Path) -> dict[str, bool]:
     path = listed if request.split != "train" else find(request.folder, "meta/verified_train.tsv", "verified_train.tsv")
     if path is None:
         return {}
-    found = {}
+    verified = {}
     for row in read_rows(path):
         if row[0].startswith("class_name"):
             continue
         if len(row) < 2 or row[1].strip() not in ("0", "1"):
             raise unusable(path, f"the row of {row[0]!r} has no verification label; it must be 0 or 1")
-        found[row[0].strip()] = row[1].strip() == "1"
-    return found
+        verified[row[0].strip()] = row[1].strip() == "1"
+    return verified
 
 
 def read_cars98n(request: Request) -> SampleSource:
@@ -182,9 +182,9 @@ def _read_folders(request: Request) -> SampleSource:
     folders.sort(key=lambda path: (int(path.name) if numbered else 0, path.name))
     names, labels = [], []
     for label, folder in enumerate(folders):
-        found = sorted(path.name for path in folder.iterdir() if is_picture(path))
-        names += [f"{folder.name}/{name}" for name in found]
-        labels += [label] * len(found)
+        pictures = sorted(path.name for path in folder.iterdir() if is_picture(path))
+        names += [f"{folder.name}/{name}" for name in pictures]
+        labels += [label] * len(pictures)
     classes = () if numbered else tuple(folder.name for folder in folders)
     return picture_samples(
         request, place, names, labels, (), classes, lambda n: {"source_class": folders[labels[n]].name}
@@ -200,9 +200,11 @@ def _read_annotations(request: Request) -> SampleSource:
     if path is None:
         raise missing(request, "CARSN_test.csv and no cars_annos.mat")
     try:
-        found: dict[str, Any] = loadmat(path, squeeze_me=True, struct_as_record=False)
-        rows = [(str(one.relative_im_path), int(getattr(one, "class"))) for one in _as_list(found["annotations"])]
-        named = tuple(str(name) for name in _as_list(found["class_names"]))
+        contents: dict[str, Any] = loadmat(path, squeeze_me=True, struct_as_record=False)
+        rows = [
+            (str(entry.relative_im_path), int(getattr(entry, "class"))) for entry in _as_list(contents["annotations"])
+        ]
+        named = tuple(str(name) for name in _as_list(contents["class_names"]))
     except (MatReadError, ValueError, KeyError, AttributeError, TypeError, NotImplementedError) as error:
         what = f"{type(error).__name__}: {error}"
         raise unusable(path, f"is not CARS196's list of annotations ({what}); give cars_annos.mat") from error

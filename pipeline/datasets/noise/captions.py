@@ -5,9 +5,7 @@ The pairs that result follow the same law, a uniform permutation among the chose
 Moving all captions of an image together (DECL) is another law: `shuffle_images`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,8 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from noisegate.pipeline.errors import ConfigError
 
 from .protocols import count_chosen
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +30,6 @@ class PairNoise:
     def rate(self) -> float:
         """The realised rate, a few samples below the nominal one without `derange`."""
         return float(self.noisy.mean()) if len(self.noisy) else 0.0
-
-    def apply(self, captions: Sequence[Item]) -> list[Item]:
-        """The captions in their new order.
-
-        >>> PairNoise(np.array([1, 0, 2]), np.array([True, True, False])).apply(["a dog", "a cat", "a car"])
-        ['a cat', 'a dog', 'a car']
-        """
-        if len(captions) != len(self.source):
-            raise ConfigError.of("captions", len(captions), f"are not one for each of {len(self.source)} samples")
-        return [captions[i] for i in self.source]
 
 
 def shuffle_captions(

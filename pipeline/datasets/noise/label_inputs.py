@@ -127,9 +127,9 @@ def _class_id(source: str, value: object, classes: int, names: Sequence[str]) ->
     """The id of a class given by name, or by id as a number or a string."""
     if isinstance(value, str):
         wanted = _normalise(value)
-        found = next((i for i, name in enumerate(names) if _normalise(name) == wanted), None)
-        if found is not None:
-            return found
+        number = next((i for i, name in enumerate(names) if _normalise(name) == wanted), None)
+        if number is not None:
+            return number
     if isinstance(value, int | str) and not isinstance(value, bool) and str(value).strip().isdecimal():
         number = int(value)
         if number < classes:

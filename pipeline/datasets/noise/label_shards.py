@@ -134,30 +134,34 @@ def _make_symmetric(data: _Data, *, rate: float, inclusive: bool, seed: int) -> 
 
 
 def _make_asymmetric(data: _Data, *, class_map: str | Path, rate: float, seed: int) -> _MadeNoise:
-    found = load_class_map(class_map, data.classes, data.names)
-    if data.classes_given and len(found.target) != data.classes:
-        problem = f"maps {len(found.target)} classes, and classes gives {data.classes}; leave out classes, or use next"
+    known_map = load_class_map(class_map, data.classes, data.names)
+    if data.classes_given and len(known_map.target) != data.classes:
+        problem = (
+            f"maps {len(known_map.target)} classes, and classes gives {data.classes}; leave out classes, or use next"
+        )
         raise ConfigError.of("class_map", class_map, problem)
     rows = np.flatnonzero(data.labelled)
-    identity = protocol_id("asymmetric", rate=rate, class_map=found.name, seed=seed)
-    return _MadeNoise(identity, rows, asymmetric(data.labels[rows], found.target, rate, np.random.default_rng(seed)))
+    identity = protocol_id("asymmetric", rate=rate, class_map=known_map.name, seed=seed)
+    return _MadeNoise(
+        identity, rows, asymmetric(data.labels[rows], known_map.target, rate, np.random.default_rng(seed))
+    )
 
 
 def _make_instance_dependent(
     data: _Data, *, features: ArraySource | None, temperature: float | None, workers: int, rate: float, seed: int
 ) -> _MadeNoise:
-    found = load_features(features, data.shards, data.digests, workers)
-    _check_rows("features", len(found.rows), len(data.labels))
-    rows = np.flatnonzero(data.labelled & found.known)
+    loaded = load_features(features, data.shards, data.digests, workers)
+    _check_rows("features", len(loaded.rows), len(data.labels))
+    rows = np.flatnonzero(data.labelled & loaded.known)
     if not len(rows):
         problem = "no sample has both a label and features; give another --features"
         raise ConfigError(problem, "features", _describe(features))
     settings = {"temperature": "auto" if temperature is None else temperature}
     identity = protocol_id(
-        "instance-dependent", rate=rate, classes=data.classes, features=found.name, seed=seed, **settings
+        "instance-dependent", rate=rate, classes=data.classes, features=loaded.name, seed=seed, **settings
     )
     noise = instance_dependent(
-        data.labels[rows], found.rows[rows], data.classes, rate, np.random.default_rng(seed), temperature
+        data.labels[rows], loaded.rows[rows], data.classes, rate, np.random.default_rng(seed), temperature
     )
     return _MadeNoise(identity, rows, noise)
 

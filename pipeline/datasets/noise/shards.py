@@ -66,8 +66,8 @@ def noise_captions(
     identity = protocol_id(protocol, rate=rate, derange=derange, seed=seed)
     if seed < 0:
         raise ConfigError.of("seed", seed, "is negative; use 7")
-    found = find_shards(shards)
-    captions, images = _read_captions(found, text_field)
+    located = find_shards(shards)
+    captions, images = _read_captions(located, text_field)
     usable = np.flatnonzero([caption is not None for caption in captions])
     shuffle = shuffle_captions if protocol == "shuffle-captions" else shuffle_images
     moved = shuffle(images[usable], rate, np.random.default_rng(seed), derange)
@@ -91,7 +91,7 @@ def noise_captions(
                 parts["txt"] = caption.encode()
         return parts | {"json": json.dumps(record).encode()}
 
-    written = rewrite_shards(found, Path(out), change, noisy, identity)
+    written = rewrite_shards(located, Path(out), change, noisy, identity)
     return NoiseReport(str(out), identity, written, len(captions), int(noisy.sum()), len(captions) - len(usable))
 
 

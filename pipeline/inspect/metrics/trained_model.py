@@ -107,13 +107,9 @@ class BlockRecall:
 
 
 def _mean_within(parts: Sequence[Index], ks: Sequence[int]) -> dict[int, float]:
-    each = [percent_within(ranks, ks) for ranks in parts]
-    return {k: float(np.mean([percents[k] for percents in each])) for k in ks}
-
-
-def percent_within(ranks: Index, ks: Sequence[int]) -> dict[int, float]:
-    """Percent of ranks, counted from 1, that are at most K, by K; NaN of none."""
-    return {k: 100.0 * float((ranks <= k).mean()) if len(ranks) else math.nan for k in ks}
+    """By K, percent of ranks, counted from 1, that are at most K, averaged over parts; NaN where a part is empty."""
+    shares = {k: [float((ranks <= k).mean()) if len(ranks) else math.nan for ranks in parts] for k in ks}
+    return {k: float(np.mean([100.0 * share for share in shares[k]])) for k in ks}
 
 
 def rsum(recall: RecallAtK) -> float:

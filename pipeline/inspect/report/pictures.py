@@ -63,7 +63,7 @@ def fetch(
     for number, (stem, rows) in enumerate(sorted(wanted.items()), start=1):
         note(f"pictures: shard {number} of {len(wanted)}, {stem}")
         try:
-            found = {
+            samples = {
                 raw.index: _shown(raw, rows[raw.index], text_field, limits)
                 for raw in read_samples(Shard(urls[stem]), rows)
             }
@@ -71,9 +71,9 @@ def fetch(
             album.missing[stem] = str(error)
             continue
         album.shards_read += 1
-        album.samples |= {(stem, index): shown for index, shown in found.items()}
-        if len(found) < len(rows):
-            album.missing[stem] = f"{len(rows) - len(found)} chosen samples are no longer in the shard"
+        album.samples |= {(stem, index): shown for index, shown in samples.items()}
+        if len(samples) < len(rows):
+            album.missing[stem] = f"{len(rows) - len(samples)} chosen samples are no longer in the shard"
     return album
 
 

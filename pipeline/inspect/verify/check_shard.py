@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ class Problem:
     def __str__(self) -> str:
         sample = None if self.key is None else f"sample {self.key}"
         return ": ".join(part for part in (self.shard, sample, self.what) if part is not None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 class Problems:
@@ -186,10 +182,6 @@ class Drift:
     @property
     def largest(self) -> float | None:
         return max((v for v in (self.similarity, self.weight, self.image) if v is not None), default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {**asdict(self), "largest": self.largest}
 
 
 @dataclass

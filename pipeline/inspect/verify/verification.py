@@ -57,8 +57,8 @@ class Verification:
             **vars(self),
             "ok": self.ok,
             "verdict": self.verdict,
-            "problems": [problem.to_dict() | {"text": str(problem)} for problem in self.problems],
-            "drift": self.drift.to_dict(),
+            "problems": [{**vars(problem), "text": str(problem)} for problem in self.problems],
+            "drift": {**vars(self.drift), "largest": self.drift.largest},
             "notes": list(self.notes),
         }
 
@@ -190,7 +190,7 @@ class _Check:
             self.scored_rows[stem] = int(pc.sum(pc.equal(status, "ok")).as_py() or 0)
             for name, text in settings_of(metadata).items():
                 counts.setdefault(name, Counter())[text] += 1
-        self.usual = {name: found.most_common(1)[0][0] for name, found in counts.items()}
+        self.usual = {name: texts.most_common(1)[0][0] for name, texts in counts.items()}
         if not self.usual or self.recorded.get("finished") is False:
             return
         there = json.loads(self.usual["scorer"])

@@ -147,13 +147,6 @@ def test_shuffling_captions_differs_from_shuffling_images() -> None:
     assert max(len(set(ids[made.source[ids == image]])) for image in range(20)) > 1
 
 
-def test_apply_hands_out_the_captions() -> None:
-    made = shuffle_captions(5, 1.0, rng(2))
-    assert made.apply("abcde") == ["abcde"[i] for i in made.source]
-    with refused("captions", 4):
-        made.apply("abcd")
-
-
 def test_pair_errors_name_what_was_given() -> None:
     with refused("images", -1):
         shuffle_captions(-1, 0.4, rng())
