@@ -213,10 +213,7 @@ class AnnotateSettings:
         MODEL,
     )
     keep_embeddings: bool = _setting(
-        True,
-        "Do not keep embeddings; scores then cannot be recomputed without the model.",
-        None,
-        "--drop-embeddings",
+        True, "Do not keep embeddings; scores then cannot be recomputed without the model.", None, "--drop-embeddings"
     )
     retry_failed: bool = _setting(False, "Read only the failed samples again.")
     overwrite: bool = _setting(False, "Remove what an earlier run left in the folder, and start again.")

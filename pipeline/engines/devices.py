@@ -19,8 +19,7 @@ from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.shards.workers import UNGUARDED
 from noisegate.pipeline.system.machine import count_processors
 
-from .fleet import Fleet, Link, Lost
-from .worker_protocol import Message, Reply, serve
+from .fleet import Fleet, Link, Lost, Message, Reply, serve
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

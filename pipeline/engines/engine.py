@@ -22,28 +22,22 @@ class EncodingEngine(Protocol):
     @property
     def searches_remotely(self) -> bool:
         """Whether `search` uses other machines."""
-        ...
 
     @property
     def identity(self) -> Identity:
         """Identity of the scorer; waits until a model is loaded."""
-        ...
 
     def encode(self, task: ShardTask, shards: Sequence[Shard], totals: ProgressTotals) -> None:
         """Encode all shards into the task's folder; each event is added to the totals."""
-        ...
 
     def random_inputs(self, seed: int) -> Beta:
         """Measure OSA's β of the model alone."""
-        ...
 
     def anchors(self, classes: ClassSet) -> Anchors:
         """Embed the prompts of the classes."""
-        ...
 
     def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
         """Carry out the tasks of a neighbour search; encoders may be stopped to make room."""
-        ...
 
 
 class EngineSettings(Protocol):
@@ -51,7 +45,6 @@ class EngineSettings(Protocol):
 
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> AbstractContextManager[EncodingEngine]:
         """Load `estimator` (as `annotate` takes it) for this many shards; raise ConfigError for what cannot work."""
-        ...
 
 
 @dataclass(frozen=True)

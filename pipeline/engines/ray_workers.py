@@ -23,9 +23,8 @@ from noisegate.pipeline.neighbours import ray_executor as search_on_ray
 from noisegate.pipeline.system.ray_connection import connect_to_ray, first_line, import_ray
 
 from .devices import pickle_factory
-from .fleet import Fleet, Link, Lost
+from .fleet import Fleet, Link, Lost, Message, Reply, serve
 from .shard_task import Advanced
-from .worker_protocol import Message, Reply, serve
 
 GATHER_SECONDS = 0.5  # how long an actor collects progress of samples; other replies are returned at once
 

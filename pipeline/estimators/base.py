@@ -75,19 +75,15 @@ class Estimator(Protocol):
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
         """Embed preprocessed pictures."""
-        ...
 
     def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
         """Embed RGB pictures of any size."""
-        ...
 
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts; long ones are cut by the model's own tokenizer."""
-        ...
 
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Embed `count` random pictures and `count` random texts, for OSA's β (Eq. 4)."""
-        ...
 
 
 def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:

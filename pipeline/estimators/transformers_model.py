@@ -34,13 +34,7 @@ class TransformersEstimator:
     """A transformers dual encoder as an estimator."""
 
     def __init__(
-        self,
-        model: Any,
-        processor: Any,
-        name: str,
-        device: Device,
-        batch_size: int | None = None,
-        draft: bool = False,
+        self, model: Any, processor: Any, name: str, device: Device, batch_size: int | None = None, draft: bool = False
     ) -> None:
         self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
         self._context = _context_length(model, processor)

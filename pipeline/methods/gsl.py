@@ -73,10 +73,7 @@ def gsl_columns(
             pair_batch.images, pair_batch.texts, clean, pair_batch.same, domain=domain, centring=centring
         )
         labels[number, pair_batch.rows] = np.where(clean, 1.0, stars)
-    return {
-        **mean_and_spread("gsl_probability", probability, pairs),
-        **mean_and_spread("gsl_label", labels, pairs),
-    }
+    return {**mean_and_spread("gsl_probability", probability, pairs), **mean_and_spread("gsl_label", labels, pairs)}
 
 
 def _sct_loss(batch: PairBatch, margin: float, zeta: float, eta: float, inter_sign: int) -> Tensor:

@@ -140,11 +140,7 @@ def _open(path: Path) -> NDArray[Any]:
 
 
 def write_lists(
-    distinct: DistinctRows,
-    start: int,
-    nearest: NearestLists,
-    indices: NDArray[Any],
-    similarities: NDArray[Any],
+    distinct: DistinctRows, start: int, nearest: NearestLists, indices: NDArray[Any], similarities: NDArray[Any]
 ) -> int:
     """Write the lists (Q, w) of the distinct rows from `start` on into a graph's arrays (N, k); return the rows written.
 

@@ -61,12 +61,7 @@ class Neighbours:
 
 
 def create_graph(
-    path: Path,
-    shape: tuple[int, ...],
-    dtype: Any,
-    kind: str,
-    recall: float | None,
-    metadata: Mapping[str, str],
+    path: Path, shape: tuple[int, ...], dtype: Any, kind: str, recall: float | None, metadata: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
     """Create the file of a graph of this shape, to be filled through the maps `indices` and `similarities`."""
     header = {**metadata, "format": FORMAT, "kind": kind, "recall": json.dumps(recall)}

@@ -86,13 +86,7 @@ def count_cells(rows: int) -> int:
 
 
 def train_inverted(
-    faiss: Any,
-    kind: Kind,
-    rows: int,
-    width: int,
-    read: Callable[[Index], Float32],
-    seed: int,
-    most: int | None = None,
+    faiss: Any, kind: Kind, rows: int, width: int, read: Callable[[Index], Float32], seed: int, most: int | None = None
 ) -> Any:
     """Learn the cells, and the codes of a compressed index, from 40 rows per cell, or from `most` rows where that is less.
 

@@ -1,4 +1,4 @@
-"""Agreement of a pair with its neighbours' partners: do similar pictures have captions like this one, and vice versa?"""
+"""Neighbourhood score of a pair: whether similar pictures have similar captions, and similar captions similar pictures."""
 
 from __future__ import annotations
 
@@ -19,27 +19,24 @@ from .beta import mismatch_pairs
 from .calibration import MIN_PAIRS, Intersection, PairCalibration, calibrate_pairs, intersection
 
 GATHERED = 1 << 24  # floats of neighbours held at a time
-NEIGHBOURS = 20
-MISMATCHED = 10_000
-FOLDS = 5
-MOST = 100.0  # weight of the agreement where the cosine has none
-READ = 16_384  # rows looked at in one go
+NEIGHBOURS = 20  # of each picture and each text; 10 to 30 work alike
+MISMATCHED = 10_000  # pairs mismatched on purpose, at most
+FOLDS = 5  # of the cross-validation that decides on the weight
+LARGEST_WEIGHT = 100.0  # of the agreement, relative to the cosine
+ROWS_READ = 16_384  # at a time
 
 
 def neighbourhood_agreement(
-    image_neighbours: Integers,
-    text_neighbours: Integers,
-    image_embeddings: Embeddings,
-    text_embeddings: Embeddings,
+    image_neighbours: Integers, text_neighbours: Integers, image_embeddings: Embeddings, text_embeddings: Embeddings
 ) -> Float32:
     """(N,) how far a pair agrees with its neighbours' partners, in standard deviations of a random pair (random: 0).
 
         a_i = ½ [ z_text(i, N_image(i)) + z_image(i, N_text(i)) ],
         z_s(i, J) = ( mean_{j in J} cos(e_i, e_j) - mean_j cos(e_i, e_j) ) / sd_j cos(e_i, e_j),
 
-    with e the embeddings of side s, centred; mean and sd over all valid j. The two sides may come from unrelated
-    models of different dimensions: cosines are only ever taken within one side. Neighbour lists (N, k), -1 for none;
-    k of 10 to 30 is a good size. One side alone counts where the other has no neighbour; nan where neither has.
+    with e the embeddings of side s, centred; mean and sd over all valid j. The two sides may come from unrelated models of
+    different dimensions, because cosines are taken within one side only. Neighbour lists are (N, k), -1 for none. If one
+    side has no neighbour, the other counts alone; nan if neither has.
 
     >>> image = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1], [1, 0.2]])  # two kinds of photos
     >>> text = np.array([[1, 0, 0], [1, 0, 0.1], [0, 1, 0], [0, 1, 0.1], [0, 1, 0.2]])  # the last caption is wrong
@@ -49,13 +46,10 @@ def neighbourhood_agreement(
     """
     images, texts = as_rows(image_embeddings), as_rows(text_embeddings)
     if len({len(image_neighbours), len(text_neighbours), len(images), len(texts)}) != 1:
-        raise ConfigError(
-            "neighbourhood: images, texts and both neighbour lists need one row per pair", "neighbourhood"
-        )
+        raise ConfigError("neighbourhood: images, texts and neighbour lists need one row per pair", "neighbourhood")
     rows = np.arange(len(images))
-    return either_side(
-        Side.of(texts).agreement(rows, image_neighbours), Side.of(images).agreement(rows, text_neighbours)
-    )
+    by_text = Side.of(texts).agreement(rows, image_neighbours)
+    return average_sides(by_text, Side.of(images).agreement(rows, text_neighbours))
 
 
 def agreement_of_new_pairs(
@@ -66,11 +60,8 @@ def agreement_of_new_pairs(
     image_neighbours: Integers,
     text_neighbours: Integers,
 ) -> Float64:
-    """(N,) `neighbourhood_agreement` of pairs that are not in the data, with lists (N, k) of its rows; nan without both parts.
-
-    A table's values differ a little where the data have many copies: they also count the pairs mismatched on purpose.
-    """
-    agreement = either_side(
+    """(N,) `neighbourhood_agreement` of new pairs with lists (N, k) of rows of the data; nan unless a pair has both parts."""
+    agreement = average_sides(
         texts.agreement_of(new_texts, image_neighbours, np.float64),
         images.agreement_of(new_images, text_neighbours, np.float64),
     )
@@ -78,15 +69,15 @@ def agreement_of_new_pairs(
     return agreement
 
 
-def either_side(by_text: NDArray[Any], by_image: NDArray[Any]) -> NDArray[Any]:
-    """Return the mean of both, or the one that is not nan."""
+def average_sides(by_text: NDArray[Any], by_image: NDArray[Any]) -> NDArray[Any]:
+    """The mean of both, or the one that is not nan."""
     both = (by_text + by_image) / 2
     return np.where(np.isnan(by_text), by_image, np.where(np.isnan(by_image), by_text, both))
 
 
 @dataclass(frozen=True)
 class Side:
-    """The embeddings e of one side (unit rows, centred, at unit length again), read a few at a time, and their moments."""
+    """The embeddings e of images or of texts (unit rows, centred, scaled to unit length again) and their moments."""
 
     rows: Rows
     centre: Float32  # (d,) mean of the unit rows
@@ -95,7 +86,7 @@ class Side:
 
     @classmethod
     def of(cls, rows: Rows) -> Side:
-        """Compute the moments, in two passes over all rows."""
+        """Compute the moments in two passes over the rows."""
         step, width = max(1, GATHERED // max(1, rows.width)), rows.width
         centre, count = np.zeros(width), 0
         for _, block in rows.chunks(step):
@@ -113,7 +104,7 @@ class Side:
         return replace(side, mean=mean, spread=spread)
 
     def agreement(self, own: Index, neighbours: Integers) -> Float32:
-        """(R,) z_s of the rows `own` with their lists (R, k); nan for invalid rows and for lists without a valid row."""
+        """(R,) z_s of the rows `own` with neighbour lists (R, k); nan for invalid rows and lists without a valid row."""
         result = np.full(len(own), np.nan, dtype=np.float32)
         step = max(1, GATHERED // max(1, neighbours.shape[1] * self.rows.width))
         for start in range(0, len(own), step):
@@ -123,14 +114,11 @@ class Side:
         return result
 
     def agreement_of(self, embeddings: Float32, neighbours: Integers, dtype: type[np.floating[Any]]) -> NDArray[Any]:
-        """As `agreement`, of embeddings (R, d) that need not be among the rows.
-
-        dtype: float32 is fast, for whole tables; float64 is precise, for single answers.
-        """
+        """`agreement` of embeddings (R, d) that need not be among the rows; float32 is fast, float64 precise."""
         result = np.full(len(neighbours), np.nan, dtype)
         unit, valid = self._directions(embeddings)
-        asked = np.flatnonzero(valid)
-        own, listed = unit[asked], neighbours[asked]
+        known = np.flatnonzero(valid)
+        own, listed = unit[known], neighbours[known]
         taken, place = gather(self.rows, np.maximum(listed, 0))
         unit, valid = self._directions(taken)
         if dtype is np.float32:
@@ -142,11 +130,11 @@ class Side:
         # cos(e_i, e_j) over all j is a linear form of e_j, so its mean and variance need no pass over the pairs
         mean, spread = self.mean.astype(dtype), self.spread.astype(dtype)
         deviation = np.sqrt(np.maximum(np.sum((own @ spread) * own, axis=1), 1e-12))
-        result[asked] = np.where(counts.any(axis=1), (near - own @ mean) / deviation, np.nan)
+        result[known] = np.where(counts.any(axis=1), (near - own @ mean) / deviation, np.nan)
         return result
 
     def _directions(self, block: Floats) -> tuple[Float32, Mask]:
-        """Return e of some rows, 0 for invalid ones, and which are valid: a row at the centre itself is not."""
+        """e of some rows, 0 for invalid ones, and which are valid; a row that equals the centre is not."""
         unit, valid = unit_rows(block)
         centred, apart = unit_rows(unit - self.centre)
         valid &= apart
@@ -156,11 +144,11 @@ class Side:
 
 @dataclass(frozen=True)
 class NeighbourhoodScores:
-    """Agreement (N,) of each pair with its neighbours' partners, NaN for none, and what it means on this data.
+    """Agreement (N,) of each pair, NaN for none, and the calibration learned from it.
 
-    `weight` is what the agreement counts beside the cosine (both in deviations of mismatched pairs): 0 unless it helps to
-    tell given from mismatched pairs that were held out. `score` (N,) is what `calibration` reads: the agreement itself
-    where there is no cosine. `alone` says that it decides which pairs are clean.
+    `score` (N,), the input of `calibration`, is cosine + `weight` · agreement, both in standard deviations of mismatched
+    pairs; without a cosine it is the agreement. `weight` is 0 unless the agreement helps to tell given from mismatched pairs
+    of a held-out fold. `alone`: the agreement decides which pairs are clean.
     """
 
     agreement: Float32
@@ -176,21 +164,21 @@ class NeighbourhoodScores:
         facts: dict[str, Any] = {"k": self.k, "weight": self.weight, "alone": self.alone, "cut": None}
         facts["calibration"] = self.calibration.to_dict() if self.calibration else None
         if self.calibration and self.cut and self.alone:
-            promised = self.calibration.expected(self.cut.beta)._asdict()
+            expected = self.calibration.expected(self.cut.beta)._asdict()
             facts["cut"], facts["cut_reason"] = self.cut.beta, self.cut.reason
-            facts["expected"] = {name: round(v, 6) if np.isfinite(v) else None for name, v in promised.items()}
+            facts["expected"] = {name: round(v, 6) if np.isfinite(v) else None for name, v in expected.items()}
         return facts
 
     def table_columns(self, rows: slice, ok: Mask, probability: Float32) -> dict[str, Any]:
-        """`neighbourhood`; without a cosine also `clean` and `clean_probability`, with one only the latter, if it gains.
+        """Column `neighbourhood`; `clean_probability` if the score tells more than the cosine; `clean` if it decides alone.
 
-        `probability` is what the cosine alone says; it stays where a pair has no neighbours.
+        `probability` is that of the cosine alone; it stays for pairs without neighbours.
         """
         agreement = np.where(ok, self.agreement[rows], np.nan)
         columns: dict[str, Any] = {"neighbourhood": agreement}
         if self.calibration and (self.alone or self.weight):
-            found = self.calibration.clean_probability(self.score[rows])
-            columns["clean_probability"] = np.where(np.isnan(agreement), probability, found)
+            learned = self.calibration.clean_probability(self.score[rows])
+            columns["clean_probability"] = np.where(np.isnan(agreement), probability, learned)
         if self.cut and self.alone:
             columns["clean"] = pa.array(agreement > self.cut.beta, mask=np.isnan(agreement))
         return columns
@@ -207,67 +195,65 @@ def score_neighbourhood(
     *,
     decides: bool = True,
 ) -> NeighbourhoodScores:
-    """Score all pairs by the `k` nearest on either side; `graph` has those of the images, and may list more.
+    """Score all pairs by their `k` nearest images (`graph`) and texts (`text_graph`, None if no text could be embedded).
 
-    `text_graph` has those of the texts, None where no text could be embedded.
-
-    `similarity` (N,) is their cosine where both sides share a space, NaN for failed pairs; without it the agreement
-    decides what is clean, if `decides`. What the score means is learned as for cosines: from pairs that are mismatched
-    on purpose and judged by the same neighbours. Raises ConfigError where there are pictures but no texts.
+    `similarity` (N,) are the cosines if both sides share a space, NaN for failed pairs; without them, and with `decides`,
+    the agreement decides which pairs are clean. The calibration is learned as for cosines, from pairs mismatched on purpose
+    and judged by the same neighbours. Raises ConfigError if there are pictures but no texts.
     """
     left, right = as_rows(images), as_rows(texts)
-    pictures, captions = _embedded(left), _embedded(right)
+    pictures, captions = _has_embedding(left), _has_embedding(right)
     if text_graph is None or (pictures.any() and not captions.any()):
         raise ConfigError("neighbourhood: no sample has a text embedding; leave it out", "neighbourhood", True)
     near_images, near_texts = graph.indices[:, :k], text_graph.indices[:, :k]
     valid = pictures & captions
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(np.flatnonzero(valid))[:MISMATCHED]
-    some_left, some_right = (found[place] for found, place in (gather(rows, chosen) for rows in (left, right)))
+    some_left, some_right = (taken[place] for taken, place in (gather(rows, chosen) for rows in (left, right)))
     first, second = mismatch_pairs(some_left, some_right, rng, rounds=1)
     picture, caption = chosen[first], chosen[second]
-    of_texts, of_images, every = Side.of(right), Side.of(left), np.arange(len(left))
-    given = either_side(of_texts.agreement(every, near_images), of_images.agreement(every, near_texts))
+    text_side, image_side, every = Side.of(right), Side.of(left), np.arange(len(left))
+    given = average_sides(text_side.agreement(every, near_images), image_side.agreement(every, near_texts))
     given[~valid] = np.nan
-    # the pair that a mismatched one's caption, or picture, came from is no neighbour of it
-    wrong = either_side(
-        of_texts.agreement(caption, _without(near_images[picture], caption)),
-        of_images.agreement(picture, _without(near_texts[caption], picture)),
+    # leave out the pair that the caption, or the picture, of a mismatched pair came from
+    wrong = average_sides(
+        text_side.agreement(caption, _remove_rows(near_images[picture], caption)),
+        image_side.agreement(picture, _remove_rows(near_texts[caption], picture)),
     )
     if similarity is None or not len(wrong):
-        return _finish(given, given, wrong, k, 0.0, alone=similarity is None and decides, seed=seed)
+        return _calibrate(given, given, wrong, k, 0.0, alone=similarity is None and decides, seed=seed)
     cosine_wrong = paired_cosines(some_left, some_right, first, second)
     centre, spread = float(cosine_wrong.mean()), max(float(cosine_wrong.std()), 1e-9)
     first_given, first_wrong = (similarity - centre) / spread, (cosine_wrong - centre) / spread
-    weight = _earned_weight(np.stack([first_given, given], axis=1), np.stack([first_wrong, wrong], axis=1), rng)
+    weight = _learn_weight(np.stack([first_given, given], axis=1), np.stack([first_wrong, wrong], axis=1), rng)
     both = first_given + weight * given, first_wrong + weight * wrong
-    return _finish(given, *both, k, weight, alone=False, seed=seed)
+    return _calibrate(given, *both, k, weight, alone=False, seed=seed)
 
 
-def _embedded(rows: Rows) -> Mask:
+def _has_embedding(rows: Rows) -> Mask:
     """(N,) which rows are not zeros."""
-    return np.concatenate([np.zeros(0, np.bool_), *(block.any(axis=1) for _, block in rows.chunks(READ))])
+    return np.concatenate([np.zeros(0, np.bool_), *(block.any(axis=1) for _, block in rows.chunks(ROWS_READ))])
 
 
-def _without(lists: Integers, rows: Index) -> Integers:
-    """Neighbour lists (M, k) in which row i does not name rows[i]."""
+def _remove_rows(lists: Integers, rows: Index) -> Integers:
+    """Neighbour lists (M, k) with rows[i] removed from list i."""
     return np.where(lists == rows[:, None], -1, lists)
 
 
-def _finish(
+def _calibrate(
     agreement: Float32, score: Floats, wrong: Floats, k: int, weight: float, *, alone: bool, seed: int
 ) -> NeighbourhoodScores:
     enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= MIN_PAIRS
     calibration = calibrate_pairs(score, wrong, seed) if enough else None
-    # mean + 2 sd loses most pairs of clean data: agreement parts right from wrong less than cosines do
+    # even_if_clean: mean + 2 sd would lose most pairs of clean data, as agreement separates less than cosines do
     cut = intersection(score, wrong, seed, calibration, even_if_clean=True) if enough else None
     return NeighbourhoodScores(agreement, score.astype(np.float32), k, weight, calibration, cut, alone)
 
 
-def _earned_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> float:
-    """How much agreement (column 1) adds to the cosine (column 0) in telling given from mismatched pairs, out of fold.
+def _learn_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> float:
+    """Weight of the agreement (column 1) relative to the cosine (column 0) in telling given from mismatched pairs.
 
-    0 unless the held-out log-loss falls by more than two standard errors; at most 100, where the cosine says nothing.
+    0 unless the agreement lowers the held-out log-loss by more than two standard errors; at most LARGEST_WEIGHT.
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -289,4 +275,4 @@ def _earned_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> fl
     if gains.mean() <= 2 * gains.std() / np.sqrt(len(gains)):
         return 0.0
     cosine, agreement = LogisticRegression().fit(rows, truth).coef_[0]
-    return float(agreement / max(cosine, agreement / MOST)) if agreement > 0 else 0.0
+    return float(agreement / max(cosine, agreement / LARGEST_WEIGHT)) if agreement > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Embeddings from anywhere as a run: arrays on disk become tables without scores, which the usual scoring then fills.
+"""Make a run from embeddings on disk: tables without scores, which the usual scoring then fills.
 
-Knows plain `.npy` files and the folders that clip-retrieval writes (`img_emb/img_emb_0.npy`, `text_emb/text_emb_0.npy`,
-`metadata/metadata_0.parquet`, or the same files side by side): each file becomes one table.
+Reads plain `.npy` files and the folders that clip-retrieval writes (`img_emb/img_emb_0.npy`, `text_emb/text_emb_0.npy`,
+`metadata/metadata_0.parquet`, or the same files side by side). Each file becomes one table.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _LAYOUT = {"images": ("img_emb", ".npy"), "texts": ("text_emb", ".npy"), "metada
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One image array with what belongs to the same rows. `start` counts its rows on from the parts before it.
+    """One image array, with the texts and the metadata of the same rows; `start` is the number of its first row in the run.
 
     `widths` are the numbers in an image and in a text embedding, 0 for no texts; `key` is the metadata's column of keys.
     """
@@ -46,123 +46,115 @@ class ArrayPart:
 
 
 def find_parts(images: Path, texts: Path | None = None, metadata: Path | None = None) -> list[ArrayPart]:
-    """Find the files, pair them (by the numbers in their names where folders are given) and see that they fit.
+    """Find the array files and match images with texts and metadata, in folders by the numbers in the file names.
 
-    `images` may be clip-retrieval's output folder itself: texts and metadata are then found in it. Only headers are
-    read. Raises ConfigError for files that are missing, unreadable or do not belong together.
+    `images` may be clip-retrieval's output folder, which has texts and metadata too. Only headers and keys are read. Raises
+    ConfigError for files that are missing, unreadable or do not belong together.
     """
     if (images / "img_emb").is_dir() or any(images.glob("img_emb_*.npy")):
-        texts = texts or _beside(images, "texts")
-        metadata = metadata or _beside(images, "metadata")
-    pictures = _files(images, "images")
-    captions = _paired(texts, "texts", pictures) if texts else {}
-    tables = _paired(metadata, "metadata", pictures) if metadata else {}
+        texts = texts or (images if _has_files(images, "texts") else None)
+        metadata = metadata or (images if _has_files(images, "metadata") else None)
+    image_files = _list_files(images, "images")
+    text_files = _match_files(texts, "texts", image_files) if texts else {}
+    tables = _match_files(metadata, "metadata", image_files) if metadata else {}
     parts: list[ArrayPart] = []
     start = 0
-    for number, path in pictures.items():
-        part = _part(path, captions.get(number), tables.get(number), start)
+    for number, path in image_files.items():
+        part = _read_headers(path, text_files.get(number), tables.get(number), start)
         if parts and part.widths != parts[0].widths:
-            raise ConfigError.of(
-                "images", path, f"has widths {part.widths}, others {parts[0].widths}; use one model for all"
-            )
+            raise ConfigError.of("images", path, f"has widths {part.widths}, not {parts[0].widths}; use one model")
         parts.append(part)
         start += part.rows
     return parts
 
 
-def _beside(folder: Path, name: str) -> Path | None:
-    """Where clip-retrieval's folder has its texts or metadata, None where it has none."""
+def _has_files(folder: Path, name: str) -> bool:
+    """Whether clip-retrieval's output folder has texts, or metadata."""
     prefix, suffix = _LAYOUT[name]
-    return folder if (folder / prefix).is_dir() or any(folder.glob(f"{prefix}_*{suffix}")) else None
+    return (folder / prefix).is_dir() or any(folder.glob(f"{prefix}_*{suffix}"))
 
 
-def _files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
-    """One file, or those of a folder in the order of their numbers, by what tells them apart."""
+def _list_files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
+    """The file at `path`, or the files of that folder, by the numbers that tell them apart and in that order."""
     prefix, suffix = _LAYOUT[name]
     if path.is_file():
         return {(): path}
     folder = path / prefix if (path / prefix).is_dir() else path
-    found = sorted(folder.glob(f"{prefix}*{suffix}")) or sorted(folder.glob(f"*{suffix}"))
-    if not found:
+    files = sorted(folder.glob(f"{prefix}*{suffix}")) or sorted(folder.glob(f"*{suffix}"))
+    if not files:
         raise ConfigError.of(name, path, f"is neither a file nor a folder with *{suffix} files")
-    return dict(sorted(zip(_numbers(found), found, strict=True)))
+    return dict(sorted(zip(_number_files(files), files, strict=True)))
 
 
-def _numbers(files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """The numbers in each name that tell it from the others (`img_emb_0`: 0), or the names where no number does."""
-    found = [tuple(map(int, re.findall(r"\d+", path.stem))) for path in files]
-    if len({len(numbers) for numbers in found}) > 1:
-        found = [numbers[-1:] for numbers in found]
-    places = [at for at, column in enumerate(zip(*found, strict=False)) if len(set(column)) > 1]
-    telling: list[tuple[Any, ...]] = [tuple(numbers[at] for at in places) for numbers in found]
-    return telling if len(set(telling)) == len(files) else [(path.stem,) for path in files]
+def _number_files(files: Sequence[Path]) -> list[tuple[Any, ...]]:
+    """The numbers in each name that differ between files (`img_emb_0`: 0); the names if the numbers are not unique."""
+    numbers = [tuple(map(int, re.findall(r"\d+", path.stem))) for path in files]
+    if len({len(some) for some in numbers}) > 1:
+        numbers = [some[-1:] for some in numbers]
+    places = [place for place, column in enumerate(zip(*numbers, strict=False)) if len(set(column)) > 1]
+    differing: list[tuple[Any, ...]] = [tuple(some[place] for place in places) for some in numbers]
+    return differing if len(set(differing)) == len(files) else [(path.stem,) for path in files]
 
 
-def _paired(path: Path, name: str, images: dict[tuple[Any, ...], Path]) -> dict[tuple[Any, ...], Path]:
-    found = _files(path, name)
-    if len(found) != len(images):
-        raise ConfigError.of(name, path, f"has {len(found)} files for {len(images)} of images; give one for each")
-    lost = [file for number, file in images.items() if number not in found]
-    if lost:
-        raise ConfigError.of(name, path, f"has no file with the number of {lost[0].name}; give one for each")
-    return found
+def _match_files(path: Path, name: str, images: dict[tuple[Any, ...], Path]) -> dict[tuple[Any, ...], Path]:
+    files = _list_files(path, name)
+    if len(files) != len(images):
+        raise ConfigError.of(name, path, f"has {len(files)} files for {len(images)} of images; give one for each")
+    if alone := [file for number, file in images.items() if number not in files]:
+        raise ConfigError.of(name, path, f"has no file with the number of {alone[0].name}; give one for each")
+    return files
 
 
-def _part(images: Path, texts: Path | None, metadata: Path | None, start: int) -> ArrayPart:
-    left = open_array(images, "images", 2)
-    right = open_array(texts, "texts", 2) if texts else None
-    if right is not None and len(right) != len(left):
-        raise ConfigError.of("texts", texts, f"has {len(right):,} rows, {images} has {len(left):,}; give one for each")
-    for name, path, array in (("images", images, left), ("texts", texts, right)):
-        if array is not None and array.shape[1] == 0:
+def _read_headers(images: Path, texts: Path | None, metadata: Path | None, start: int) -> ArrayPart:
+    shape = open_array(images, "images", 2).shape
+    rows, width = open_array(texts, "texts", 2).shape if texts else (shape[0], 0)
+    if rows != shape[0]:
+        raise ConfigError.of("texts", texts, f"has {rows:,} rows, {images} has {shape[0]:,}; give one for each")
+    for name, path, numbers in (("images", images, shape[1]), ("texts", texts, width)):
+        if path and not numbers:
             raise ConfigError.of(name, path, "has rows without any numbers; want (N, d) with d of 1 or more")
-    widths = left.shape[1], 0 if right is None else right.shape[1]
-    key = _key_column(metadata, images, len(left)) if metadata else None
-    return ArrayPart(images.stem, start, len(left), widths, images, texts, metadata, key)
+    key = _find_key_column(metadata, images, rows) if metadata else None
+    return ArrayPart(images.stem, start, rows, (shape[1], width), images, texts, metadata, key)
 
 
-def _key_column(path: Path, images: Path, rows: int) -> str:
+def _find_key_column(path: Path, images: Path, rows: int) -> str:
     try:
-        file = pq.read_metadata(path)
-        schema = pq.read_schema(path)
+        count, schema = pq.read_metadata(path).num_rows, pq.read_schema(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError.of("metadata", path, f"is not a readable Parquet file: {_line(error)}") from error
-    if file.num_rows != rows:
-        raise ConfigError.of("metadata", path, f"has {file.num_rows:,} rows, {images} has {rows:,}; give one for each")
-    found = next((name for name in KEY_COLUMNS if name in schema.names), None)
-    if found is None:
+        reason = " ".join(str(error).split())
+        raise ConfigError.of("metadata", path, f"is not a readable Parquet file: {reason}") from error
+    if count != rows:
+        raise ConfigError.of("metadata", path, f"has {count:,} rows, {images} has {rows:,}; give one for each")
+    column = next((name for name in KEY_COLUMNS if name in schema.names), None)
+    if column is None:
         raise ConfigError.of("metadata", path, f"has no column called {' or '.join(KEY_COLUMNS)}, where keys come from")
-    kind = schema.field(found).type
+    kind = schema.field(column).type
     if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
-        raise ConfigError(f"metadata: {found} of {path} is {kind}; keys are text or whole numbers", "metadata", path)
-    lacking = sum(not key for key in _read_keys(path, found))
-    if lacking:
-        raise ConfigError.of("metadata", path, f"has {lacking:,} rows without {found}; every row needs one")
-    return found
+        raise ConfigError.of("metadata", path, f"has {column} of type {kind}; keys are text or whole numbers")
+    if missing := sum(not key for key in _read_keys(path, column)):
+        raise ConfigError.of("metadata", path, f"has {missing:,} rows without {column}; every row needs one")
+    return column
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Text, or its bytes: some writers of Parquet leave out that they are UTF-8."""
+    """Text, or its bytes: some writers of Parquet do not mark them as UTF-8."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(test(kind) for test in tests)
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def _read_keys(path: Path, column: str) -> list[str]:
     """The keys, '' for those that are missing."""
-    found = pq.read_table(path, columns=[column])[column].to_pylist()
     return [
         "" if key is None else key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else str(key)
-        for key in found
+        for key in pq.read_table(path, columns=[column])[column].to_pylist()
     ]
 
 
 def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> NDArray[Any]:
-    """A memory map of an `.npy` file of numbers; raises ConfigError, naming the setting, for anything else.
+    """Map an `.npy` file of numbers into memory; raise ConfigError about the setting `name` for anything else.
 
-    `kinds` are numpy's letters of the types that will do: f for floats, i and u for whole numbers. Pickled objects are
-    never loaded.
+    `kinds` are numpy's letters of the accepted types: f for floats, i and u for whole numbers. Pickles are never loaded.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -180,7 +172,7 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
 
 
 def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    """Class numbers (N,), negative for none, one for each row of the images; raises ConfigError where they are not."""
+    """Check class numbers (N,), negative for none, and return them as int64; raise ConfigError where they do not fit."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError.of("labels", labels.shape, f"is the shape of {labels.dtype}; want whole numbers (N,)")
     if len(labels) != rows:
@@ -191,7 +183,7 @@ def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
 
 
 def arrays_identity(parts: Sequence[ArrayPart]) -> Identity:
-    """The scorer of a run that is made from these arrays; reads all of them, for their digest."""
+    """The identity of a run made from these arrays, with a digest of all their bytes."""
     digest = hashlib.sha256()
     for part in parts:
         for name, path in (("images", part.images), ("texts", part.texts)):
@@ -213,72 +205,48 @@ def write_parts(
 ) -> None:
     """Write a table without scores and an embedding file for each part.
 
-    `labels` (N,) runs over all parts, negative for none. `joint` says that images and texts share one space, so that
-    their cosine means something. `metadata` goes into every table.
+    `labels` (N,) are those of all parts, negative for none. `joint`: images and texts share one space and have a cosine.
+    `metadata` goes into every table.
     """
     for part in parts:
-        images = _unit_rows(part.images, "images")
-        texts = _unit_rows(part.texts, "texts") if part.texts else np.zeros((part.rows, 0), np.float32)
+        images = _read_unit_rows(part.images, "images")
+        texts = _read_unit_rows(part.texts, "texts") if part.texts else np.zeros((part.rows, 0), np.float32)
+        bad_image = np.asarray(~images.any(axis=1))
+        bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
+        keys = [f"{row:09d}" for row in range(part.start, part.start + part.rows)]  # unique in the run
+        if part.metadata and part.key:
+            keys = _read_keys(part.metadata, part.key)
+        first_rows = {key: row for row, key in reversed(list(enumerate(keys)))}
         given = None if labels is None else labels[part.start : part.start + part.rows]
-        _write_part(run, part, images, texts, given, joint, metadata)
+        columns = {
+            "key": keys,
+            "index": np.arange(part.rows),
+            "status": np.where(bad_image | bad_text, "invalid", "ok").tolist(),
+            "error": [
+                invalid_embedding("image" if no_image else "text") if no_image or no_text else None
+                for no_image, no_text in zip(bad_image, bad_text, strict=True)
+            ],
+            "similarity": row_cosines(images, texts)
+            if joint and part.texts
+            else np.full(part.rows, np.nan, np.float32),
+            "label": None if given is None else pa.array(given, pa.int32(), mask=given < 0),
+            "flags": [[] if first_rows[key] == row else ["duplicate_key"] for row, key in enumerate(keys)],
+        }
+        size = part.images.stat().st_size
+        shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
+        write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
+        run.write_table(part.stem, table_from(columns, {**metadata, "table_version": VERSION, "shard": shard}))
 
 
-def _unit_rows(path: Path, name: str) -> NDArray[np.float32]:
+def _read_unit_rows(path: Path, name: str) -> NDArray[np.float32]:
     """(N, d) rows of length one, zeros for those without a direction."""
     array = open_array(path, name, 2)
     unit = np.empty(array.shape, np.float32)
-    start = 0
-    for rows in _chunks(array):
-        unit[start : start + len(rows)] = normalise(rows)
-        start += len(rows)
+    for number, rows in enumerate(_chunks(array)):
+        unit[number * ROWS_AT_ONCE :][: len(rows)] = normalise(rows)
     return unit
 
 
 def _chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     for start in range(0, len(array), ROWS_AT_ONCE):
         yield np.ascontiguousarray(array[start : start + ROWS_AT_ONCE])
-
-
-def _write_part(
-    run: RunFolder,
-    part: ArrayPart,
-    images: NDArray[np.float32],
-    texts: NDArray[np.float32],
-    labels: NDArray[np.int64] | None,
-    joint: bool,
-    metadata: Mapping[str, Any],
-) -> None:
-    bad_image = np.asarray(~images.any(axis=1))
-    bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
-    invalid = bad_image | bad_text
-    errors = [
-        invalid_embedding("image" if no_image else "text") if no_image or no_text else None
-        for no_image, no_text in zip(bad_image, bad_text, strict=True)
-    ]
-    similarity = row_cosines(images, texts) if joint and part.texts else np.full(part.rows, np.nan, np.float32)
-    size = part.images.stat().st_size
-    shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
-    keys = _keys(part)
-    first = {key: row for row, key in reversed(list(enumerate(keys)))}
-    columns = {
-        "key": keys,
-        "index": np.arange(part.rows),
-        "status": np.where(invalid, "invalid", "ok").tolist(),
-        "error": errors,
-        "similarity": similarity,
-        "label": pa.nulls(part.rows, pa.int32()) if labels is None else pa.array(labels, pa.int32(), mask=labels < 0),
-        "flags": [[] if first[key] == row else ["duplicate_key"] for row, key in enumerate(keys)],
-    }
-    write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
-    run.write_table(part.stem, table_from(columns, {**metadata, "table_version": VERSION, "shard": shard}))
-
-
-def _keys(part: ArrayPart) -> list[str]:
-    """From the metadata, else row numbers over all parts, so that no two rows of a run share one."""
-    if part.metadata is None or part.key is None:
-        return [f"{row:09d}" for row in range(part.start, part.start + part.rows)]
-    return _read_keys(part.metadata, part.key)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -1,7 +1,6 @@
-"""Going on where a run was stopped: was the folder made with these settings, and which shards are left to do?"""
+"""Resume a stopped run: check that its settings are the same, find the shards still to do, and write `_run.json`."""
 
 import hashlib
-import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,19 +17,19 @@ from noisegate.pipeline.errors import MismatchError, ShardError, TableError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.settings import AnnotateSettings
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.system.output_files import remove_half_written
 
 from .embeddings import embeddings_match
 from .table import VERSION, RunFolder, read_metadata, search_folder
 
-ASKED_AT_ONCE, ASKED = 16, 1024  # parallel size requests to a store; shards per batch of requests
-RESCORED = ("beta", "k", "neighbourhood")  # what `rescore` changes from the kept embeddings
-SCORED_LAST = (*RESCORED, "classes", "seed")  # what no embedding depends on
-_HALF_WRITTEN = re.compile(r"\..+\.(parquet|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
+REQUESTS, BATCH = 16, 1024  # parallel size requests to a store; shards per batch of requests
+RESCORED = ("beta", "k", "neighbourhood")  # settings that `rescore` can change
+SCORED_LAST = (*RESCORED, "classes", "seed")  # settings that no embedding depends on
 
 
 @dataclass
 class RunRecord:
-    """What is known of a run so far; JSON values where they come from other packages."""
+    """What `_run.json` says of a run so far."""
 
     run: RunFolder
     shards: Sequence[Shard]
@@ -59,11 +58,8 @@ class RunRecord:
         for shard in self.shards:
             new = {"url": shard.url, "table": shard.stem, "modified": self.times.get(shard.url)}
             entries.append(new if shard.url in self.times else known.get(shard.stem, new))
-        looked_at = {shard.stem for shard in self.shards if finished or shard.url in self.times}
-        shards = [
-            entry if entry["table"] in here - looked_at else {**entry, **_read_facts(self.run, entry["table"])}
-            for entry in entries
-        ]
+        seen = {shard.stem for shard in self.shards if finished or shard.url in self.times}
+        shards = [e if e["table"] in here - seen else e | _read_facts(self.run, e["table"]) for e in entries]
         self.run.write_run(
             {
                 **self.fixed_settings(identity),
@@ -89,16 +85,15 @@ def _read_facts(run: RunFolder, stem: str) -> dict[str, Any]:
 
 
 def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
-    """Refuse a folder that was made with other settings, and name each; a retry may raise limits, nothing else.
+    """Raise MismatchError, naming each setting that differs from the run in `folder`; a retry may only raise limits.
 
-    A run that is not finished may be scored in another way: settings that its scoring stumbled over, such as classes with
-    a name missing, must not cost its embeddings.
+    An unfinished run may change the settings of its scoring: a mistake in them must not cost its embeddings.
     """
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
     then, now = _flat(before), _flat(wanted)
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
-    open_ones = () if before["finished"] else SCORED_LAST
-    other = [name for name in now if name not in (*raised, *open_ones) and then.get(name) != now[name]]
+    free = raised if before["finished"] else raised | {*SCORED_LAST}
+    other = [name for name in now if name not in free and then.get(name) != now[name]]
     cheap = not differences and all(name in RESCORED for name in other)
     differences += [f"{name}: {then.get(name)} there, {now[name]} now" for name in other]
     if differences:
@@ -134,23 +129,24 @@ class Resume:
     times: dict[str, float | None] = field(default_factory=dict)
 
     def todo(self, shards: Sequence[Shard]) -> list[Shard]:
-        """The shards that must be read; those that cannot be are in `unreachable`, and what is known of them stays."""
+        """The shards to encode. Shards that cannot be opened go to `unreachable` instead, and keep their tables."""
         left: list[Shard] = []
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            for start in range(0, len(shards), ASKED):
-                part = shards[start : start + ASKED]
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            for start in range(0, len(shards), BATCH):
+                part = shards[start : start + BATCH]
                 remote = [shard for shard in part if not shard.is_local]
-                told = dict(zip((shard.url for shard in remote), pool.map(_size_and_time, remote), strict=True))
-                left += [shard for shard in part if not self._is_done(shard, told.get(shard.url))]
+                answers = dict(zip((shard.url for shard in remote), pool.map(_size_and_time, remote), strict=True))
+                left += [shard for shard in part if not self._is_done(shard, answers.get(shard.url))]
         return left
 
-    def _is_done(self, shard: Shard, told: tuple[int | None, float | None] | ShardError | None) -> bool:
+    def _is_done(self, shard: Shard, answer: tuple[int | None, float | None] | ShardError | None) -> bool:
+        """Whether the table is complete and current; `answer` is the store's size and time, None for a local shard."""
         table = self.run.table(shard.stem)
         try:
-            if isinstance(told, ShardError):
-                raise told
-            self.sizes[shard.url], self.times[shard.url] = told or shard.size_and_time()
-            metadata = self._metadata(table, shard.stem)
+            if isinstance(answer, ShardError):
+                raise answer
+            self.sizes[shard.url], self.times[shard.url] = answer or shard.size_and_time()
+            metadata = self._read_metadata(table, shard.stem)
             if metadata is None:
                 return False
             changed = self._has_changed(shard, metadata["shard"])
@@ -158,7 +154,7 @@ class Resume:
             self.unreachable[shard.url] = str(error)
             return True
         if changed:
-            self._check_place(shard)
+            self._check_url(shard)
             self._redo(table, f"{shard.url} has changed since it was scored; it is scored again")
             return False
         sha256, rows = metadata["shard"]["sha256"], metadata["shard"]["rows"]
@@ -167,8 +163,8 @@ class Resume:
             return False
         return not (self.retry_failed and failed_rows(table))
 
-    def _metadata(self, table: Path, stem: str) -> dict[str, Any] | None:
-        """What the table says of itself, None where there is no whole one."""
+    def _read_metadata(self, table: Path, stem: str) -> dict[str, Any] | None:
+        """The table's metadata, None if it is missing or damaged; raise if other settings or another tool made it."""
         if not table.exists():
             return None
         try:
@@ -185,7 +181,7 @@ class Resume:
         return metadata
 
     def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
-        """By size, then by the time of the last change; where that differs the shard is read to make sure."""
+        """Compare the size, then the time of the last change; if the time differs, compare the digest."""
         size, entry = self.sizes[shard.url], self.listed.get(shard.stem, {})
         if size is not None and size != scored["size"]:
             return True
@@ -193,8 +189,8 @@ class Resume:
             return False
         return bool(_digest(shard) != scored["sha256"])
 
-    def _check_place(self, shard: Shard) -> None:
-        """Two shards of one name in different folders must not take each other's table."""
+    def _check_url(self, shard: Shard) -> None:
+        """Raise MismatchError if the table belongs to a shard of the same name in another folder."""
         url = self.listed.get(shard.stem, {}).get("url", shard.url)
         if url != shard.url and not (shard.is_local and Path(url).resolve() == Path(shard.url).resolve()):
             table = self.run.table(shard.stem)
@@ -219,10 +215,9 @@ def failed_rows(table: Path) -> set[int]:
 
 
 def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> None:
-    """Remove the files of earlier runs and nothing else: Parquet files marked as weight tables, and what `_run.json` lists.
+    """Remove weight tables, all files that `_run.json` lists, and stopped neighbour `searches`; other files stay.
 
-    Neighbour searches that were stopped go too, unless they are to go on.
-    Raises TableError, before anything is removed, when another file is where one of the `wanted` tables must go.
+    Raises TableError, before anything is removed, if another file has the name of a `wanted` table.
     """
     try:
         stems = {entry["table"] for entry in (run.read_run() or {"shards": []})["shards"]}
@@ -251,9 +246,8 @@ def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> 
 
 def sweep(run: RunFolder) -> None:
     """Remove half-written files of killed writers; call only while holding the folder lock."""
-    for path in (*run.path.glob(".*.tmp"), *run.path.glob("embeddings/.*.tmp")):
-        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
+    for folder in (run.path, run.path / "embeddings"):
+        remove_half_written(folder)
 
 
 def _digest(shard: Shard) -> str:

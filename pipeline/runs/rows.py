@@ -32,11 +32,9 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
     def chunks(self, size: int) -> Iterator[tuple[int, Floats]]:
         """(number of the first row, at most `size` rows) in order."""
-        ...
 
     def take(self, rows: Index) -> Float32:
         """(R, d) float32: the given rows, whose numbers must ascend."""
-        ...
 
 
 Embeddings: TypeAlias = Rows | Floats | Sequence[Floats]
@@ -157,11 +155,7 @@ class MappedRows:
     """
 
     def __init__(
-        self,
-        files: Sequence[str],
-        tensor: str,
-        shapes: Sequence[tuple[int, int]] | None = None,
-        ok: Mask | None = None,
+        self, files: Sequence[str], tensor: str, shapes: Sequence[tuple[int, int]] | None = None, ok: Mask | None = None
     ) -> None:
         self.files, self.tensor, self.ok = list(files), tensor, ok
         if shapes is None:

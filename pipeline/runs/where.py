@@ -1,7 +1,7 @@
 """Rules such as `clean_probability > 0.9 and not 'duplicate_key' in flags` over the columns of a weight table.
 
-A language of its own, read here to the last character: nothing in it can call, import, open or loop. Words of Python and
-of SQL are both understood (`==` and `=`, `!=` and `<>`, `is null`, `between`, `like`).
+A small language with its own parser, so that a rule can neither call, import, open nor loop. It accepts words of Python and
+of SQL (`==` and `=`, `!=` and `<>`, `is null`, `between`, `like`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Where:
-    """A rule that was understood. `columns` are those it needs; `mask(table)` says which rows it holds for.
+    """A parsed rule with the `columns` it needs; `mask(table)` selects the rows for which it is true.
 
     >>> table = pa.table({"similarity": [0.1, 0.4, None]})
     >>> parse_where("similarity > 0.3").mask(table).tolist()
@@ -65,28 +65,26 @@ class Where:
     _condition: Callable[[pa.Table], Any] = field(repr=False, compare=False)
 
     def mask(self, table: pa.Table) -> NDArray[np.bool_]:
-        """(N,) bool, false where the answer is not known; raises TableError when the table lacks a column."""
-        lost = [name for name in self.columns if name not in table.column_names]
-        if lost:
-            raise TableError.of("where", self.text, f"needs the column {lost[0]}, which this table does not have")
-        found = self._condition(table)
-        if isinstance(found, pa.Scalar):
-            return np.full(len(table), found.as_py() is True)
-        held: NDArray[np.bool_] = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
-        return held.astype(bool)
+        """(N,) bool, false where the rule is unknown (null); raise TableError if the table lacks a column."""
+        if missing := [name for name in self.columns if name not in table.column_names]:
+            raise TableError.of("where", self.text, f"needs the column {missing[0]}, which this table does not have")
+        values = self._condition(table)
+        if isinstance(values, pa.Scalar):
+            return np.full(len(table), values.as_py() is True)
+        return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), bool)
 
     def __reduce__(self) -> tuple[Callable[[str], Where], tuple[str]]:
         return parse_where, (self.text,)
 
 
 def parse_where(text: str) -> Where:
-    """Understand a rule over the columns of the weight table and `shard`; raises ConfigError that says where it went wrong.
+    """Parse a rule over the columns of the weight table and `shard`; raise ConfigError with the place of a mistake.
 
     Comparisons (also `0.2 < similarity <= 0.8`), `and`, `or`, `not`, `in (…)`, `between`, `is null` or `isnull(x)`, `like`,
     and + - * / % on numbers. Text stands in quotes, digests compare as hex, `'word' in flags` looks into the flags.
     """
     parser = _Parser(text)
-    condition = parser.whole()
+    condition = parser.parse()
     return Where(text, tuple(sorted(parser.columns)), condition.of)
 
 
@@ -101,7 +99,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """One method for each level of binding, from `or` down to a single word, in Python's order."""
+    """Recursive descent, one method for each precedence level from `or` to a single word, in Python's order."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -128,7 +126,7 @@ class _Parser:
             at = match.end()
         return [*tokens, _Token("end", "", len(self._text))]
 
-    def whole(self) -> Term:
+    def parse(self) -> Term:
         if len(self._tokens) == 1:
             raise ConfigError("where: the rule is empty; write clean_probability > 0.9", "where", self._text)
         term = self._or()
@@ -142,7 +140,7 @@ class _Parser:
         return self._tokens[self._place]
 
     def _take(self, *words: str) -> _Token | None:
-        """The next token where it is one of these words or signs (any, when none is given)."""
+        """Take the next token if it is one of these words or signs (any token if none are given), else None."""
         token = self._next
         if words and token.word not in words:
             return None
@@ -190,16 +188,16 @@ class _Parser:
 
     # --- levels -----------------------------------------------------------------------------------------------------------
     def _or(self) -> Term:
-        found = [self._and()]
+        parts = [self._and()]
         while self._take("or"):
-            found.append(self._and())
-        return terms.any_of([self._condition(term) for term in found]) if len(found) > 1 else found[0]
+            parts.append(self._and())
+        return terms.any_of([self._condition(part) for part in parts]) if len(parts) > 1 else parts[0]
 
     def _and(self) -> Term:
-        found = [self._not()]
+        parts = [self._not()]
         while self._take("and"):
-            found.append(self._not())
-        return terms.all_of([self._condition(term) for term in found]) if len(found) > 1 else found[0]
+            parts.append(self._not())
+        return terms.all_of([self._condition(part) for part in parts]) if len(parts) > 1 else parts[0]
 
     def _not(self) -> Term:
         if self._take("not"):
@@ -212,22 +210,23 @@ class _Parser:
             denied = self._take("not")
             if not self._take("null", "none"):
                 raise self._unexpected("null")
-            return terms.opposite(terms.is_null(left)) if denied else terms.is_null(left)
+            absent = terms.apply(CONDITION, pc.is_null, left)
+            return terms.opposite(absent) if denied else absent
         denied = self._take("not")
         for word, read in (("in", self._in), ("between", self._between), ("like", self._like)):
             if self._take(word):
-                found = read(left)
-                return terms.opposite(found) if denied else found
+                test = read(left)
+                return terms.opposite(test) if denied else test
         if denied:
             raise self._unexpected("in, between or like")
         chain, signs = [left], []
         while sign := self._take(*_COMPARISONS):
             signs.append(_COMPARISONS[sign.text])
             chain.append(self._sum())
-            self._comparable(chain[-2], chain[-1], sign)
+            self._check_comparable(chain[-2], chain[-1], sign)
         return terms.compare(chain, signs) if signs else left
 
-    def _comparable(self, left: Term, right: Term, sign: _Token) -> None:
+    def _check_comparable(self, left: Term, right: Term, sign: _Token) -> None:
         if NOTHING in (left.kind, right.kind):
             raise self._wrong(sign.at, "nothing equals null; write is null or is not null")
         if left.kind != right.kind:
@@ -242,7 +241,7 @@ class _Parser:
             flags = self._of_kind(self._atom(), FLAGS, "in")
             if left.literal is None or left.kind != TEXT:
                 raise self._wrong(left.at, "before in flags stands a text, such as 'duplicate_key' in flags")
-            return terms.contains(flags, lambda flat: pc.equal(flat, left.literal), left.at)
+            return terms.contains(flags, lambda flat: pc.equal(flat, left.literal))
         if left.kind not in (NUMBER, TEXT):
             raise self._wrong(left.at, f"in (…) needs a number or a text, and this is {left.kind}")
         closing = {"(": ")", "[": "]"}.get(self._next.text)
@@ -283,13 +282,13 @@ class _Parser:
         return self._arithmetic(self._signed, "*", "/", "%")
 
     def _arithmetic(self, read: Callable[[], Term], *known: str) -> Term:
-        found, signs = [read()], []
+        parts, signs = [read()], []
         while sign := self._take(*known):
             signs.append(sign.text)
-            found.append(read())
-            for term in found[-2:]:
+            parts.append(read())
+            for term in parts[-2:]:
                 self._of_kind(term, NUMBER, sign.text)
-        return terms.arithmetic(found, signs)
+        return terms.arithmetic(parts, signs)
 
     def _signed(self) -> Term:
         sign = self._take("-", "+")
@@ -298,7 +297,11 @@ class _Parser:
         term = self._of_kind(self._deeper(self._signed), NUMBER, sign.text)
         if sign.text == "+":
             return term
-        return _literal(NUMBER, -term.literal, sign.at) if term.literal is not None else terms.negative(term)
+        return (
+            terms.literal(NUMBER, -term.literal, sign.at)
+            if term.literal is not None
+            else terms.apply(NUMBER, pc.negate, term)
+        )
 
     def _atom(self) -> Term:
         token = self._next
@@ -310,16 +313,16 @@ class _Parser:
             self._take()
             if not math.isfinite(float(token.text)):
                 raise self._wrong(token.at, f"{token.text} is too large for a number")
-            return _literal(NUMBER, float(token.text), token.at)
+            return terms.literal(NUMBER, float(token.text), token.at)
         if token.what == "text":
             self._take()
             quote = token.text[0]
-            return _literal(TEXT, token.text[1:-1].replace(2 * quote, quote), token.at)
+            return terms.literal(TEXT, token.text[1:-1].replace(2 * quote, quote), token.at)
         if token.what != "word" or token.word in _KEYWORDS - {"true", "false", "null", "none"}:
             raise self._unexpected("a column, a number or a text")
         self._take()
         if token.word in ("true", "false"):
-            return _literal(CONDITION, token.word == "true", token.at)
+            return terms.literal(CONDITION, token.word == "true", token.at)
         if token.word in ("null", "none"):
             return Term(NOTHING, lambda _: pa.scalar(None), token.at)
         return self._named(token)
@@ -329,7 +332,7 @@ class _Parser:
         if token.word == "isnull" and self._take("("):
             inner = self._deeper(self._or)
             self._need(")")
-            return terms.is_null(inner)
+            return terms.apply(CONDITION, pc.is_null, inner)
         if self._next.text in ("(", "["):
             raise self._unexpected("a comparison")
         if token.text not in KINDS:
@@ -338,8 +341,3 @@ class _Parser:
             raise self._wrong(token.at, f"unknown column {token.text!r}; {advice} Text stands in quotes")
         self.columns.add(token.text)
         return terms.column(token.text, token.at)
-
-
-def _literal(kind: str, value: Any, at: int) -> Term:
-    stored = {NUMBER: pa.float64(), TEXT: pa.string(), CONDITION: pa.bool_()}[kind]
-    return Term(kind, lambda _: pa.scalar(value, stored), at, value)

@@ -16,7 +16,7 @@ from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.neighbours import NeighbourSearch, near_duplicates
 from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, score_neighbourhood
+from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScores, score_neighbourhood
 from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.rows import MappedRows
@@ -30,7 +30,6 @@ ROWS_AT_ONCE = 16_384
 
 if TYPE_CHECKING:
     from noisegate.pipeline.labels.scoring import LabelScores
-    from noisegate.pipeline.pairs.neighbourhood import NeighbourhoodScores
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class RunScores:
 
     pairs: PairFit | None = None
     labels: "LabelScores | None" = None
-    neighbourhood: "NeighbourhoodScores | None" = None
+    neighbourhood: NeighbourhoodScores | None = None
     duplicate_of: NDArray[np.int64] | None = None  # (N,) row of the image's near duplicate, -1 for none
 
     def metadata(self) -> dict[str, Any]:
@@ -219,14 +218,7 @@ def _learn_with_neighbours(
         )
         cosines = None if pairs is None else np.concatenate([_read_cosines(run, stem) for stem in stems])
         neighbourhood = score_neighbourhood(
-            images,
-            texts,
-            graph,
-            near_texts,
-            around,
-            settings.seed,
-            cosines,
-            decides="pairs" in settings.tasks,
+            images, texts, graph, near_texts, around, settings.seed, cosines, decides="pairs" in settings.tasks
         )
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 

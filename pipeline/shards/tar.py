@@ -47,10 +47,7 @@ class TarMembers:
     """
 
     def __init__(
-        self,
-        read: Callable[[int], bytes],
-        wanted: Callable[[str, int], bool],
-        skip: Callable[[int], int] | None = None,
+        self, read: Callable[[int], bytes], wanted: Callable[[str, int], bool], skip: Callable[[int], int] | None = None
     ) -> None:
         self._wanted = wanted
         self._skip_source = skip

@@ -30,8 +30,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
             ),
         ),
         "trainers": Extra(
-            "noisegate train, evaluate-model and bench",
-            ("lightning_fabric", "tensorboard", "timm", "pydantic", "yaml"),
+            "noisegate train, evaluate-model and bench", ("lightning_fabric", "tensorboard", "timm", "pydantic", "yaml")
         ),
         "hf": Extra("models of transformers: --model hf:NAME", ("transformers",)),
         "ray": Extra("noisegate annotate, rescore and serve with --engine ray", ("ray",)),

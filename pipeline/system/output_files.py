@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 
-_HALF_WRITTEN = re.compile(r"\..+\.(tar|parquet|txt)\.[0-9a-f]{8}\.tmp")
+_HALF_WRITTEN = re.compile(r"\..+\.(tar|parquet|txt|safetensors|json)(\.[0-9a-f]{8})?\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.ENOENT)
 
@@ -47,9 +47,9 @@ def refuse_other_shards(out: Path, names: Collection[str]) -> None:
 
 
 def remove_half_written(out: Path) -> None:
-    """Remove what a writer of shards that was killed left hidden in `out`; for commands that have the folder to themselves."""
+    """Remove the hidden files that killed writers left in `out`; for commands that have the folder to themselves."""
     for path in out.glob(".*.tmp"):
-        if _HALF_WRITTEN.fullmatch(path.name):
+        if _HALF_WRITTEN.fullmatch(path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from noisegate.pipeline.engines.fleet import Fleet, Link, Lost
-from noisegate.pipeline.engines.shard_task import Advanced, Note, ProgressTotals, ShardTask, Unreadable, Written
-from noisegate.pipeline.engines.worker_protocol import (
+from noisegate.pipeline.engines.fleet import (
     Call,
     Failed,
+    Fleet,
+    Link,
+    Lost,
     Message,
     NoMoreShards,
     Quit,
@@ -18,6 +19,7 @@ from noisegate.pipeline.engines.worker_protocol import (
     Result,
     StartEncoding,
 )
+from noisegate.pipeline.engines.shard_task import Advanced, Note, ProgressTotals, ShardTask, Unreadable, Written
 from noisegate.pipeline.errors import ConfigError, MismatchError, NoisegateError
 from noisegate.pipeline.neighbours import Task
 from noisegate.pipeline.settings import DecodeOptions

@@ -122,8 +122,8 @@ def test_metadata_must_fit_and_have_keys(tmp_path: Path) -> None:
         ({"caption": ["a"] * 46, "n": [1] * 46}, "has no column called key or uid"),
         ({"url": [None, *["a"] * 45]}, "has 1 rows without url"),
         ({"url": ["", *["a"] * 45]}, "has 1 rows without url"),
-        ({"key": [["a"]] * 46}, r"key of .* is list<.*>; keys are text or whole numbers"),
-        ({"key": [0.5] * 46}, r"key of .* is double; keys are text or whole numbers"),
+        ({"key": [["a"]] * 46}, "has key of type list<.*>"),
+        ({"key": [0.5] * 46}, "has key of type double"),
     ]
     for columns, message in tables:
         pq.write_table(pa.table(columns), path)
