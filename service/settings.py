@@ -138,12 +138,8 @@ class Settings(BaseSettings):
             problem = f"is over max_replicas={self.max_replicas}; swap them"
             raise ConfigError.of("min_replicas", self.min_replicas, problem)
         if not (self.api_keys or self.allow_open or is_loopback(self.host)):
-            raise ConfigError.of(
-                "host",
-                self.host,
-                "can be reached from elsewhere and there are no api_keys; make one with `noisegate serve "
-                "--hash-key`, use host 127.0.0.1, or --allow-open if that is what you want",
-            )
+            problem = "can be reached from elsewhere without a key; make one with `noisegate serve --hash-key`, "
+            raise ConfigError.of("host", self.host, f"{problem}use host 127.0.0.1, or --allow-open if you want that")
         return self
 
     @property

@@ -53,16 +53,11 @@ def check_config(config: TrainConfig) -> CheckedConfig:
     if data.table is None and data.where is not None:
         problem = "is a rule over a table's columns, and data.table is not given; give data.table=tables"
         raise ConfigError.of("data.where", data.where, problem)
-    run = None if data.table is None else open_finished_run(data.table, "data.table")
+    run = None
+    if method.needs_table or data.table is not None:
+        run = open_finished_run(data.table, f"method.name={config.method['name']}")
     if data.where is not None:
         require_columns(data.table, parse_where(data.where).columns, f"data.where={data.where!r}")
-    if method.needs_table and run is None:
-        raise ConfigError(
-            f"method.name={config.method['name']} needs a weight table; give data.table, made by: "
-            "noisegate annotate SHARDS --out tables",
-            "data.table",
-            None,
-        )
     method.check(data.table)
     where = join_rules(data.where, method.where())
     if run is not None:
@@ -96,12 +91,9 @@ def _check_folder(setting: str, folder: Path, example: str) -> None:
 
 def _check_device(config: TrainConfig) -> None:
     loop = config.loop
-    if loop.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError.of("loop.device", "cuda", "needs a GPU, and torch finds none; use loop.device=cpu or auto")
-    if loop.device == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError.of(
-            "loop.device", "mps", "needs an Apple GPU, and torch finds none; use loop.device=cpu or auto"
-        )
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not found.get(loop.device, True):
+        raise ConfigError.of("loop.device", loop.device, "is no GPU that torch finds; use loop.device=cpu or auto")
     gpu = loop.device != "cpu" and torch.cuda.is_available()
     if gpu and loop.devices > torch.cuda.device_count():
         problem = f"is more than the {torch.cuda.device_count()} that torch finds here; use as many or fewer"
@@ -131,9 +123,7 @@ def _check_target(config: TrainConfig) -> TargetConfig:
         raise ConfigError(problem, "target.classes", target.classes)
     if target.reads_features and config.data.image_part is None:
         other = ", or target.backbone=resnet50 for pictures" if target.name == "dual" else ""
-        problem = (
-            f"is for pictures, and target.name={target.name} reads precomputed features; use data.image_part=npy{other}"
-        )
+        problem = f"is for pictures, and target.name={target.name} reads features; use data.image_part=npy{other}"
         raise ConfigError.of("data.image_part", None, problem)
     if config.data.image_part is not None and not target.reads_features:
         problem = f"gives features, and target.name={target.name} reads pictures; use data.image_part=null"
@@ -179,12 +169,9 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
             return
     condition = f" for which {where} holds" if where else ""
     if count < 2:
-        raise ConfigError(
-            f"data.table={run.path} has {counted(count, 'good sample')}{condition}: nothing to train on; "
-            + ("use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show"),
-            "data.where" if where else "data.table",
-            where or run.path,
-        )
+        advice = "use a wider rule, for example similarity > 0.2" if where else "look at it with: noisegate show"
+        problem = f"data.table={run.path} has {counted(count, 'good sample')}{condition}: nothing to train on; {advice}"
+        raise ConfigError(problem, "data.where" if where else "data.table", where or run.path)
     problem = f"is more than the {count:,} good samples{condition} of data.table={run.path}; use for example "
     raise ConfigError.of("data.batch_size", config.data.batch_size, f"{problem}data.batch_size={max(2, count // 4)}")
 
@@ -196,10 +183,8 @@ def _check_labels(config: TrainConfig, run: RunFolder, target: TargetConfig) -> 
         return
     largest = max((pc.max(run.read(stem, ["label"])["label"]).as_py() or 0 for stem in run.stems()), default=0)
     if largest >= len(classes):
-        problem = (
-            f"has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give at least"
-        )
-        raise ConfigError(f"target.classes {problem} {largest + 1}", "target.classes", len(classes))
+        problem = f"has {counted(len(classes), 'name')}, and data.table={run.path} has the label {largest}; give more"
+        raise ConfigError(f"target.classes {problem}", "target.classes", len(classes))
 
 
 def _check_shards(config: TrainConfig, run: RunFolder | None) -> list[Shard]:
@@ -218,12 +203,9 @@ def _check_evaluation(config: TrainConfig) -> list[Shard]:
             raise ConfigError.of("loop.patience", config.loop.patience, problem)
         return []
     if not config.data.eval_shards:
-        raise ConfigError(
-            "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0 to train "
-            "without measuring; on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0",
-            "data.eval_shards",
-            (),
-        )
+        problem = "data.eval_shards is empty: nothing to measure on; give held-out shards, or loop.evaluate_every=0: "
+        advice = "on the command line --eval-shards 'held-out/*.tar', or --set loop.evaluate_every=0"
+        raise ConfigError(problem + advice, "data.eval_shards", ())
     return _find_shards("data.eval_shards", config.data.eval_shards)
 
 

@@ -124,12 +124,8 @@ def evaluate_classification(target: Target, batches: Iterable[Batch]) -> dict[st
             target, batches, "classification", lambda images: target.class_logits(images, anchors)
         )
     if label.max() >= rows.shape[1]:
-        raise ConfigError(
-            f"target.classes has {rows.shape[1]} names, and the evaluation data has the label {label.max()}; give a name for "
-            "every label, from 0 on",
-            "target.classes",
-            rows.shape[1],
-        )
+        problem = f"has {rows.shape[1]} names, and the evaluation data has the label {label.max()}; give more"
+        raise ConfigError(f"target.classes {problem}", "target.classes", rows.shape[1])
     return {
         "accuracy": top_k_accuracy(rows, label),
         "accuracy_top5": top_k_accuracy(rows, label, k=5),

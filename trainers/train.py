@@ -197,7 +197,7 @@ def _read_resumed_config(folder: TrainFolder, changes: Mapping[str, Any]) -> Tra
     for name, value in changes.items():
         if name not in CHANGEABLE and not name.startswith(("logging.", "task.options.")):
             problem = (
-                f"is fixed in a run that goes on; start a new one, or change only {', '.join(CHANGEABLE)}, task.options"
+                f"is fixed in a run that goes on; start a new one, or change {', '.join(CHANGEABLE)}, task.options"
             )
             raise ConfigError.of(name, value, problem)
     return TrainConfig.parse(read_config(values, flags=changes))

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
-from noisegate.pipeline.inspect.report import ScoreView
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.browse import Browser, NoPicture, SampleGone
 from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
@@ -223,12 +222,9 @@ def list_runs(request: Request, browser: RunBrowser) -> RunList:
 def summary(name: str, tables: Tables) -> RunSummary:
     """Counts by status, β, calibration with the expected precision and recall, and what can be looked at."""
     with _api_errors():
-        lenses = [_lens(lens) for lens in tables.lenses()]
+        names = ScoreLens.model_fields
+        lenses = [{name: getattr(lens, name) for name in names} for lens in tables.lenses()]
         return RunSummary.model_validate({**tables.overview(), "name": name, "lenses": lenses})
-
-
-def _lens(lens: ScoreView) -> ScoreLens:
-    return ScoreLens(**{name: getattr(lens, name) for name in ScoreLens.model_fields})
 
 
 @router.get(

@@ -52,9 +52,8 @@ class EventReader:
     def _complete(self) -> Event | None:
         kind, lines = self._kind, self._lines
         self._kind, self._lines = "message", []
-        self.last_id = (
-            self._id if self._id is not None else self.last_id
-        )  # only with a whole event: half of one is sent again
+        if self._id is not None:  # only with a whole event: half of one is sent again
+            self.last_id = self._id
         if not lines:
             return None
         text = "\n".join(lines)

@@ -43,7 +43,7 @@ class Fetcher:
     def __init__(
         self, policy: UrlPolicy, *, most: int, together: int, seconds: float, at_once: int = DOWNLOADS, **how: Any
     ) -> None:
-        self._policy, self._most, self._together, self._seconds, self._how = policy, most, together, seconds, how
+        self._policy, self.most, self._together, self._seconds, self._how = policy, most, together, seconds, how
         self._places = asyncio.Semaphore(at_once)
         self._held = 0
 
@@ -95,10 +95,6 @@ class Fetcher:
         """Count bytes in memory; False when they are over the limit of all requests."""
         self._held += count
         return self._held <= self._together
-
-    @property
-    def most(self) -> int:
-        return self._most
 
 
 class _Budget:

@@ -66,12 +66,7 @@ class Roots:
             return [shard.url for shard in find_shards(names)]  # refuses two of one name: they would share a table
         except ConfigError as error:
             raise _bad(str(error)) from error
-        except (
-            OSError,
-            ValueError,
-            NotImplementedError,
-            re.error,
-        ) as error:  # not a valid file name or glob on this system
+        except (OSError, ValueError, NotImplementedError, re.error) as error:
             raise _unknown("a pattern is not a file name on this system; give one such as x-*.tar") from error
 
     def contain(self, path: Path) -> bool:

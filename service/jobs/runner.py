@@ -133,17 +133,8 @@ class JobRunner:
             problem = f"there is a job {name} with other settings: {'; '.join(different)}; use another name"
             raise ApiError(409, "name_taken", problem)
         if before.is_over:
-            progress = JobProgress(events=before.progress.events + 1)
-            before = self.store.update(
-                before.id,
-                state="queued",
-                attempts=0,
-                progress=progress,
-                started=None,
-                ended=None,
-                error=None,
-                summary=None,
-            )
+            fresh = Job(before.id, name, request, progress=JobProgress(events=before.progress.events + 1))
+            before = self.store.update(before.id, **{field: getattr(fresh, field) for field in _CHANGING})
             self._queue.put_nowait(before.id)
             self._notify()
         return before
@@ -258,7 +249,7 @@ class JobRunner:
             del self._processes[job_id]
             job = self._live[job_id]
             if last.get("kind") == "done":
-                return self._end(job, "done", summary=_hide_path(last["summary"], job))
+                return self._end(job, "done", summary={**last["summary"], "out": job.name})  # no path
             if last.get("kind") == "failed":
                 return self._end(job, "failed", last["error"].replace(f"{self.folder}/", ""))
             if job_id in self._cancelled:
@@ -318,11 +309,6 @@ class JobRunner:
 
 
 _CHANGING = ("state", "progress", "attempts", "started", "ended", "error", "summary")
-
-
-def _hide_path(summary: Mapping[str, Any], job: Job) -> dict[str, Any]:
-    """The summary without the output's path on the server."""
-    return {**summary, "out": job.name}
 
 
 def _differences(before: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

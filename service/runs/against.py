@@ -183,12 +183,9 @@ class FinishedRun:
         if not self.classes:
             return np.full(len(given), -1, np.int64)
         if anchors is not None and len(anchors.names) != self.classes:
-            raise ApiError(
-                409,
-                "other_classes",
-                f"the run {self.path.name} has {self.classes} classes, the class set {len(anchors.names)}; "
-                "leave out classes, or register the set that the run was scored with",
-            )
+            problem = f"the run {self.path.name} has {self.classes} classes, the class set {len(anchors.names)}; "
+            advice = "leave out classes, or register the set that the run was scored with"
+            raise ApiError(409, "other_classes", problem + advice)
         used = anchors or self.anchors
         return class_numbers(given, used.names if used else (), self.classes, judged)
 

@@ -218,12 +218,9 @@ class RunTables:
     def _stems(self) -> tuple[str, ...]:
         return tuple(shard["table"] for shard in self._recorded()["shards"] if self.run.table(shard["table"]).exists())
 
-    def _facts(self) -> dict[str, Any]:
-        stems = self._stems()
-        return read_metadata(self.run.table(stems[0])) if stems else {}
-
     def _lenses(self) -> list[ScoreView]:
-        facts = self._facts()
+        stems = self._stems()
+        facts = read_metadata(self.run.table(stems[0])) if stems else {}
         first = choose_score_view(facts)
         labels = facts.get("labels")
         return [first] if first.noun == "label" or not labels else [first, choose_score_view({"labels": labels})]
@@ -337,12 +334,6 @@ def _floats(table: pa.Table, name: str) -> Float64:
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """A row for JSON: digests in hex, None for numbers that are not finite."""
-    row: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, bytes):
-            row[name] = value.hex()
-        elif isinstance(value, float) and not np.isfinite(value):
-            row[name] = None
-        else:
-            row[name] = value
-    return row
+    unknown = [name for name, value in values.items() if isinstance(value, float) and not np.isfinite(value)]
+    digests = {name: value.hex() for name, value in values.items() if isinstance(value, bytes)}
+    return {**values, **digests, **dict.fromkeys(unknown)}

@@ -150,7 +150,7 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, content: str | None, an
             },
             "target.classes has 2 names, and data.table=",
         ),
-        ({"target": {"name": "sgraf"}}, "target.name=sgraf reads precomputed features"),
+        ({"target": {"name": "sgraf"}}, "target.name=sgraf reads features; use data.image_part=npy"),
         ({"target": {"name": "dual"}}, "use data.image_part=npy, or target.backbone=resnet50 for pictures"),
         ({"data__image_part": "npy"}, "gives features, and target.name=clip reads pictures; use data.image_part=null"),
         ({"target": {}}, "target.name is not given; use for example target.name=clip"),

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from noisegate.pipeline.cli.output import JsonOption, Output, escape, program
+from noisegate.pipeline.errors import ConfigError, StoppedError
+from noisegate.pipeline.system import counted, require_extra
 
 if TYPE_CHECKING:
     from noisegate.trainers.train import TrainResult
@@ -84,9 +86,6 @@ def train(
     Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
     --resume needs. Stop it with Ctrl-C whenever you like.
     """
-    from noisegate.pipeline.errors import StoppedError
-    from noisegate.pipeline.system import require_extra
-
     require_extra("trainers", "noisegate train")
     from noisegate.trainers.train import train as run
 
@@ -135,8 +134,6 @@ def _print_result(result: "TrainResult", output: Output, tables: Path | None) ->
         (name, _format_figure(name, value), _format_figure(name, result.last[name]))
         for name, value in result.best.items()
     ]
-    from noisegate.pipeline.system import counted
-
     done, skipped = counted(result.steps, "update"), counted(result.skipped, "batch", "batches")
     title = f"{result.method}, {result.task}: {result.over}, {done}, {skipped} skipped"
     output.say(title if rows else f"{title}; nothing was measured")
@@ -177,9 +174,6 @@ def evaluate_model(
     Retrieval: recall at 1, 5 and 10 both ways and their sum; rows with the same picture are one picture with several
     captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.
     """
-    from noisegate.pipeline.errors import ConfigError
-    from noisegate.pipeline.system import require_extra
-
     require_extra("trainers", "noisegate evaluate-model")
     from noisegate.trainers.evaluate import evaluate_model as run
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
 _TENSORS = ("rows", "images", "texts", "labels", "columns", "caption_of")
 
 
@@ -75,24 +74,21 @@ class Batch:
         return replace(empty, keys=[], captions=[], fields={name: [] for name in self.fields}, dropped=())
 
 
-def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply `change` to every tensor in dicts, lists, tuples, named tuples and dataclasses.
 
     >>> map_tensors({"ids": (torch.ones(2), "x")}, lambda t: t[:1])
     {'ids': (tensor([1.]), 'x')}
     """
-    return _mapped(value, change)  # type: ignore[no-any-return]
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {name: _mapped(part, change) for name, part in value.items()}
+        return {name: map_tensors(part, change) for name, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(part, change) for part in value))
+        return type(value)(*(map_tensors(part, change) for part in value))
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(part, change) for part in value)
+        return type(value)(map_tensors(part, change) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value)})
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return replace(value, **map_tensors(parts, change))
     return value

@@ -30,11 +30,6 @@ class ReadOverrides:
     limits: Limits | None = None
 
 
-def _number_columns() -> list[str]:
-    """The table columns that a batch can hold."""
-    return [name for name, (kind, _) in ALL_COLUMNS.items() if pa.types.is_primitive(kind)]
-
-
 def column_values(column: pa.ChunkedArray) -> NDArray[Any]:
     """A column as an array: float32 with nan for null, int64 with -1, or bool with false."""
     if pa.types.is_boolean(column.type):
@@ -116,21 +111,15 @@ def _match_keys(samples: TarSamples, keys: pa.Array, strict: bool) -> Index | No
     if strict and (lost or extra):
         problems = []
         if lost:
-            rate = format_share(len(lost), len(rows))
-            examples = ", ".join(lost[:EXAMPLES])
-            problems.append(
-                f"{len(lost):,} of its table's {len(rows):,} samples ({rate}) are not in it, such as {examples}"
-            )
+            rate = f"{len(lost):,} of its table's {len(rows):,} samples ({format_share(len(lost), len(rows))})"
+            problems.append(f"{rate} are not in it, such as {', '.join(lost[:EXAMPLES])}")
         if extra:
             problems.append(f"{len(extra):,} are in it and not in the table, such as {', '.join(extra[:EXAMPLES])}")
         if samples.damage:
             problems.append(samples.damage)
-        raise MismatchError(
-            f"shard {samples.name} is not the one that was scored: {'; '.join(problems)}; annotate it again, or allow a share "
-            "of differing samples such as max_mismatch 0.01",
-            "max_mismatch",
-            0,
-        )
+        advice = "annotate it again, or allow a share of differing samples such as max_mismatch 0.01"
+        problem = f"shard {samples.name} is not the one that was scored: {'; '.join(problems)}; {advice}"
+        raise MismatchError(problem, "max_mismatch", 0)
     return positions
 
 
@@ -143,8 +132,7 @@ class _Proof:
     """Digests and labels in the table, to prove that samples have not changed."""
 
     def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions) -> None:
-        self.keys = keys
-        self._options = scored
+        self.keys, self.scored = keys, scored
         self._image, self._text = _digests(table["image_sha256"]), _digests(table["text_sha256"])
         self._label = column_values(table["label"])
 
@@ -159,7 +147,7 @@ class _Proof:
 
     def check_text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
         """What has changed in the caption. `text` is the caption if it was decoded as the table records, else None."""
-        options = self._options
+        options = self.scored
         from_json = options.text_field is not None or "txt" not in parts
         if not from_json:
             data: bytes | None = parts["txt"]
@@ -173,14 +161,6 @@ class _Proof:
         """What has changed in the label."""
         then = int(self._label[row])
         return None if label == then else f"the label is {label}, {'none' if then < 0 else then} in the table"
-
-    def same_text(self, options: DecodeOptions) -> bool:
-        """Whether `options` read the caption that was scored."""
-        return options.text_field == self._options.text_field
-
-    def same_label(self, options: DecodeOptions) -> bool:
-        """Whether `options` read the label that was scored."""
-        return options.label_field == self._options.label_field
 
 
 def _digests(column: pa.ChunkedArray) -> NDArray[np.uint8]:
@@ -201,7 +181,7 @@ def _differs(name: str, then: bytes, data: bytes | None) -> str | None:
 
 def check_columns(columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that is unknown or holds no numbers."""
-    known = _number_columns()
+    known = [name for name, (kind, _) in ALL_COLUMNS.items() if pa.types.is_primitive(kind)]
     for name in columns:
         if name not in known:
             raise ConfigError.of("columns", name, f"is not a number of the weight table; use {', '.join(known)}")

@@ -99,11 +99,11 @@ class SampleReader:
         if self._captions is not None:
             sample.captions = self._read_captions(self._captions, parts, options, number, epoch)
             if proof is not None and self._captions.field is None:
-                scored = sample.captions[0] if proof.same_text(options) else None
+                scored = sample.captions[0] if options.text_field == proof.scored.text_field else None
                 problem = problem or proof.check_text(row, parts, scored)
         if self._label:
             sample.label = decode_label(parts, options.label_field)
-            if proof is not None and proof.same_label(options):
+            if proof is not None and options.label_field == proof.scored.label_field:
                 problem = problem or proof.check_label(row, sample.label)
         if problem:
             raise BadSample("mismatch", problem)

@@ -242,7 +242,7 @@ class WeightedShards:
         """Continue with the batch that `state` names; raise ConfigError if this data has no such batch."""
         if not 0 <= state["batch"] <= len(self):
             problem = (
-                f"is not among the {len(self)} of an epoch; resume with the same shards, table, where and batch_size"
+                f"is none of the {len(self)} of an epoch; resume with the same shards, table, where and batch_size"
             )
             raise ConfigError.of("batch", state["batch"], problem)
         self.epoch, self._batch = state["epoch"], state["batch"]
@@ -272,19 +272,12 @@ class WeightedShards:
             if self.dropped_samples == self.read_samples:
                 raise ShardError(f"{rate} cannot be used: {examples}", "shards", self._settings["shards"])
         elif self.dropped_samples > self._max_mismatch * self.selected_rows / self.world:
-            allow = f"allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
-            if not any(example.status == "mismatch" for example in self._examples):
-                raise MismatchError(
-                    f"{rate} cannot be read as asked: {examples}; check captions, text_field and label_field, or {allow}",
-                    "max_mismatch",
-                    self._max_mismatch,
-                )
-            raise MismatchError(
-                f"{rate} are not what their rows in table {self._catalogue.run.path} say: {examples}; annotate these shards "
-                f"again, or {allow}",
-                "max_mismatch",
-                self._max_mismatch,
-            )
+            problem, advice = "cannot be read as asked", "check captions, text_field and label_field"
+            if any(example.status == "mismatch" for example in self._examples):
+                problem = f"are not what their rows in table {self._catalogue.run.path} say"
+                advice = "annotate these shards again"
+            advice += f", or allow a share of an epoch's samples with max_mismatch (now {self._max_mismatch:g})"
+            raise MismatchError(f"{rate} {problem}: {examples}; {advice}", "max_mismatch", self._max_mismatch)
 
     # --- preparation ----------------------------------------------------------------------------------------------------
     def _make_order(self, rows: RowMask) -> EpochOrder:

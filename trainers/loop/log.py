@@ -31,7 +31,8 @@ class TrainLog:
 
     def write(self, kind: str, batch: int, values: Values) -> None:
         """Write one line; numbers go to TensorBoard as kind/name."""
-        line = {"kind": kind, "batch": batch, **{name: _finite(value) for name, value in values.items()}}
+        line: dict[str, Any] = {"kind": kind, "batch": batch, **values}
+        line |= {name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
         line["seconds"] = round(time.monotonic() - self._began, 3)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -68,7 +69,3 @@ def _cut_log(file: Path, batch: int, measured: bool) -> None:
         if line["batch"] < batch or (line["batch"] == batch and (measured or line["kind"] != "eval"))
     ]
     write_atomically(file, "".join(json.dumps(line) + "\n" for line in kept).encode())
-
-
-def _finite(value: float | int | str) -> float | int | str | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -241,15 +241,14 @@ class Loop:
         """Skip a batch with a nan or infinite loss or gradient; raise NoisegateError after loop.nan_limit of them."""
         state, limit = self.state, self.config.loop.nan_limit
         state.not_finite += 1
+        problem = f"{problem} in batch {state.batch} of epoch {state.epoch + 1}"
         rate = self.config.optimizer.lr
         if state.not_finite > limit:
-            raise NoisegateError(
-                f"{problem} in batch {state.batch} of epoch {state.epoch + 1}; try optimizer.lr={rate / 10:g} (now {rate:g}), "
-                f"or loop.nan_limit={max(10, 2 * limit)} to skip some such batches (now {limit})",
-                "loop.nan_limit",
-                limit,
+            advice = (
+                f"try optimizer.lr={rate / 10:g} (now {rate:g}), or loop.nan_limit={max(10, 2 * limit)} (now {limit})"
             )
-        self._progress.note(f"{problem} in batch {state.batch} of epoch {state.epoch + 1}: skipped")
+            raise NoisegateError(f"{problem}; {advice}", "loop.nan_limit", limit)
+        self._progress.note(f"{problem}: skipped")
 
     def _equalise(self, batches: Mapping[str, Batch]) -> dict[str, Batch]:
         """Trim batches to the same number of samples on every rank; leave out a stream if a rank has none of it."""
@@ -321,12 +320,8 @@ class Loop:
         """Resume from a checkpoint; raise ConfigError if the tables have changed since."""
         facts = checkpoint.facts
         if facts.get("data", self.context.data_digest) != self.context.data_digest:
-            raise ConfigError(
-                f"data.table={self.config.data.table}: its rows, or the columns that the method reads, have changed since "
-                f"{self.folder.path} began; bring the old tables back, or start a new run",
-                "data.table",
-                self.config.data.table,
-            )
+            problem = f"has changed since {self.folder.path} began; bring the old tables back, or start a new run"
+            raise ConfigError.of("data.table", self.config.data.table, problem)
         values = dict(facts["place"])
         values["course"] = None if values["course"] is None else tuple(values["course"])
         self.state = LoopState(**values)

@@ -90,12 +90,9 @@ class WeightAverage:
             else:
                 self.weights[name].copy_(tensor)
 
-    @torch.no_grad()
     def restart(self) -> None:
         """Begin again from the current weights."""
-        self.updates = 0
-        for name, tensor in self._named_tensors():
-            self.weights[name].copy_(tensor)
+        self.load(dict(self._named_tensors()), 0)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], updates: int) -> None:

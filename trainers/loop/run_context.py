@@ -213,12 +213,9 @@ class RunContext:
             return
         at = int(batch.labels.argmax())
         if int(batch.labels[at]) >= len(classes):
-            problem = (
-                f"has {counted(len(classes), 'name')}, and sample {batch.keys[at]} the label {int(batch.labels[at])}; "
-            )
-            raise ConfigError(
-                f"target.classes {problem}give a name for every label, from 0 on", "target.classes", len(classes)
-            )
+            label = f"sample {batch.keys[at]} has the label {int(batch.labels[at])}"
+            problem = f"target.classes has {counted(len(classes), 'name')}, and {label}; give a name for every label"
+            raise ConfigError(problem, "target.classes", len(classes))
 
     def _encode(self, batch: Batch, network: int, alone: bool, classes: bool = True) -> Seen:
         """One network's view of a batch; `alone`: without the samples of other ranks. Without `classes` no logits."""
@@ -229,16 +226,20 @@ class RunContext:
         images = gather_encoded(target.encode_images(batch.images))
         rows = gather_rows(batch.rows)
         labels = None if batch.labels is None else gather_rows(batch.labels)
-        columns = {name: _gather_column(values, gather_rows) for name, values in batch.columns.items()}
+        columns = {
+            name: gather_rows(values.to(torch.uint8)).bool() if values.dtype == torch.bool else gather_rows(values)
+            for name, values in batch.columns.items()
+        }
         texts = similarity = logits = same = None
         if self.task == "retrieval":
             if batch.texts is not None:
                 texts = gather_encoded(target.encode_texts(batch.texts))
                 similarity = target.similarity(images, texts)
                 pictures = batch.fields.get(PICTURE, [None] * len(batch))
-                same = _same_pairs(
-                    *(gather_rows(_text_ids(ids, batch.rows).to(self.device)) for ids in (batch.captions, pictures))
-                )
+                for values in (batch.captions, pictures):  # the same caption or the same picture
+                    ids = gather_rows(_text_ids(values, batch.rows).to(self.device))
+                    equal = ids[:, None] == ids[None, :]
+                    same = equal if same is None else same | equal
         elif self.task == "classification":
             logits = target.class_logits(images) if classes else None
         else:
@@ -279,18 +280,9 @@ def trim_batch(batch: Batch, count: int) -> Batch:
     return replace(batch, **changes)
 
 
-def _gather_column(values: Tensor, gather_rows: Callable[[Tensor], Tensor]) -> Tensor:
-    return gather_rows(values.to(torch.uint8)).bool() if values.dtype == torch.bool else gather_rows(values)
-
-
 def _text_ids(values: Sequence[str | None], rows: Tensor) -> Tensor:
     """(B,) int64, equal for equal texts; None equals only its own row."""
     own = [f"\0row {row}" for row in rows.tolist()] if None in values else []
     texts = [own[i] if value is None else value for i, value in enumerate(values)]
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return torch.from_numpy(np.frombuffer(digests, np.int64).copy())
-
-
-def _same_pairs(captions: Tensor, pictures: Tensor) -> Tensor:
-    """(B, B) bool: the same caption or the same picture."""
-    return (captions[:, None] == captions[None, :]) | (pictures[:, None] == pictures[None, :])

@@ -35,30 +35,12 @@ class TrainFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def log_file(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def state_file(self) -> Path:
-        return self.path / "state.safetensors"
-
-    @property
-    def result_file(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def open_clip(self) -> Path:
-        return self.path / "open_clip"
+        self.config_file = self.path / "config.yaml"
+        self.log_file = self.path / "log.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.state_file = self.path / "state.safetensors"
+        self.result_file = self.path / "result.json"
+        self.open_clip = self.path / "open_clip"
 
     def weights(self, which: str, network: int = 0) -> Path:
         """The `best` or `last` weights of one network."""

@@ -215,13 +215,19 @@ class Method(ABC):
     """The base of all: training over all rows. A method says its loss, and overrides what else it does differently."""
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
+    tasks: ClassVar[tuple[str, ...]] = ("retrieval", "classification", "image_retrieval")
     networks: ClassVar[int] = 1
     needs_table: ClassVar[bool] = False
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """names of the attributes, all arrays, that a checkpoint must hold"""
     provenance: ClassVar[str] = ""
     """what a reader of its results must know, such as that it is a reconstruction"""
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         """Raises ConfigError where the configuration does not fit the task."""
+        if task not in self.tasks:
+            problem = f"is not for method.name={config.name}; use task.name={' or '.join(self.tasks)}"
+            raise ConfigError.of("task.name", task, problem)
         self.config = config
         self.task = task
         self.loss_name = self._loss_for(task)
@@ -275,10 +281,12 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Array]:
         """Arrays that a checkpoint must hold."""
-        return {}
+        return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """The inverse of `state_dict`."""
+        for name in self.remembers:
+            setattr(self, name, np.array(state[name]))
 
     def sample_columns(self) -> dict[str, Array]:
         """(total_rows,) each: what was learnt about the samples."""

@@ -14,7 +14,7 @@ paper  before each epoch both networks pass over all data without learning; a st
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -76,17 +76,14 @@ class NetworkStep:
 class CoTeaching(Method):
     """Remember losses and predictions by row, divide by them at the start of an epoch, and swap the halves."""
 
+    tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
     networks: ClassVar[int] = 2
+    remembers: ClassVar[tuple[str, ...]] = ("division", "prediction", "confidence", "clean", "kept")
     asks_partner: ClassVar[bool] = True
     """whether `train` uses the partner's prediction"""
     config: CoTeachingConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
-        if task != "retrieval":
-            problem = (
-                f"is not for method.name={config.name}; use task.name=retrieval, or method.name=dividemix for classes"
-            )
-            raise ConfigError.of("task.name", task, problem)
         super().__init__(config, task)
         self.loss_name = "hardest_triplet" if config.loss == "auto" else config.loss
         self.division = self.prediction = self.confidence = np.zeros((2, 0), np.float32)
@@ -190,7 +187,8 @@ class CoTeaching(Method):
     def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
         losses: list[Tensor] = []
         logs: dict[str, float | Tensor] = {}
-        for network, name, batch in _networks_of(batches):
+        for name, batch in batches.items():
+            network = NAMES.index(name.partition("_")[0])
             seen = run.forward(batch, network)
             if len(seen.rows) < 2:
                 continue
@@ -238,15 +236,6 @@ class CoTeaching(Method):
         """(B, B) bool of pairs that are no negatives."""
         return seen.same if self.config.mask_same else None
 
-    # --- what it remembers -------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in ("division", "prediction", "confidence", "clean", "kept")}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        for name in self.state_dict():
-            setattr(self, name, np.array(state[name]))
-
     def final_division(self) -> tuple[Float32, Mask]:
         """Confidence and clean, (2, N) each by the network that judged, from all losses remembered until now."""
         if self.config.procedure == "paper" or np.isnan(self.division).all():
@@ -290,9 +279,3 @@ def mean_of_known(values: Float32) -> Float32:
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=0)
     return np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan).astype(np.float32)
-
-
-def _networks_of(batches: Mapping[str, "Batch"]) -> Iterator[tuple[int, str, "Batch"]]:
-    """(number of the network, name of the stream, batch) of every stream."""
-    for name, batch in batches.items():
-        yield NAMES.index(name.partition("_")[0]), name, batch

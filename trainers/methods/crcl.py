@@ -64,14 +64,11 @@ class Crcl(Method):
     """Direct learning of pairs that are believed, complementary learning of the others; labels by momentum, in pieces."""
 
     Config: ClassVar[type[MethodConfig]] = CrclConfig
+    tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
     config: CrclConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        if task != "retrieval":
-            raise ConfigError.of(
-                "task.name", task, "has no pairs for method.name=crcl to correct; use task.name=retrieval"
-            )
         if self.config.loss != "auto":
             problem = "is not for crcl, which has a loss of its own; use method.loss=auto"
             raise ConfigError.of("method.loss", self.config.loss, problem)

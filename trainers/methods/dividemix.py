@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
     from noisegate.trainers.targets import Encoded, Target
 
-STATE = ("confidence", "refined_label", "refined_confidence")
-
 
 class DivideMixConfig(MethodConfig):
     """Constants of the published code."""
@@ -59,14 +57,13 @@ class DivideMix(Method):
     """Two networks that divide the data for one another by small losses, and learn the noisy half without its labels."""
 
     Config: ClassVar[type[MethodConfig]] = DivideMixConfig
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     networks: ClassVar[int] = 2
+    remembers: ClassVar[tuple[str, ...]] = ("confidence", "refined_label", "refined_confidence")
     config: DivideMixConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        if task != "classification":
-            problem = "is not for method.name=dividemix; use task.name=classification, or method.name=ncr for pairs"
-            raise ConfigError.of("task.name", task, problem)
         self.warmup = 1
         self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
         self.refined_label = np.zeros(0, np.int64)
@@ -172,13 +169,6 @@ class DivideMix(Method):
         return self.config.unlabelled * max(0.0, done)
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in STATE}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        for name in STATE:
-            setattr(self, name, state[name].copy())
 
     def sample_columns(self) -> dict[str, Array]:
         """What the last epoch began with, both networks together; nothing after a warm-up alone."""

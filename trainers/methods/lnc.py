@@ -17,7 +17,6 @@ batch. β and λ are nowhere public; .9 and 1 are this project's choice.
 """
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -138,6 +137,7 @@ class Lnc(CoTeaching):
 
     Config: ClassVar[type[MethodConfig]] = LncConfig
     config: RectifierConfig
+    remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "gamma")
     column: ClassVar[str] = "lnc"
 
     def __init__(self, config: MethodConfig, task: str) -> None:
@@ -201,13 +201,6 @@ class Lnc(CoTeaching):
             loss = loss * partner.clean
         logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
         return NetworkStep(loss.mean(), each, prediction, logs)
-
-    def state_dict(self) -> dict[str, Array]:
-        return super().state_dict() | {"gamma": self.gamma}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        super().load_state_dict(state)
-        self.gamma = np.array(state["gamma"])
 
     def sample_columns(self) -> dict[str, Array]:
         """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""

@@ -121,7 +121,7 @@ class Osa(Method):
         if self.mean_weight > 0:
             effective = self.mean_weight**2 / run.row_mean(
                 values.astype(np.float64) ** 2
-            )  # Kish: 1 where all weigh alike
+            )  # Kish: 1 where all are equal
             run.note(f"weights by {self.source} are worth {effective:.0%} of as many samples of equal weight")
         if share == 1:
             run.note(f"every sample has a weight by {self.source}: nothing is taken for wrong")
@@ -129,7 +129,7 @@ class Osa(Method):
             run.note(f"only {share:.1%} of the samples have a weight by {self.source}: β may be too high")
         if not self.mean_weight > 0:
             problem = (
-                f"is 0 for all samples; see the cut with: noisegate show {run.table}, or rescore with a smaller --beta"
+                f"is 0 for all samples; see the cut by: noisegate show {run.table}, or rescore with a smaller --beta"
             )
             raise ConfigError.of("method.weight", self.config.weight, problem)
 

@@ -16,7 +16,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels.tango import verdict, visual_consistency
 from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.system import Float32, Floats, Index, Mask
@@ -27,8 +26,6 @@ from .mixup import mixup, one_hot
 
 if TYPE_CHECKING:
     from noisegate.trainers.data import Batch
-
-STATE = ("labels", "confidence", "clean", "weights")
 
 
 class SsrConfig(MethodConfig):
@@ -52,12 +49,12 @@ class Ssr(Method):
     """Cross-entropy with Mixup on the samples whose neighbours agree with them."""
 
     Config: ClassVar[type[MethodConfig]] = SsrConfig
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    remembers: ClassVar[tuple[str, ...]] = ("labels", "confidence", "clean", "weights")
     config: SsrConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        if task != "classification":
-            raise ConfigError.of("task.name", task, "is not for method.name=ssr; use task.name=classification")
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
@@ -112,13 +109,6 @@ class Ssr(Method):
         mixed, soft = mixup(target.pixels(batch.images), soft, run.random("mixup"), self.config.mixup)
         each = cross_entropy(target.class_logits(run.encode_images(mixed)), soft)
         return StepLoss(run.gather(each).mean())
-
-    def state_dict(self) -> dict[str, Array]:
-        return {name: getattr(self, name) for name in STATE}
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        for name in STATE:
-            setattr(self, name, state[name].copy())
 
     def sample_columns(self) -> dict[str, Array]:
         """What the last epoch began with; nothing after a warm-up alone."""

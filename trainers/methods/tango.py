@@ -68,12 +68,11 @@ class Tango(Method):
     """L_clean + L_reg through the text-anchored classifier; clean set and labels refined before every epoch."""
 
     Config: ClassVar[type[MethodConfig]] = TangoConfig
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
     config: TangoConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        if task != "classification":
-            raise ConfigError.of("task.name", task, "is not for method.name=tango; use task.name=classification")
         self.anchors: Tensor | None = None  # (A, d) unit rows
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label

@@ -34,16 +34,13 @@ class Ensemble(Target):
         self.members = nn.ModuleList(members)
         self.classes = members[0].classes
         self.width = sum(member.width for member in members)
+        self.tokenizer = members[0].tokenizer
 
     def _each(self) -> list[Target]:
         return [member for member in self.members if isinstance(member, Target)]
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         return self._each()[0].image_transform(train)
-
-    @property
-    def tokenizer(self) -> Callable[[list[str]], Tensor]:
-        return self._each()[0].tokenizer
 
     def pixels(self, images: Tensor) -> Tensor:
         return self._each()[0].pixels(images)
@@ -59,23 +56,19 @@ class Ensemble(Target):
 
     def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
         """(Bi, Bt) mean over the members."""
-        each = [
-            member.similarity(_member(images, number), _member(texts, number))
-            for number, member in enumerate(self._each())
-        ]
-        return torch.stack(each).mean(dim=0)
+        return self._mean("similarity", images, texts)
 
     def class_similarity(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
         """(B, C) mean over the members."""
-        return self._mean_over_classes("class_similarity", images, anchors)
+        return self._mean("class_similarity", images, anchors)
 
     def class_logits(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
         """(B, C) mean over the members, each with its own scale or linear head."""
-        return self._mean_over_classes("class_logits", images, anchors)
+        return self._mean("class_logits", images, anchors)
 
-    def _mean_over_classes(self, method: str, images: Encoded, anchors: Encoded | None) -> Tensor:
+    def _mean(self, method: str, images: Encoded, others: Encoded | None) -> Tensor:
         each = [
-            getattr(member, method)(_member(images, number), None if anchors is None else _member(anchors, number))
+            getattr(member, method)(_member(images, number), None if others is None else _member(others, number))
             for number, member in enumerate(self._each())
         ]
         return torch.stack(each).mean(dim=0)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from noisegate.pipeline.estimators import (
 )
 
 from .base import Encoded, Target, TargetConfig, unit
-from .pictures import Augment, PictureTransform, pixel_scaling
+from .pictures import Augment, PictureTransform
 from .texts import ClipTokenizer, ClipVocabulary, clip_tokenizer, with_all_tokens
 
 _HEADS = ("proj", "ln_post", "attnpool", "head", "text_projection", "ln_final", "logit_scale", "logit_bias")
@@ -95,25 +94,13 @@ class Clip(Target):
         was_training = model.training
         trim = trimming_is_exact(model.eval(), whole, "cpu")
         model.train(was_training)
-        self._tokenizer = ClipTokenizer(tokenizer, config.vocabulary.ids, trim=trim)
+        self.tokenizer = ClipTokenizer(tokenizer, config.vocabulary.ids, trim=trim)
         self.width = int(architecture["embed_dim"])
-        mean, std = pixel_scaling(self.preprocess)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
+        self.scale_pixels(self.preprocess)
         self._freeze()
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         return PictureTransform(self.preprocess, self.config.augment if train else None)
-
-    @property
-    def tokenizer(self) -> Callable[[list[str]], Tensor]:
-        return self._tokenizer
-
-    def pixels(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8:
-            return images
-        scaled = (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
-        return scaled.contiguous(memory_format=torch.channels_last)  # convolutions are up to twice as fast so
 
     def encode_images(self, images: Tensor) -> Encoded:
         return {"vectors": unit(self.model.encode_image(self.pixels(images)))}
@@ -209,7 +196,8 @@ def _construct(
     own_tokens = {"hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs"} & set(text)
     with tempfile.TemporaryDirectory() as folder, quietly():
         # a folder with a configuration is the one way in that knows every kind of open_clip model
-        content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": _sized(preprocess, architecture)}
+        sized = {"size": architecture.get("vision_cfg", {}).get("image_size", 224), **preprocess}
+        content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": sized}
         Path(folder, CONFIG_FILE).write_text(json.dumps(content))
         try:
             model = open_clip.create_model(f"local-dir:{folder}", load_weights=False, pretrained_text=False)
@@ -221,7 +209,3 @@ def _construct(
             problem = f"is not for open_clip ({type(error).__name__}: {error}); give embed_dim, vision_cfg and text_cfg"
             raise ConfigError.of("target.architecture", architecture, problem) from error
     return model, tokenizer
-
-
-def _sized(preprocess: dict[str, Any], architecture: dict[str, Any]) -> dict[str, Any]:
-    return {"size": architecture.get("vision_cfg", {}).get("image_size", 224), **preprocess}

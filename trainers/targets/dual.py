@@ -18,7 +18,7 @@ from noisegate.pipeline.estimators import allow_torchvision
 from noisegate.pipeline.shards import Preprocess
 
 from .base import Encoded, Target, TargetConfig, unit
-from .pictures import Augment, FeatureTransform, PictureTransform, pixel_scaling
+from .pictures import Augment, FeatureTransform, PictureTransform
 from .pooling import Pooling, build_pooling
 from .texts import TextKind, Vocabulary, WordEncoder
 
@@ -73,9 +73,7 @@ class Dual(Target):
         if config.backbone is not None:
             self.backbone, features, self.preprocess = _backbone(config, weights)
             self.backbone.requires_grad_(config.train_backbone)
-            mean, std = pixel_scaling(self.preprocess)
-            self.register_buffer("mean", mean, persistent=False)
-            self.register_buffer("std", std, persistent=False)
+            self.scale_pixels(self.preprocess)
         self.to_joint = nn.Linear(features, config.width)
         self.mlp = _mlp(features, config.width) if config.image_mlp else None
         self.pool_parts = build_pooling(config.pooling)
@@ -90,22 +88,12 @@ class Dual(Target):
             vectors=config.word_vectors if weights else None,
         )
         self.pool_words = build_pooling(config.text_pooling)
-        self._tokenizer = config.vocabulary.tokenizer()
+        self.tokenizer = config.vocabulary.tokenizer()
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         if self.backbone is None:
             return FeatureTransform(self.config.regions, self.config.features)
         return PictureTransform(self.preprocess, self.config.augment if train else None)
-
-    @property
-    def tokenizer(self) -> Callable[[list[str]], Tensor]:
-        return self._tokenizer
-
-    def pixels(self, images: Tensor) -> Tensor:
-        if self.backbone is None or images.dtype != torch.uint8:
-            return images
-        scaled = (images.float() - self.get_buffer("mean")) / self.get_buffer("std")
-        return scaled.contiguous(memory_format=torch.channels_last)  # convolutions are up to twice as fast so
 
     def encode_images(self, images: Tensor) -> Encoded:
         images = self.pixels(images)
@@ -114,7 +102,7 @@ class Dual(Target):
             mask = (parts != 0).any(dim=-1)
         else:
             grid = self.backbone.forward_features(images)  # type: ignore[operator]
-            parts = _grid_rows(grid)
+            parts = grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # of a convolutional network
             mask = parts.new_ones(parts.shape[:2], dtype=torch.bool)
         joint = self.to_joint(parts)
         joint = joint if self.mlp is None else joint + self.mlp(parts)
@@ -136,11 +124,6 @@ class Dual(Target):
 def _mlp(features: int, width: int) -> nn.Module:
     hidden = max(1, width // 2)
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
-
-
-def _grid_rows(grid: Tensor) -> Tensor:
-    """(B, K, D) from the (B, D, H, W) of a convolutional network or the (B, K, D) of a transformer."""
-    return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid
 
 
 def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Preprocess]:

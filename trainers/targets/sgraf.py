@@ -81,14 +81,10 @@ class Sgraf(Target):
         for kind in ("sgr", "saf"):
             if config.module in (kind, "sgraf"):
                 self.matchers[kind] = _Matcher(config, kind)
-        self._tokenizer = config.vocabulary.tokenizer()
+        self.tokenizer = config.vocabulary.tokenizer()
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         return FeatureTransform(self.config.regions, self.config.features)
-
-    @property
-    def tokenizer(self) -> Callable[[list[str]], Tensor]:
-        return self._tokenizer
 
     def encode_images(self, images: Tensor) -> Encoded:
         features = images.unsqueeze(1) if images.ndim == 2 else images
@@ -201,9 +197,8 @@ class SGR(nn.Module):
     def forward(self, nodes: Tensor, real: Tensor) -> Tensor:
         for incoming, outgoing, renew in zip(self.incoming, self.outgoing, self.renew, strict=True):
             affinity = incoming(nodes) @ outgoing(nodes).transpose(-1, -2)
-            edges = affinity.masked_fill(~real.unsqueeze(-2), -torch.inf).softmax(
-                dim=-1
-            )  # the global node is always real
+            known = affinity.masked_fill(~real.unsqueeze(-2), -torch.inf)  # the global node is always real
+            edges = known.softmax(dim=-1)
             nodes = torch.relu(renew(edges @ nodes))
         return nodes[..., 0, :]
 

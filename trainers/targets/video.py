@@ -51,14 +51,10 @@ class Video(Target):
         self.sentence = nn.Linear(config.word_width, config.sentence_width)
         self.gate_clips = GatedEmbedding(config.features, config.width)
         self.gate_texts = GatedEmbedding(config.sentence_width, config.width)
-        self._tokenizer = config.vocabulary.tokenizer()
+        self.tokenizer = config.vocabulary.tokenizer()
 
     def image_transform(self, train: bool) -> Callable[..., Tensor]:
         return FeatureTransform(self.config.frames, self.config.features)
-
-    @property
-    def tokenizer(self) -> Callable[[list[str]], Tensor]:
-        return self._tokenizer
 
     def encode_images(self, images: Tensor) -> Encoded:
         frames = images.unsqueeze(1) if images.ndim == 2 else images

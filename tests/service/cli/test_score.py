@@ -12,7 +12,7 @@ import pytest
 
 from noisegate import read_table
 from noisegate.pipeline.pairs.osa import osa_weight
-from noisegate.service.cli.score_output import scale, scale_ends
+from noisegate.service.cli.score import scale, scale_ends
 from tests.commands import FAKE, ROOT, called
 from tests.fakes import pairs, picture, write_tar
 from tests.service.contract import Contract
