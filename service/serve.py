@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from noisegate.pipeline.errors import ConfigError
 
+from . import ray_serve
 from .api.state import Service
 from .app import create_app
 from .guards.connection import Connection
@@ -23,9 +24,7 @@ from .settings import Settings
 def run(settings: Settings) -> None:
     """Serve until a signal, then finish open requests. Raises NoisegateError if it cannot start."""
     if settings.engine == "ray":
-        from .ray_serve import run as run_on_ray
-
-        run_on_ray(settings)
+        ray_serve.run(settings)
         return
     set_up_logging(settings.log_format)
     listening = bind(settings.host, settings.port)

@@ -22,3 +22,11 @@ def refused(
     assert caught.value.setting == setting, str(caught.value)
     if value is not ANY:
         assert caught.value.value == value, str(caught.value)
+
+
+@contextmanager
+def failed(code: str, error: type[Exception]) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """The block must raise `error` with this `code`, as errors of the service and of its client carry one."""
+    with pytest.raises(error) as caught:
+        yield caught
+    assert caught.value.code == code, str(caught.value)  # type: ignore[attr-defined]

@@ -11,15 +11,14 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from noisegate.pipeline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from .methods import Method
+from .methods import Method, method_class
 
 
 class _Section(BaseModel):
@@ -291,8 +290,6 @@ def _is_number(text: str) -> bool:
 
 def build_method(config: TrainConfig) -> Method:
     """The method that `config.method` describes; raise ConfigError for settings that it does not know."""
-    from .methods import method_class
-
     kind = method_class(config.method)
     try:
         checked = kind.Config.model_validate(config.method)

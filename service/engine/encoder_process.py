@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, normalise
@@ -116,8 +117,6 @@ def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue
 
 def _warm(model: Estimator, measure: bool) -> ModelReady:
     """Encode a picture and a text, so that the first request finds everything allocated and compiled."""
-    from PIL import Image
-
     pixels = model.preprocess(Image.new("RGB", (256, 256), (128, 128, 128)))
     images = model.encode_pixels([pixels])
     model.encode_texts(["a photo"])

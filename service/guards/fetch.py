@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urljoin
 
+import certifi
 import httpcore
 
 from noisegate.service.engine.items import Item
@@ -141,8 +142,6 @@ async def connect(address: str, port: int) -> httpcore.AsyncNetworkStream:
 @cache
 def certificates() -> ssl.SSLContext:
     """TLS settings that check names and chains against certifi's authorities, whatever the environment says."""
-    import certifi
-
     return ssl.create_default_context(cafile=certifi.where())
 
 

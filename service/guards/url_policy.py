@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from urllib.parse import quote, urlsplit
 
+import idna
+
 from noisegate.pipeline.errors import ConfigError
 
 PORTS = {"http": 80, "https": 443}
@@ -140,8 +142,6 @@ def _normalise_host(text: str) -> str:
         except ValueError:
             raise bad from None
     if not text.isascii():
-        import idna
-
         try:
             text = idna.encode(text, uts46=True, std3_rules=True).decode("ascii")
         except UnicodeError:

@@ -8,7 +8,6 @@ import pytest
 import typer
 
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import Limits
 from noisegate.service.guards.middleware import hash_key
 from noisegate.service.settings import Settings, load_settings
@@ -79,7 +78,7 @@ def test_mistakes_are_one_line(given: dict[str, Any], setting: str, value: Any) 
 
 
 def test_beta_must_be_a_known_mode() -> None:
-    with pytest.raises(ConfigError, match="beta 'high'"):
+    with refused("beta", "high"):
         load_settings(beta="high")
 
 

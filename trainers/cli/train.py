@@ -87,7 +87,11 @@ def train(
     --resume needs. Stop it with Ctrl-C whenever you like.
     """
     require_extra("trainers", "noisegate train")
+    from noisegate.trainers.config import read_config, with_paper_settings
+    from noisegate.trainers.loop.run_folder import TrainFolder
     from noisegate.trainers.train import train as run
+    from noisegate.trainers.write_table import check_write_table
+    from noisegate.trainers.write_table import write_table as write
 
     flags = {
         "method.name": method, "data.shards": shards, "data.table": table, "data.eval_shards": eval_shards,
@@ -100,14 +104,8 @@ def train(
     }
     source: Path | dict[str, Any] | None = config
     if paper and resume is None:
-        from noisegate.trainers.config import read_config, with_paper_settings
-
         source, settings, given = with_paper_settings(read_config(config, settings or (), given)), None, {}
     if write_table is not None:
-        from noisegate.trainers.config import read_config
-        from noisegate.trainers.loop.run_folder import TrainFolder
-        from noisegate.trainers.write_table import check_write_table
-
         values = TrainFolder(resume).read_config() if resume else read_config(source, settings or (), given)
         check_write_table(write_table, str(values.get("method", {}).get("name", "baseline")))
     result = run(source, settings=settings or (), flags=given, resume=resume, quiet=quiet)
@@ -116,8 +114,6 @@ def train(
     if result.stopped:
         raise StoppedError(f"saved; go on with: {program('train', '--resume', str(result.folder))}")
     if write_table is not None:
-        from noisegate.trainers.write_table import write_table as write
-
         write(result, write_table)
     _print_result(result, Output(as_json), write_table)
 

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,6 +33,8 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder
 from noisegate.trainers import losses
+from noisegate.trainers.data import Batch
+from noisegate.trainers.targets import Encoded, Target, TargetConfig
 
 _MADE_BY = {
     "osa_weight": "noisegate annotate SHARDS --out TABLE",
@@ -82,10 +84,6 @@ def _made_by(column: str) -> str:
 
 # ruff: noqa: B027 - most methods leave most hooks as they are
 
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
-    from noisegate.trainers.targets import Encoded, Target, TargetConfig
 
 ALL = "all"
 Array = NDArray[Any]

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from noisegate.pipeline.runs import parse_where
+from noisegate.trainers.data import Batch
 
 from .base import ALL, Method, MethodConfig, Run, StepLoss, require_columns
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
 
 
 class BaselineConfig(MethodConfig):
@@ -26,7 +24,7 @@ class Baseline(Method):
     def uses_all_parameters(self) -> bool:
         return self.loss_name == "info_nce" and self.config.temperature is None
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         return StepLoss(self.losses(run.forward(batches[ALL])).mean())
 
 

@@ -16,7 +16,7 @@ paper  before each epoch both networks pass over all data without learning; a st
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,12 +26,10 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import Split, all_clean_rule
 from noisegate.pipeline.system import Float32, Index, Mask
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce, triplet
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
 
 NAMES = ("a", "b")
 """of the networks, in streams, logs and notes"""
@@ -184,7 +182,7 @@ class CoTeaching(Method):
 
     # --- a step ------------------------------------------------------------------------------------------------------------
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         losses: list[Tensor] = []
         logs: dict[str, float | Tensor] = {}
         for name, batch in batches.items():
@@ -204,7 +202,7 @@ class CoTeaching(Method):
                 self.division[network, rows] = standardise(step.division.detach().float()).cpu().numpy()
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
-    def _ask_partner(self, batch: "Batch", rows: Index, network: int, run: Run) -> PartnerView:
+    def _ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
         """The swap of co-teaching: what the other network found."""
         partner = 1 - network
 

@@ -14,7 +14,7 @@ labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, 
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,11 +24,9 @@ from torch import Tensor
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import log_matching_probabilities, matching_probability
 from noisegate.pipeline.system import Float32, Index
+from noisegate.trainers.data import Batch
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
 
 FROM_SCRATCH = 0.05
 """τ of a network that was not pretrained"""
@@ -119,7 +117,7 @@ class Crcl(Method):
             self.labels = correct_labels(self.labels, self.probabilities, 0.0 if first else self.config.momentum)
         self.probabilities[:] = np.nan
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         seen = run.forward(batches[ALL])
         assert seen.similarity is not None
         if len(seen.rows) < 2:

@@ -13,7 +13,7 @@ clean: small-loss co-teaching.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,15 +23,13 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import gmm_split
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
+from noisegate.trainers.targets import Encoded, Target
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .co_teaching import NAMES, clean_rows, mean_of_known
 from .mixup import mixup, one_hot
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
-    from noisegate.trainers.targets import Encoded, Target
 
 
 class DivideMixConfig(MethodConfig):
@@ -124,7 +122,7 @@ class DivideMix(Method):
 
     # --- a step ------------------------------------------------------------------------------------------------------------
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         warming = run.epoch < self.warmup
         losses = []
         for k, name in enumerate(NAMES):
@@ -137,7 +135,7 @@ class DivideMix(Method):
                 losses.append(self._mixmatch(k, parts.get("_labelled"), parts.get("_unlabelled"), run))
         return StepLoss(torch.stack(losses).sum() if losses else None)
 
-    def _mixmatch(self, k: int, labelled: "Batch | None", unlabelled: "Batch | None", run: Run) -> Tensor:
+    def _mixmatch(self, k: int, labelled: Batch | None, unlabelled: Batch | None, run: Run) -> Tensor:
         network, other = run.network(k), run.network(1 - k)
         prompts = _prompts(network)
         images, targets = [], []
@@ -213,6 +211,6 @@ def mixmatch_loss(labelled: Tensor, y: Tensor, unlabelled: Tensor, guess: Tensor
     return loss
 
 
-def _prompts(network: "Target") -> "Encoded | None":
+def _prompts(network: Target) -> Encoded | None:
     """The classes' encoded prompts, once for all passes of a step."""
     return network.encode_classes() if network.config.head == "prompts" else None

@@ -16,7 +16,7 @@ wrong label would enter the losses of all images that share it.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +30,10 @@ from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, osa
 from noisegate.pipeline.runs import RunFolder, read_embeddings, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.system import Float32, Floats, Index
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import weighted
 
 from .base import ALL, Array, Method, MethodConfig, Run, StepLoss, open_finished_run, require_columns
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
 
 FEW_WEIGHTED = 0.1
 """share of samples with a weight, below which a note warns that β may be too high; chosen"""
@@ -136,7 +134,7 @@ class Osa(Method):
     def uses_all_parameters(self) -> bool:
         return self.loss_name == "info_nce" and self.config.temperature is None
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         batch = batches[ALL]
         weight = run.gather(self.weights(batch))
         held = int((weight > 0).sum())
@@ -148,7 +146,7 @@ class Osa(Method):
         total = weighted(each, weight, mode=self.config.mode, mean_weight=self.mean_weight)
         return StepLoss(total, {"weighted_share": held / len(weight)})
 
-    def weights(self, batch: "Batch") -> Tensor:
+    def weights(self, batch: Batch) -> Tensor:
         """(B,) of this rank's samples, never negative; the margins s - β for the mode reference."""
         if self.by_row is not None:
             return self.by_row[batch.rows.cpu()]

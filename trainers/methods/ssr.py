@@ -9,7 +9,7 @@ weighs inversely to the size of its class instead, which has the same mean. Its 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,13 +19,11 @@ from torch import Tensor
 from noisegate.pipeline.labels.tango import verdict, visual_consistency
 from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.system import Float32, Floats, Index, Mask
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .mixup import mixup, one_hot
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
 
 
 class SsrConfig(MethodConfig):
@@ -96,7 +94,7 @@ class Ssr(Method):
     def streams(self, run: Run) -> dict[str, Stream]:
         return {ALL: Stream(None if self.clean.all() else self.clean)}
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
         target = run.network()

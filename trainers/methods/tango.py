@@ -15,7 +15,7 @@ visual tower learns: no gradient reaches the texts.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,14 +29,12 @@ from noisegate.pipeline.labels.tango import refine
 from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.system import counted
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
+from noisegate.trainers.targets import Target, TargetConfig
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
 from .mixup import mixup, one_hot
-
-if TYPE_CHECKING:
-    from noisegate.trainers.data import Batch
-    from noisegate.trainers.targets import Target, TargetConfig
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
 PARALLEL = 0.999
@@ -78,7 +76,7 @@ class Tango(Method):
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
         self.columns_by_row: dict[str, Array] = {}
 
-    def target_settings(self, config: "TargetConfig") -> "TargetConfig":
+    def target_settings(self, config: TargetConfig) -> TargetConfig:
         """Forty sentences per class for a pretrained tower (K of the paper), which measure it as well."""
         if "prompts" in config.model_fields_set or config.anchors is not None or getattr(config, "from_scratch", True):
             return config
@@ -144,7 +142,7 @@ class Tango(Method):
         self.columns_by_row = columns
         return True
 
-    def loss(self, batches: Mapping[str, "Batch"], run: Run) -> StepLoss:
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         """Lines 10-15; clean and mixed samples are encoded together, so that one clean sample is no batch of its own."""
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
@@ -258,7 +256,7 @@ def _cosine_between_classes(anchors: Anchors) -> float:
 
 
 @torch.no_grad()
-def _embed(target: "Target", texts: list[str], at_once: int = 256) -> NDArray[np.float32]:
+def _embed(target: Target, texts: list[str], at_once: int = 256) -> NDArray[np.float32]:
     was_training = target.training
     target.eval()
     parts = [
@@ -269,13 +267,13 @@ def _embed(target: "Target", texts: list[str], at_once: int = 256) -> NDArray[np
     return vectors
 
 
-def _same_model(table: RunFolder, target: "Target") -> bool:
+def _same_model(table: RunFolder, target: Target) -> bool:
     recorded = (table.read_run() or {}).get("model") or {}
     wanted = getattr(target.config, "model", None), getattr(target.config, "pretrained", None)
     return wanted[0] is not None and (recorded.get("model"), recorded.get("pretrained")) == wanted
 
 
-def _require_fitting(anchors: Anchors, target: "Target", file: str) -> Anchors:
+def _require_fitting(anchors: Anchors, target: Target, file: str) -> Anchors:
     assert target.classes is not None
     if anchors.embeddings.shape[1] != target.width or len(anchors.names) != len(target.classes):
         there = f"{len(anchors.names)} classes in {anchors.embeddings.shape[1]} numbers"

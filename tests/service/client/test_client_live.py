@@ -20,6 +20,7 @@ from noisegate.service.app import create_app
 from noisegate.service.client import AsyncClient, Client, Event, ServiceError
 from noisegate.service.errors import Overloaded
 from tests.commands import called
+from tests.errors import failed
 from tests.fakes import pairs as members
 from tests.fakes import picture, write_tar
 from tests.service.fakes import FakeEngine
@@ -87,7 +88,7 @@ def test_both_clients_get_what_the_engine_says(url: str, work: Path) -> None:
 
 def test_a_wrong_key_is_said(url: str, work: Path) -> None:
     for key in (None, "another key"):
-        with Client(url, key) as client, pytest.raises(ServiceError, match="unauthorized") as caught:
+        with Client(url, key) as client, failed("unauthorized", ServiceError) as caught:
             client.score([(work / "red.png", "all red")])
         assert caught.value.status == 401
         assert caught.value.request_id
@@ -114,7 +115,7 @@ def test_classes_scorer_and_embeddings(url: str, work: Path) -> None:
         (score,) = client.score([api.Pair(work / "red.png", label="red")], classes="colours")
         assert (score.label, score.refined_name, score.predicted[0].name) == (0, "red", "red")
         rows = client.embed([work / "red.png", b"no", *[picture(BLUE)] * 9], ["all red", ""])
-        with pytest.raises(ServiceError, match="unknown_classes"):
+        with failed("unknown_classes", ServiceError):
             client.score([(work / "red.png", "x")], classes="animals")
     assert [one.status for one in rows.images] == ["ok", "bad_image", *["ok"] * 9]
     assert [one.status for one in rows.texts] == ["ok", "no_text"]
@@ -134,7 +135,7 @@ def test_a_job_is_started_followed_and_asked_against(url: str, work: Path) -> No
         assert [job["id"] for job in client.jobs()] == [started["id"]]
         assert "corpus" in client.scorer()["runs"]
         (score,) = client.score([(picture(RED), "all red")], against="corpus")
-        with pytest.raises(ServiceError, match="outside_roots"):
+        with failed("outside_roots", ServiceError):
             client.start_job("../../etc", "escape")
     assert heard[-1].kind == "done"
     assert heard[-1].data["summary"]["samples"] == 50

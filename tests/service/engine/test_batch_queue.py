@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.service.engine.batch_queue import BatchQueue
+from tests.errors import refused
 
 
 def test_an_idle_encoder_waits_for_nobody() -> None:
@@ -51,7 +51,7 @@ def test_clear_gives_back_all() -> None:
 
 @pytest.mark.parametrize(("size", "wait"), [(0, 0.1), (4, -1.0)])
 def test_settings_that_cannot_work(size: int, wait: float) -> None:
-    with pytest.raises(ConfigError, match="use 64"):
+    with refused("batch_size", size):
         BatchQueue(size, wait)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.service.engine.embedder import LocalEmbedder
 from noisegate.service.engine.encoder_pool import specs_for
 from noisegate.service.engine.items import Item
 from noisegate.service.errors import ApiError, Overloaded, TimedOut, Unavailable
+from tests.errors import refused
 from tests.fakes import picture
 from tests.service.models import GATE, LOUD, POISON
 from tests.service.serving import COLOURS, settings
@@ -113,7 +113,7 @@ def test_beyond_the_queue_is_refused_at_once_and_a_cancelled_request_gives_its_p
 
 def test_too_late_is_an_error_and_stopping_waits_for_what_was_admitted(gate: Path) -> None:
     async def work(engine: LocalEmbedder) -> None:
-        with pytest.raises(TimedOut, match=r"0\.3 s"):
+        with pytest.raises(TimedOut):
             await engine.embed([only_picture(0)])
         gate.unlink()
         await until(lambda: observed(engine, "encode_seconds_count", "images") == 1)
@@ -208,5 +208,5 @@ def test_decode_workers_give_the_same_as_a_thread() -> None:
 def test_one_process_per_device() -> None:
     assert [spec.device for spec in specs_for(ModelSpec(COLOURS), "auto")] == ["auto"]
     for wrong in ("", ",", "cuda:0,cuda:0"):
-        with pytest.raises(ConfigError, match="use auto"):
+        with refused("device", wrong):
             specs_for(ModelSpec(COLOURS), wrong)

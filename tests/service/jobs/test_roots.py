@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.service.errors import ApiError
 from noisegate.service.jobs.roots import Roots
-from tests.errors import refused
+from tests.errors import failed, refused
 from tests.fakes import pairs, tar_bytes
 
 TAR = tar_bytes(pairs(1))
@@ -90,7 +90,7 @@ def test_nothing_leads_out(pattern: str, roots: Roots, place: Path) -> None:
     ["pipe:cat /etc/passwd", "pipe:curl http://x|", "a-0.tar | cat", "cat|", "a-0.tar\0", "a-0\n.tar"],
 )
 def test_pipes_and_control_characters(pattern: str, roots: Roots) -> None:
-    with pytest.raises(ApiError, match="pipes are not run") as refused:
+    with pytest.raises(ApiError) as refused:
         roots.find([pattern])
     assert (refused.value.status, refused.value.code) == (422, "bad_shards")
 
@@ -129,10 +129,10 @@ def test_patterns_that_match_nothing(pattern: str, roots: Roots) -> None:
 
 def test_a_list_that_leads_to_itself_and_things_that_are_no_files(roots: Roots, place: Path) -> None:
     (place / "data" / "me.txt").write_text("@me.txt\n")
-    with pytest.raises(ApiError, match="leads back to itself"):
+    with failed("bad_shards", ApiError):
         roots.find(["@me.txt"])
     os.mkfifo(place / "data" / "pipe.tar")
-    with pytest.raises(ApiError, match="there is no shard") as refused:
+    with pytest.raises(ApiError) as refused:
         roots.find(["pipe.tar"])  # opening it would wait for ever
     assert refused.value.code == "unknown_shards"
     (place / "data" / "round.tar").symlink_to(place / "data" / "round.tar")
@@ -142,7 +142,7 @@ def test_a_list_that_leads_to_itself_and_things_that_are_no_files(roots: Roots, 
 
 def test_two_shards_that_would_share_a_table(roots: Roots, place: Path) -> None:
     (place / "data" / "sub" / "a-0.tar").write_bytes(TAR)
-    with pytest.raises(ApiError, match=r"share the table a-0\.parquet") as refused:
+    with pytest.raises(ApiError) as refused:
         roots.find(["a-0.tar", "sub/a-0.tar"])
     assert refused.value.code == "bad_shards"
 
@@ -163,7 +163,7 @@ def test_urls_only_below_a_configured_prefix() -> None:
 
 
 def test_without_roots_nothing_is_read(place: Path) -> None:
-    with pytest.raises(ApiError, match="start it with --root"):
+    with failed("outside_roots", ApiError):
         Roots.of([]).find([str(place / "data" / "a-0.tar")])
     with refused("roots", str(place / "nowhere")):
         Roots.of([place / "nowhere"])

@@ -47,7 +47,7 @@ def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) 
 def test_what_cannot_be_written_is_told_and_leaves_the_record_as_it_was(store: JobStore) -> None:
     job = store.add("a", {})
     store._db.execute("pragma max_page_count=1")  # as small as it can be made: the disk is full
-    with pytest.raises(NoRecord, match="disk is full") as error:
+    with pytest.raises(NoRecord) as error:
         store.update(job.id, error="x" * 100_000)
     assert (error.value.status, error.value.code, error.value.retry_after) == (503, "no_record", 30)
     store._db.execute("pragma max_page_count=1000000")

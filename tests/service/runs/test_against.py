@@ -193,7 +193,7 @@ def test_a_class_sets_anchors_take_the_place_of_the_runs(run: FinishedRun, folde
     assert plain.knn_consistency == other.knn_consistency
     assert (plain.anchor_consistency, other.anchor_consistency) == (1, 0)
     two = Anchors(("a", "b"), own.embeddings[:2], own.labels[:2])
-    with pytest.raises(ApiError, match="has 3 classes, the class set 2") as refused:
+    with pytest.raises(ApiError) as refused:
         run.judge(row, labels=[1], anchors=two)
     assert (refused.value.status, refused.value.code) == (409, "other_classes")
 

@@ -75,7 +75,7 @@ def test_no_picture_no_prediction(sets: ClassSets) -> None:
 def test_unknown_and_not_yet_embedded(tmp_path: Path) -> None:
     sets = ClassSets({"cifar10": "cifar10"})
     assert not sets.ready()
-    with pytest.raises(ApiError, match="known are: cifar10") as unknown:
+    with pytest.raises(ApiError) as unknown:
         sets.get("cifar100")
     assert (unknown.value.status, unknown.value.code) == (404, "unknown_classes")
     with pytest.raises(ApiError) as early:
