@@ -1,4 +1,4 @@
-"""Retrieval of a target whose similarities are known, against loops over ranks."""
+"""Each task on targets whose similarities, logits or vectors are known, against loops."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +11,96 @@ from noisegate.pipeline.inspect.metrics import RecallAtK, rsum
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target
 from noisegate.trainers.targets.base import TargetConfig
-from noisegate.trainers.tasks import TASKS, evaluate_retrieval
+from noisegate.trainers.tasks import TASKS, evaluate_classification, evaluate_image_retrieval, evaluate_retrieval
 from tests.errors import refused
 from tests.trainers.small_targets import CAPTIONS, KINDS, batch, inputs, small
+
+
+def found_by_loops(vectors: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    first, precision = [], []
+    for query in range(len(labels)):
+        relevant = int((labels == labels[query]).sum()) - 1
+        if relevant == 0 or labels[query] < 0:
+            continue
+        others = [i for i in range(len(labels)) if i != query and labels[i] >= 0]
+        order = sorted(others, key=lambda i: -float(vectors[query] @ vectors[i]))
+        hits = [labels[i] == labels[query] for i in order[:relevant]]
+        first.append(hits[0])
+        precision.append(sum(sum(hits[: k + 1]) / (k + 1) for k in range(relevant) if hits[k]) / relevant)
+    return 100 * float(np.mean(first)), 100 * float(np.mean(precision))
+
+
+def test_figures_agree_with_loops() -> None:
+    target = small("dual").train()
+    images = inputs("dual", 24)
+    labels = np.random.default_rng(0).integers(0, 5, 24)
+    labels[3], labels[4] = 9, -1  # a class of its own, and none
+    parts = [batch(i, 8, images=images[i : i + 8], labels=torch.from_numpy(labels[i : i + 8])) for i in range(0, 24, 8)]
+    figures = evaluate_image_retrieval(target, parts)
+    with torch.no_grad():
+        vectors = target.eval().encode_images(images)["vectors"].double().numpy()
+    assert (figures["precision_at_1"], figures["map_at_r"]) == pytest.approx(found_by_loops(vectors, labels))
+    assert figures["samples"] == 23
+
+
+def test_data_without_labels_says_so() -> None:
+    with refused("data.eval_shards"):
+        evaluate_image_retrieval(small("dual"), [batch(0, 2, images=inputs("dual", 2))])
+
+
+NAMES = ["dog", "cat", "bird", "fish", "zebra", "owl"]
+
+
+def expected(target: Target, images: torch.Tensor, labels: list[int]) -> list[bool]:
+    """One image, one prompt at a time."""
+    hits = []
+    with torch.no_grad():
+        for image, label in zip(images, labels, strict=True):
+            encoded = target.encode_images(image.unsqueeze(0))
+            scores = []
+            for name in NAMES:
+                article = "an" if name == "owl" else "a"
+                tokens = target.tokenize([f"This is a picture of {article} {name}."])
+                scores.append(float(target.similarity(encoded, target.encode_texts(tokens))))
+            hits.append(int(np.argmax(scores)) == label)
+    return hits
+
+
+@pytest.mark.parametrize("kind", ["clip", "sgraf"])
+def test_the_papers_prompt_decides(kind: str) -> None:
+    target = small(kind, classes=NAMES)
+    images, labels = inputs(kind, 8), [0, 1, 2, 3, 4, 5, 4, 3]
+    parts = [batch(i, 4, images=images[i : i + 4], labels=torch.tensor(labels[i : i + 4])) for i in (0, 4)]
+    figures = evaluate_classification(target, parts)
+    assert figures["accuracy"] == pytest.approx(100 * np.mean(expected(target, images, labels)))
+    assert figures["samples"] == 8 and figures["accuracy_top5"] >= figures["accuracy"]
+
+
+def test_a_linear_head_that_knows_the_answer_and_labels_that_take_no_part() -> None:
+    target = small("dual", classes=NAMES, head="linear")
+    images = inputs("dual", 6)
+    with torch.no_grad():
+        vectors = target.encode_images(images)["vectors"]
+        target.linear.weight.copy_(vectors)  # each class has the direction of one image
+        target.linear.bias.zero_()
+    labels = torch.tensor([0, 1, 2, 3, -1, 0])  # the fifth is not asked, the sixth is wrong
+    figures = evaluate_classification(target.train(), [batch(0, 6, images=images, labels=labels)])
+    assert figures["accuracy"] == pytest.approx(80.0) and figures["samples"] == 5
+    assert figures["mean_class_accuracy"] == pytest.approx(100 * (0.5 + 1 + 1 + 1) / 4)
+    assert target.training
+
+
+def test_labels_beyond_the_classes_or_no_labels_say_so() -> None:
+    target = small("dual", classes=NAMES)
+    images = inputs("dual", 2)
+    with refused("target.classes", 6):
+        evaluate_classification(target, [batch(0, 2, images=images, labels=torch.tensor([0, 6]))])
+    with refused("data.eval_shards"):
+        evaluate_classification(target, [batch(0, 2, images=images)])
+    with refused("data.eval_shards"):
+        evaluate_classification(target, [])
+    with refused("target.classes"):
+        evaluate_classification(small("dual"), [batch(0, 2, images=images, labels=torch.tensor([0, 1]))])
 
 
 class Known(Target):
