@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# before numpy is loaded: with a test process on every core, threads of BLAS only wait for each other
+# before numpy and torch are loaded: with a test process on every core, threads of BLAS and OpenMP only wait for each other
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
