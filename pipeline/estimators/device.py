@@ -1,14 +1,22 @@
-"""The device and the precision of an encoder."""
+"""The device and precision of an encoder, and what estimators of torch models share."""
 
 import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.preprocess import Preprocess, ProcessorPixels
 from noisegate.pipeline.system.machine import reuse_memory
 
+from .base import Pixels, length_batches
+
+P = TypeVar("P", Preprocess, ProcessorPixels)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,3 +68,54 @@ class Device:
         if self.dtype_name == "float32":
             return contextlib.nullcontext()
         return torch.autocast(self.name.split(":")[0], dtype=_DTYPES[self.dtype_name])
+
+
+class TorchEstimator(Generic[P]):
+    """Pictures and texts in batches on a device: the shared part of open_clip's and transformers' estimators.
+
+    A subclass says how long its embeddings are (`_width`), and embeds a batch of normalised pictures.
+    """
+
+    def __init__(self, device: Device, batch_size: int | None, preprocess: P) -> None:
+        self._device = device
+        self.preprocess: P = preprocess
+        self.batch_size = batch_size or device.batch_size
+        self._mean = torch.tensor(preprocess.mean, device=device.name).view(1, 3, 1, 1)
+        self._std = torch.tensor(preprocess.std, device=device.name).view(1, 3, 1, 1)
+
+    @torch.inference_mode()
+    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+        return self._in_batches(pixels, self._encode_pixel_batch)
+
+    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+        return self.encode_pixels([self.preprocess(image.convert("RGB")) for image in images])
+
+    def _width(self) -> int:
+        raise NotImplementedError
+
+    def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
+        """Embed normalised pictures (N, 3, H, W)."""
+        raise NotImplementedError
+
+    def _encode_pixel_batch(self, pixels: Sequence[Pixels]) -> torch.Tensor:
+        return self._encode_image_tensor(self._normalise_pixels(pixels))
+
+    def _normalise_pixels(self, pixels: Sequence[Pixels]) -> torch.Tensor:
+        batch = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True)
+        return batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
+
+    def _place(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
+
+    def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
+        starts = range(0, len(items), self.batch_size)
+        parts = [encode(items[start : start + self.batch_size]).float().cpu().numpy() for start in starts]
+        return np.concatenate(parts) if parts else np.zeros((0, self._width()), np.float32)
+
+    def _by_length(self, lengths: Sequence[int], encode: Callable[[list[int]], torch.Tensor]) -> NDArray[np.float32]:
+        """Encode texts of these lengths in batches of similar length; `encode` embeds the texts at some positions."""
+        batches = length_batches(lengths, self.batch_size)
+        parts = [encode(batch).float().cpu().numpy() for batch in batches]
+        embedded = np.empty((len(lengths), parts[0].shape[1]), np.float32)
+        embedded[np.concatenate(batches)] = np.concatenate(parts)
+        return embedded

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors.torch import save
 
 from noisegate.pipeline.errors import ConfigError
@@ -20,8 +19,8 @@ from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .base import Identity, Pixels, array_digest, length_batches
-from .device import Device
+from .base import Identity, Pixels, array_digest
+from .device import Device, TorchEstimator
 from .loading import allow_torchvision, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 from .openclip_towers import (
@@ -41,7 +40,7 @@ from .openclip_towers import (
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
 
 
-class OpenClipEstimator:
+class OpenClipEstimator(TorchEstimator[Preprocess]):
     """An open_clip model as an estimator. `notes` are lines for the user and the run's record: what the `compiler` gave."""
 
     def __init__(
@@ -55,14 +54,10 @@ class OpenClipEstimator:
         draft: bool = False,
         compiler: Compiler | None = None,
     ) -> None:
-        self._device = device
+        super().__init__(device, batch_size, preprocess_of(model, draft))
         self._model = device.place(model)
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
-        self.batch_size = batch_size or device.batch_size
-        self.preprocess = preprocess_of(model, draft)
-        self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
-        self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
         self._padding = int(tokenizer([""])[0, -1])
         self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
         self.class_token_only = reads_class_token_only(self._model, self.preprocess.size, device.name)
@@ -144,23 +139,13 @@ class OpenClipEstimator:
         return self._encode_pixel_batch(pixels), self._encode_tokens(self.tokenize(texts))
 
     @torch.inference_mode()
-    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
-        return self._in_batches(pixels, self._encode_pixel_batch)
-
-    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
-        return self.encode_pixels([self.preprocess(image.convert("RGB")) for image in images])
-
-    @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}  # a repeated text is encoded once
         if not rows:
             return np.zeros((0, self._width()), np.float32)
         tokens = self._tokenizer(list(rows))
         lengths = (tokens != self._padding).sum(dim=1).tolist() if self.trims_texts else [0] * len(tokens)
-        batches = length_batches(lengths, self.batch_size)
-        parts = [self._encode_tokens(self._trim(tokens[batch])).float().cpu().numpy() for batch in batches]
-        embedded = np.empty((len(rows), parts[0].shape[1]), np.float32)
-        embedded[np.concatenate(batches)] = np.concatenate(parts)
+        embedded = self._by_length(lengths, lambda batch: self._encode_tokens(self._trim(tokens[batch])))
         return embedded[[rows[text] for text in texts]] if len(rows) < len(texts) else embedded
 
     @torch.inference_mode()
@@ -192,23 +177,11 @@ class OpenClipEstimator:
     def _trim(self, tokens: torch.Tensor) -> torch.Tensor:
         return trim(tokens, self._padding) if self.trims_texts else tokens
 
-    def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
-        parts = [
-            encode(items[start : start + self.batch_size]).float().cpu().numpy()
-            for start in range(0, len(items), self.batch_size)
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, self._width()), np.float32)
-
     def _width(self) -> int:
         return int(self._encode_tokens(self._tokenizer(["a"])).shape[1])
 
-    def _encode_pixel_batch(self, pixels: Sequence[Pixels]) -> torch.Tensor:
-        batch = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True)
-        batch = batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
-        return self._encode_image_tensor(batch)
-
     def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
-        batch = batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
+        batch = self._place(batch)
         with self._device.autocast():
             if self._compiled is not None:
                 return self._compiled(batch)
@@ -218,10 +191,7 @@ class OpenClipEstimator:
     def _try_out(self, compiler: Compiler) -> Trial:
         """Compile the vision tower and compare it with the eager one on typical batches."""
         count = min(self.batch_size, 8) if self._device.name == "cpu" else self.batch_size
-        batches = [
-            batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
-            for batch in probe_batches(self.preprocess.size, count)
-        ]
+        batches = [self._place(batch) for batch in probe_batches(self.preprocess.size, count)]
         eager = partial(encode_image, self._model, class_token_only=self.class_token_only)
         few = batches[0][:8]  # a whole batch of float32 may not fit
         exact = eager(few)

@@ -6,7 +6,7 @@ Needs transformers 4.45 or later: 4.x gives features as tensors, 5.x as the pool
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -22,15 +22,15 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import ProcessorPixels
 
-from .base import Identity, Pixels, array_digest, length_batches, normalise
-from .device import Device
+from .base import Identity, array_digest, normalise
+from .device import Device, TorchEstimator
 from .loading import allow_torchvision, hub_or_cache
 
 _EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
 _PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that there is something to trim
 
 
-class TransformersEstimator:
+class TransformersEstimator(TorchEstimator[ProcessorPixels]):
     """A transformers dual encoder as an estimator."""
 
     def __init__(
@@ -38,14 +38,10 @@ class TransformersEstimator:
     ) -> None:
         self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
         self._context = _context_length(model, processor)
-        self._device = device
         self._model = device.place(model.float())  # version 5 loads in the checkpoint's own type, version 4 in float32
-        self.batch_size = batch_size or device.batch_size
-        self.preprocess = ProcessorPixels.of(processor.image_processor, name, draft)
-        self._mean = torch.tensor(self.preprocess.mean, device=device.name).view(1, 3, 1, 1)
-        self._std = torch.tensor(self.preprocess.std, device=device.name).view(1, 3, 1, 1)
+        super().__init__(device, batch_size, ProcessorPixels.of(processor.image_processor, name, draft))
         self._check_pixels(processor.image_processor, name)
-        self._width = self._common_width(name)
+        self._common_width = self._measure_width(name)
         self.trims_texts = self._trimming_is_exact()
         self.identity = Identity(
             model=name,
@@ -83,24 +79,12 @@ class TransformersEstimator:
             return cls(model, processor, name, device, batch_size, draft)
 
     @torch.inference_mode()
-    def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
-        return self._in_batches(pixels, self._encode_pixel_batch)
-
-    def encode_images(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
-        return self.encode_pixels([self.preprocess(image.convert("RGB")) for image in images])
-
-    @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
         if not self.trims_texts or not texts:
             return self._in_batches(texts, lambda batch: self._encode_tokens(self.tokenize(batch)))
         whole = self._tokenizer(list(texts), truncation=True, max_length=self._context)["input_ids"]
-        batches = length_batches([len(tokens) for tokens in whole], self.batch_size)
-        parts = [
-            self._encode_tokens(self.tokenize([texts[i] for i in batch])).float().cpu().numpy() for batch in batches
-        ]
-        embedded = np.empty((len(texts), parts[0].shape[1]), np.float32)
-        embedded[np.concatenate(batches)] = np.concatenate(parts)
-        return embedded
+        lengths = [len(tokens) for tokens in whole]
+        return self._by_length(lengths, lambda batch: self._encode_tokens(self.tokenize([texts[i] for i in batch])))
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -128,24 +112,12 @@ class TransformersEstimator:
             )
         )
 
-    def _in_batches(self, items: Sequence[Any], encode: Callable[[Any], torch.Tensor]) -> NDArray[np.float32]:
-        parts = [
-            encode(items[start : start + self.batch_size]).float().cpu().numpy()
-            for start in range(0, len(items), self.batch_size)
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
-
-    def _encode_pixel_batch(self, pixels: Sequence[Pixels]) -> torch.Tensor:
-        return self._encode_image_tensor(self._normalised(pixels))
-
-    def _normalised(self, pixels: Sequence[Pixels]) -> torch.Tensor:
-        batch = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True)
-        return batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
+    def _width(self) -> int:
+        return self._common_width
 
     def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
-        batch = batch.to(self._device.name).contiguous(memory_format=torch.channels_last)
         with self._device.autocast():
-            return _features(self._model.get_image_features(pixel_values=batch))
+            return _features(self._model.get_image_features(pixel_values=self._place(batch)))
 
     def _encode_tokens(self, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         with self._device.autocast():
@@ -155,7 +127,7 @@ class TransformersEstimator:
         """Raise ConfigError if the processor makes other pixels of a picture than `ProcessorPixels`."""
         y, x = np.mgrid[0:90, 0:120].astype(np.float64)
         picture = Image.fromarray(np.stack([2 * x, 255 - 2 * y, x + y], axis=-1).astype(np.uint8))
-        ours = self._normalised([self.preprocess(picture)]).cpu()
+        ours = self._normalise_pixels([self.preprocess(picture)]).cpu()
         theirs = torch.as_tensor(np.asarray(image_processor(images=picture, return_tensors="np")["pixel_values"]))
         # Backends of transformers differ by a level or two of 255 from one another, a step left out by far more.
         if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
@@ -166,7 +138,7 @@ class TransformersEstimator:
             )
 
     @torch.inference_mode()
-    def _common_width(self, name: str) -> int:
+    def _measure_width(self, name: str) -> int:
         """The width d of both towers' embeddings."""
         crop = self.preprocess.crop
         try:

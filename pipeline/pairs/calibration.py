@@ -114,10 +114,6 @@ class Intersection(NamedTuple):
 
     beta: float  # where clean and mismatched pairs are equally dense, or the fall-back that `reason` names
     reason: str
-    equal_posterior: float  # where P(clean) = 1/2 at the estimated noise rate; nan if nowhere
-    noise_rate: float
-    mean_mismatched: float
-    sd_mismatched: float
     beta_sd: float  # of `beta`, by bootstrap
 
 
@@ -198,9 +194,9 @@ def intersection(
     mean = float(mismatched.mean()) if len(mismatched) else float("nan")
     sd = float(mismatched.std()) if len(mismatched) else float("nan")
 
-    def fall_back(reason: str, rate: float = float("nan"), equal: float = float("nan")) -> Intersection:
+    def fall_back(reason: str) -> Intersection:
         error = sd * float(np.sqrt(3 / max(len(mismatched), 1)))  # of mean + 2 sd, for a normal sample
-        return Intersection(mean + 2 * sd, f"mean + 2 sd of the mismatched: {reason}", equal, rate, mean, sd, error)
+        return Intersection(mean + 2 * sd, f"mean + 2 sd of the mismatched: {reason}", error)
 
     if min(len(given), len(mismatched)) < MIN_PAIRS:
         return fall_back(f"fewer than {MIN_PAIRS} similarities")
@@ -208,13 +204,11 @@ def intersection(
         return fall_back("similarities are constant")
     calibration = calibration or calibrate_pairs(given, mismatched, seed)
     rate, (_, most) = calibration.noise_rate, calibration.noise_interval
-    clean = np.asarray(calibration.clean)
-    equal = float(np.interp(0.5, clean, calibration.knots)) if clean.min() < 0.5 < clean.max() else float("nan")
     if not np.isfinite(calibration.crossing) or calibration.crossing < mean or rate > 1 - CLEAN_BELOW:
-        return fall_back("no clean component stands out", rate, equal)
+        return fall_back("no clean component stands out")
     if rate < CLEAN_BELOW and most < 3 * CLEAN_BELOW and not even_if_clean:
-        return fall_back("the given pairs look all clean", rate, equal)
-    return Intersection(calibration.crossing, "crossing", equal, rate, mean, sd, calibration.crossing_sd)
+        return fall_back("the given pairs look all clean")
+    return Intersection(calibration.crossing, "crossing", calibration.crossing_sd)
 
 
 def _weights(excess: Mapping[str, tuple[float, float]]) -> dict[str, float]:

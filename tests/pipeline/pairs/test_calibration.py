@@ -101,11 +101,13 @@ def test_crossing_is_near_the_best_cut(shape: str, rate: float) -> None:
 
 
 def test_equal_posterior_moves_with_the_noise_rate_and_the_crossing_does_not() -> None:
-    few, many = (intersection(*simulate("no-cone", rate, 20000, seed=7)[::2]) for rate in (0.1, 0.6))
-    assert few.beta == pytest.approx(0.225, abs=0.015) and many.beta == pytest.approx(0.225, abs=0.015)
-    # for two normals of equal spread the posterior is even at the midpoint + (σ²/Δ) log(ρ / (1 - ρ))
-    assert few.equal_posterior == pytest.approx(0.225 + 0.05 * np.log(0.1 / 0.9), abs=0.02)
-    assert many.equal_posterior == pytest.approx(0.225 + 0.05 * np.log(0.6 / 0.4), abs=0.02)
+    for rate in (0.1, 0.6):
+        similarity, _, mismatched = simulate("no-cone", rate, 20000, seed=7)
+        calibration = calibrate_pairs(similarity, mismatched)
+        assert intersection(similarity, mismatched, 0, calibration).beta == pytest.approx(0.225, abs=0.015)
+        # for two normals of equal spread the posterior is even at the midpoint + (σ²/Δ) log(ρ / (1 - ρ))
+        even = np.interp(0.5, calibration.clean, calibration.knots)
+        assert even == pytest.approx(0.225 + 0.05 * np.log(rate / (1 - rate)), abs=0.02)
 
 
 @pytest.mark.parametrize(

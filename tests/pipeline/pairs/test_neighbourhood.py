@@ -130,8 +130,9 @@ def test_a_mismatched_pair_is_not_judged_by_the_pair_its_caption_came_from() -> 
     images, texts, _ = two_sides(wrong=0)
     images, texts = images[:24], texts[:24]
     scores = score_neighbourhood(images, texts, find_neighbours(images, 23), find_neighbours(texts, 23), 23, 0, None)
-    assert scores.cut is not None
-    assert scores.cut.mean_mismatched == pytest.approx(float(scores.agreement.mean()), abs=0.03)
+    assert scores.cut is not None and scores.calibration is not None
+    deviation = scores.cut.beta_sd / np.sqrt(3 / scores.calibration.mismatched)  # the cut is mean + 2 sd
+    assert scores.cut.beta - 2 * deviation == pytest.approx(float(scores.agreement.mean()), abs=0.03)
     assert "no clean component stands out" in scores.cut.reason
 
 
