@@ -4,8 +4,6 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Generic, TypeVar
 
-from noisegate.pipeline.errors import ConfigError
-
 T = TypeVar("T", bound=Hashable)
 
 
@@ -24,8 +22,6 @@ class BatchQueue(Generic[T]):
     """
 
     def __init__(self, size: int, wait: float) -> None:
-        if size < 1 or wait < 0:
-            raise ConfigError.of("batch_size", size, f"after {wait} s is impossible; use 64 after 0.005 s")
         self.size, self.wait = size, wait
         self._waiting: dict[T, float] = {}  # in order of arrival
 

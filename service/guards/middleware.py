@@ -18,7 +18,108 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noisegate.pipeline.errors import ConfigError
 from noisegate.service.errors import ApiError, Overloaded, error_response
 
+HEADERS = {
+    # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
+OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
+MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
+
+
+class SecurityHeaders:
+    """Middleware that adds the headers that a route has not set itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def hash_key(key: str) -> str:
+    """Hash a key for the setting `api_keys`.
+
+    >>> hash_key("a key of many letters")[:20]
+    'sha256:6f3ec2dee8e2b'
+    """
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def read_key(source: TextIO) -> str:
+    """Read a key from one line, hidden on a terminal; raises ConfigError for one short enough to be guessed."""
+    key = (getpass.getpass("key: ") if source.isatty() else source.readline()).strip()
+    if len(key) < MIN_CHARS:
+        problem = (
+            f"a key of {len(key)} characters can be guessed; use at least {MIN_CHARS}, as from: openssl rand -hex 24"
+        )
+        raise ConfigError(problem, "hash_key")
+    return key
+
+
+class Keys:
+    """The keys that the service accepts."""
+
+    def __init__(self, hashed: Sequence[str]) -> None:
+        self._digests = [bytes.fromhex(key.removeprefix("sha256:")) for key in hashed]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def is_known(self, key: bytes) -> bool:
+        """Whether this is one of the keys; all are compared, so that the time taken reveals nothing."""
+        digest = hashlib.sha256(key).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+class RequireKey:
+    """Middleware that refuses requests without a key before their body is read."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._keys or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        given = any(name == b"authorization" for name, _ in scope["headers"])
+        message = "this key is not known here" if given else "send a key as: Authorization: Bearer KEY"
+        scope["state"]["error_code"] = "unauthorized"
+        response = error_response(
+            ApiError(401, "unauthorized", message),
+            scope["state"].get("request_id"),
+            {"WWW-Authenticate": "Bearer", "Connection": "close"},
+        )
+        await response(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        path: str = scope["path"]
+        if path in OPEN_PATHS or path.startswith(OPEN_BELOW):
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        kind, _, key = given[0].partition(b" ")
+        return kind.lower() == b"bearer" and self._keys.is_known(key.strip())
 
 
 class _Refused(Exception):
@@ -148,108 +249,3 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, m
             ):
                 dropped += len(message.get("body", b""))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-HEADERS = {
-    # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-
-
-class SecurityHeaders:
-    """Middleware that adds the headers that a route has not set itself."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
-OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
-OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
-MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
-
-
-def hash_key(key: str) -> str:
-    """Hash a key for the setting `api_keys`.
-
-    >>> hash_key("a key of many letters")[:20]
-    'sha256:6f3ec2dee8e2b'
-    """
-    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
-
-
-def read_key(source: TextIO) -> str:
-    """Read a key from one line, hidden on a terminal; raises ConfigError for one short enough to be guessed."""
-    key = (getpass.getpass("key: ") if source.isatty() else source.readline()).strip()
-    if len(key) < MIN_CHARS:
-        problem = (
-            f"a key of {len(key)} characters can be guessed; use at least {MIN_CHARS}, as from: openssl rand -hex 24"
-        )
-        raise ConfigError(problem, "hash_key")
-    return key
-
-
-class Keys:
-    """The keys that the service accepts."""
-
-    def __init__(self, hashed: Sequence[str]) -> None:
-        self._digests = [bytes.fromhex(key.removeprefix("sha256:")) for key in hashed]
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def is_known(self, key: bytes) -> bool:
-        """Whether this is one of the keys; all are compared, so that the time taken reveals nothing."""
-        digest = hashlib.sha256(key).digest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-class RequireKey:
-    """Middleware that refuses requests without a key before their body is read."""
-
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app, self._keys = app, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or self._is_allowed(scope):
-            await self._app(scope, receive, send)
-            return
-        given = any(name == b"authorization" for name, _ in scope["headers"])
-        message = "this key is not known here" if given else "send a key as: Authorization: Bearer KEY"
-        scope["state"]["error_code"] = "unauthorized"
-        response = error_response(
-            ApiError(401, "unauthorized", message),
-            scope["state"].get("request_id"),
-            {"WWW-Authenticate": "Bearer", "Connection": "close"},
-        )
-        await response(scope, receive, send)
-
-    def _is_allowed(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        if path in OPEN_PATHS or path.startswith(OPEN_BELOW):
-            return True
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        kind, _, key = given[0].partition(b" ")
-        return kind.lower() == b"bearer" and self._keys.is_known(key.strip())

@@ -78,15 +78,6 @@ class UrlPolicy:
     redirects: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("max_bytes", "timeout"):
-            if getattr(self, name) <= 0:
-                value = getattr(self, name)
-                raise ConfigError.of(f"url_{name}", value, f"must be positive; use {getattr(UrlPolicy, name)}")
-        if self.redirects < 0:
-            raise ConfigError.of("url_redirects", self.redirects, "is negative; use 3, or 0 for none")
-        for port in self.ports:
-            if not 1 <= port <= 65535:
-                raise ConfigError(f"url port {port} is not a port; use 80 and 443", "ports", port)
         object.__setattr__(self, "hosts", tuple(_normalise_pattern(host) for host in self.hosts))
 
     def check(self, url: str) -> Target:

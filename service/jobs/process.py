@@ -25,8 +25,6 @@ from noisegate.pipeline.system import Progress
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 MAX_LINE = 64 << 20  # bytes of one report; a summary lists every shard that failed
-
-
 NICE = 10  # lower priority than the server, so that requests come first
 REPORT_SECONDS = 0.25  # between two reports of samples
 LOCK_WAIT = 20.0  # seconds that the job process of a killed server may take to exit

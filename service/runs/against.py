@@ -25,6 +25,7 @@ from noisegate.service.errors import ApiError
 
 from .judging import Judged, Neighbour, anchor_shares, class_numbers, judge_labels
 
+LISTED = 10  # neighbours that an answer names; more of them vote
 DUPLICATE = "duplicate_of:"
 
 
@@ -92,9 +93,6 @@ def _beginnings(digests: pa.ChunkedArray) -> NDArray[np.uint64]:
         words = np.zeros((0, 4), ">u8") if data is None else np.frombuffer(data, ">u8").reshape(-1, 4)
         parts.append(words[chunk.offset : chunk.offset + len(chunk), 0].astype(np.uint64))
     return np.concatenate(parts)
-
-
-LISTED = 10  # neighbours that an answer names; more of them vote
 
 
 class FinishedRun:

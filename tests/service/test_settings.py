@@ -68,6 +68,11 @@ def test_settings_cross_processes() -> None:
         ({"prot": 5}, "prot", 5),
         ({"engine": "other"}, "engine", "other"),
         ({"request_timeout": 0}, "request_timeout", 0),
+        ({"batch_size": 0}, "batch_size", 0),
+        ({"batch_wait_ms": -1}, "batch_wait_ms", -1),
+        ({"url_max_bytes": 0}, "url_max_bytes", 0),
+        ({"url_timeout": -1}, "url_timeout", -1),
+        ({"url_redirects": -1}, "url_redirects", -1),
     ],
 )
 def test_mistakes_are_one_line(given: dict[str, Any], setting: str, value: Any) -> None:

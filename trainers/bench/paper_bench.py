@@ -28,6 +28,9 @@ from .cells import Cell, CellResult, run_cells
 from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, rate_name, read_yaml
 
 DATA = "DATA"
+REAL = "real"
+NOISE_SEED = 0
+"""the noise is the same for all seeds of training"""
 MAIN_FIGURE = {"retrieval": "rsum", "classification": "accuracy", "image_retrieval": "map_at_r"}
 
 
@@ -151,9 +154,7 @@ def _fill_data_folder(value: Any, data: str) -> Any:
     return value
 
 
-REAL = "real"
-NOISE_SEED = 0
-"""the noise is the same for all seeds of training"""
+# --- the bench --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from noisegate.trainers.targets.texts import ClipVocabulary
 from .cells import Cell, CellResult, run_cells
 
 PRESETS = Path(__file__).resolve().parent / "presets"
+SHARDS = 4
+FACTS = "_bench.json"
 P = TypeVar("P", bound=BaseModel)
 ORACLE = "oracle"
 """`select` with the truth in place of the table's `clean`: the result of a perfect table"""
@@ -163,8 +165,7 @@ def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
             raise ConfigError.of("methods", name, f"is no variant of preset {preset.name}; use {', '.join(variants)}")
 
 
-SHARDS = 4
-FACTS = "_bench.json"
+# --- the bench --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

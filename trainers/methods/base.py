@@ -36,54 +36,7 @@ from noisegate.trainers import losses
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target, TargetConfig
 
-_MADE_BY = {
-    "osa_weight": "noisegate annotate SHARDS --out TABLE",
-    "similarity": "noisegate annotate SHARDS --out TABLE",
-    "neighbourhood": "noisegate rescore TABLE --neighbourhood",
-}
-_LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
-
-
-def open_finished_run(table: Path | None, setting: str) -> RunFolder:
-    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
-    if table is None:
-        problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
-        raise ConfigError(problem, "data.table")
-    run = RunFolder(table)
-    recorded = run.read_run()
-    if recorded is None:
-        problem = f"holds no run; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
-        raise ConfigError.of("data.table", table, problem)
-    if recorded.get("finished") is False:
-        problem = "holds a run that is not finished; run the same annotate command again, it goes on"
-        raise ConfigError.of("data.table", table, problem)
-    if next(run.stems(), None) is None:
-        raise ConfigError.of("data.table", table, "holds no tables; run the same annotate command again")
-    return run
-
-
-def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
-    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
-    run = open_finished_run(table, setting)
-    for name in columns:
-        if name == "shard":
-            continue
-        if name not in ALL_COLUMNS:
-            problem = f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}"
-            raise ConfigError(problem, setting.partition("=")[0], name)
-        if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
-            problem = f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
-            raise ConfigError(problem, setting.partition("=")[0], name)
-
-
-def _made_by(column: str) -> str:
-    if column in COLUMNS:
-        return _MADE_BY.get(column, _LABELS)
-    return f"noisegate rescore TABLE --with {column.partition('_')[0]}"
-
-
 # ruff: noqa: B027 - most methods leave most hooks as they are
-
 
 ALL = "all"
 Array = NDArray[Any]
@@ -319,3 +272,51 @@ class Method(ABC):
             problem = f"does not fit task.name={task}; use {' or '.join(fitting)}, or auto"
             raise ConfigError.of("method.loss", self.config.loss, problem)
         return self.config.loss
+
+
+# --- what a method asks of a weight table -----------------------------------------------------------------------------
+
+_MADE_BY = {
+    "osa_weight": "noisegate annotate SHARDS --out TABLE",
+    "similarity": "noisegate annotate SHARDS --out TABLE",
+    "neighbourhood": "noisegate rescore TABLE --neighbourhood",
+}
+_LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
+
+
+def open_finished_run(table: Path | None, setting: str) -> RunFolder:
+    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
+    if table is None:
+        problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
+        raise ConfigError(problem, "data.table")
+    run = RunFolder(table)
+    recorded = run.read_run()
+    if recorded is None:
+        problem = f"holds no run; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
+        raise ConfigError.of("data.table", table, problem)
+    if recorded.get("finished") is False:
+        problem = "holds a run that is not finished; run the same annotate command again, it goes on"
+        raise ConfigError.of("data.table", table, problem)
+    if next(run.stems(), None) is None:
+        raise ConfigError.of("data.table", table, "holds no tables; run the same annotate command again")
+    return run
+
+
+def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
+    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
+    run = open_finished_run(table, setting)
+    for name in columns:
+        if name == "shard":
+            continue
+        if name not in ALL_COLUMNS:
+            problem = f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}"
+            raise ConfigError(problem, setting.partition("=")[0], name)
+        if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
+            problem = f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
+            raise ConfigError(problem, setting.partition("=")[0], name)
+
+
+def _made_by(column: str) -> str:
+    if column in COLUMNS:
+        return _MADE_BY.get(column, _LABELS)
+    return f"noisegate rescore TABLE --with {column.partition('_')[0]}"

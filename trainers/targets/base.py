@@ -25,6 +25,8 @@ from noisegate.pipeline.shards import Preprocess
 
 from .pictures import pixel_scaling
 
+PROMPT = "This is a picture of a {}."  # OSA's, for classification
+
 # `vectors` (N, d) float is always there: one unit row per sample, or zeros where a sample has no content.  Targets that
 # compare parts add `parts` (N, L, d) and `mask` (N, L) bool, True where a part is real.
 Encoded = dict[str, Tensor]
@@ -113,9 +115,6 @@ def _lengthened(tensor: Tensor, length: int) -> Tensor:
         return tensor
     filling = tensor.new_zeros(tensor.shape[0], missing, *tensor.shape[2:])
     return torch.cat([tensor, filling], dim=1)
-
-
-PROMPT = "This is a picture of a {}."  # OSA's, for classification
 
 
 class TargetConfig(BaseModel):

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisegate.service.engine.batch_queue import BatchQueue
-from tests.errors import refused
 
 
 def test_an_idle_encoder_waits_for_nobody() -> None:
@@ -47,12 +46,6 @@ def test_clear_gives_back_all() -> None:
     for i in range(5):
         queue.put(i, now=0.0)
     assert (queue.clear(), len(queue)) == ([0, 1, 2, 3, 4], 0)
-
-
-@pytest.mark.parametrize(("size", "wait"), [(0, 0.1), (4, -1.0)])
-def test_settings_that_cannot_work(size: int, wait: float) -> None:
-    with refused("batch_size", size):
-        BatchQueue(size, wait)
 
 
 @given(
