@@ -142,13 +142,14 @@ class _Job:
 
     def __post_init__(self) -> None:
         digest = self.classes.digest if self.classes else None
+        self.stems = [shard.stem for shard in self.shards]
         self.record = RunRecord(self.run, self.shards, self.settings, digest)
 
     def run_alone(self, start: Callable[[], AbstractContextManager[EncodingEngine]]) -> Summary:
         """Find, encode, score and record all shards."""
         with folder_lock(self.run.path), start() as engine:
             if self.settings.overwrite:
-                self._clear()  # only after the model is loaded: a wrong name must not cost the tables
+                clear(self.run, self.stems)  # only after the model is loaded: a wrong name must not cost the tables
             todo, sizes = self._find(engine, self.shards, nullcontext)
             self._encode(engine, todo, sizes)
             return self._score_and_record(engine)
@@ -160,7 +161,7 @@ class _Job:
                 "overwrite": self.settings.overwrite,
                 "retry_failed": self.settings.retry_failed,
             }
-            start_over = self._clear if self.settings.overwrite else lambda: None
+            start_over = (lambda: clear(self.run, self.stems)) if self.settings.overwrite else lambda: None
             with share.take_shards(self.shards, plan, start_over, self.progress.note) as part:
                 todo, sizes = self._find(engine, part, share.lock_plan)
                 self._encode(engine, todo, sizes)
@@ -253,9 +254,6 @@ class _Job:
         )
         write_scores(self.run, stems, scores)
         return scores
-
-    def _clear(self) -> None:
-        clear(self.run, [shard.stem for shard in self.shards])
 
     def _resume(self, engine: EncodingEngine, retry_failed: bool) -> Resume:
         before = self.run.read_run()

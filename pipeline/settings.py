@@ -252,15 +252,8 @@ class AnnotateSettings:
         _ = self.reading, self.scoring  # they check their own values
         if self.workers is not None and self.workers < 0:
             raise ConfigError.of("workers", self.workers, "is not a number of processes; use 0 (none) or more")
-        check_engine(
-            self.engine,
-            {
-                "address": self.address,
-                "ray-workers": self.ray_workers,
-                "gpus-per-worker": self.gpus_per_worker,
-                "cpus-per-worker": self.cpus_per_worker,
-            },
-        )
+        ray_options = ("address", "ray_workers", "gpus_per_worker", "cpus_per_worker")
+        check_engine(self.engine, {name.replace("_", "-"): getattr(self, name) for name in ray_options})
         for name, value in {"devices": self.devices, "nodes": self.nodes}.items():
             if self.engine == "ray" and value is not None:
                 raise ConfigError.of(name, value, "is not for --engine ray, which finds its own; leave it out")

@@ -60,8 +60,6 @@ class Ready:
     """The model is loaded."""
 
     identity: Identity
-    process: int
-    host: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def serve(make: Callable[[], Any], inbox: "queue.SimpleQueue[Message]", send: Ca
     try:
         model = as_estimator(make())
         engine = InProcessEngine(model)
-        send(Ready(model.identity, os.getpid(), socket.gethostname()))
+        send(Ready(model.identity))
         while not isinstance(message := inbox.get(), Quit):
             if isinstance(message, Call):
                 send(Result(getattr(engine, message.method)(message.argument)))
@@ -324,9 +322,7 @@ class Fleet:
         while not self._results:
             if called not in self._encoders:
                 if tries >= TRIES:
-                    raise NoisegateError(
-                        f"{method} ended {tries} encoders; run the same command again", "device", self._places[0]
-                    )
+                    raise NoisegateError.of("device", self._places[0], f"ended {tries} times in {method}; run it again")
                 called = next((encoder for encoder in self._encoders if encoder.ready), None)
                 if called:
                     called.link.send(Call(method, argument))

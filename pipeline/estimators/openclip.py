@@ -19,23 +19,11 @@ from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 
+from . import openclip_towers as towers
 from .base import Identity, Pixels, array_digest
 from .device import Device, TorchEstimator
 from .loading import allow_torchvision, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
-from .openclip_towers import (
-    PROBE_TEXTS,
-    Compiler,
-    Trial,
-    encode_image,
-    encode_tokens,
-    probe_batches,
-    reads_class_token_only,
-    tolerance_for,
-    torch_compile,
-    trim,
-    trimming_is_exact,
-)
 
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
 
@@ -52,15 +40,15 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         batch_size: int | None = None,
         config: dict[str, Any] | None = None,
         draft: bool = False,
-        compiler: Compiler | None = None,
+        compiler: towers.Compiler | None = None,
     ) -> None:
         super().__init__(device, batch_size, preprocess_of(model, draft))
         self._model = device.place(model)
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
         self._padding = int(tokenizer([""])[0, -1])
-        self.trims_texts = trimming_is_exact(self._model, tokenizer, device.name)
-        self.class_token_only = reads_class_token_only(self._model, self.preprocess.size, device.name)
+        self.trims_texts = towers.trimming_is_exact(self._model, tokenizer, device.name)
+        self.class_token_only = towers.reads_class_token_only(self._model, self.preprocess.size, device.name)
         trial = self._try_out(compiler) if compiler else None
         self._compiled = trial.encode if trial else None
         self.notes: tuple[str, ...] = (trial.line,) if trial else ()
@@ -121,7 +109,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                 name,
             ) from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
-        compiler = Compiler(torch_compile) if compile else None
+        compiler = towers.Compiler(towers.torch_compile) if compile else None
         return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler)
 
     @property
@@ -175,7 +163,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         return self._trim(self._tokenizer(list(texts)))
 
     def _trim(self, tokens: torch.Tensor) -> torch.Tensor:
-        return trim(tokens, self._padding) if self.trims_texts else tokens
+        return towers.trim(tokens, self._padding) if self.trims_texts else tokens
 
     def _width(self) -> int:
         return int(self._encode_tokens(self._tokenizer(["a"])).shape[1])
@@ -185,22 +173,22 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         with self._device.autocast():
             if self._compiled is not None:
                 return self._compiled(batch)
-            return encode_image(self._model, batch, self.class_token_only)
+            return towers.encode_image(self._model, batch, self.class_token_only)
 
     @torch.inference_mode()
-    def _try_out(self, compiler: Compiler) -> Trial:
+    def _try_out(self, compiler: towers.Compiler) -> towers.Trial:
         """Compile the vision tower and compare it with the eager one on typical batches."""
         count = min(self.batch_size, 8) if self._device.name == "cpu" else self.batch_size
-        batches = [self._place(batch) for batch in probe_batches(self.preprocess.size, count)]
-        eager = partial(encode_image, self._model, class_token_only=self.class_token_only)
+        batches = [self._place(batch) for batch in towers.probe_batches(self.preprocess.size, count)]
+        eager = partial(towers.encode_image, self._model, class_token_only=self.class_token_only)
         few = batches[0][:8]  # a whole batch of float32 may not fit
         exact = eager(few)
         with self._device.autocast():
-            return compiler.try_out(eager, batches, tolerance_for(exact, eager(few)))
+            return compiler.try_out(eager, batches, towers.tolerance_for(exact, eager(few)))
 
     def _encode_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
-            return encode_tokens(self._model, tokens.to(self._device.name))
+            return towers.encode_tokens(self._model, tokens.to(self._device.name))
 
 
 def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
@@ -228,7 +216,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def _describe_tokenizer(tokenizer: Callable[[list[str]], torch.Tensor]) -> str:
     """Name a tokenizer by its context length and a digest of the tokens of some texts."""
-    tokens = tokenizer([*PROBE_TEXTS, *_ODD_TEXTS])
+    tokens = tokenizer([*towers.PROBE_TEXTS, *_ODD_TEXTS])
     return f"{tokens.shape[1]} tokens of tokenizer {array_digest({'tokens': tokens.numpy()})[:16]}"
 
 

@@ -1,6 +1,5 @@
 """Columns of methods for a whole run, from its kept embeddings: `noisegate rescore --with`."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -10,7 +9,7 @@ import numpy as np
 
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.runs.rows import MappedRows, RowBlocks, Rows
-from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
+from noisegate.pipeline.runs.table import RunFolder, digest_columns, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Float32
 
 from .pair_batches import check_batches
@@ -81,7 +80,7 @@ def compute_columns(
         columns |= made
         if name == "gsl":
             record["note"] = module.RECONSTRUCTION
-        records[name] = record | {"columns": _digest(made)}
+        records[name] = record | {"columns": digest_columns(made)}
         note(f"{name}: {_describe(made, record)}")
     return MethodColumns(columns, records)
 
@@ -106,14 +105,6 @@ def _read_rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "tex
     """(N, d) of all shards, zeros for samples that failed; in memory unless larger than HELD_NUMBERS."""
     rows = MappedRows.of_run(run, stems, part)
     return rows if len(rows) * rows.width > HELD_NUMBERS else RowBlocks(rows.take(np.arange(len(rows))))
-
-
-def _digest(columns: Mapping[str, Float32]) -> str:
-    """Digest of the values of the whole run: tables written by two different computations differ in it."""
-    digest = hashlib.sha256()
-    for name in sorted(columns):
-        digest.update(name.encode() + np.ascontiguousarray(columns[name]).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _describe(columns: Mapping[str, Float32], record: Mapping[str, Any]) -> str:

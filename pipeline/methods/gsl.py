@@ -30,6 +30,8 @@ RECONSTRUCTION = (
     "GSL is a reconstruction from the paper's supplement and from reading notes; its main text was not at hand, and its "
     "figures are not those of the authors' code"
 )
+THRESHOLD, ZETA, ETA = 0.5, 1.0, 0.1
+"""of the clean posterior; weights of L_intra and L_inter"""
 NO_AMPLITUDE = 1e-8
 """of a row's largest amplitude, below which a phase is rounding"""
 LEAST_COSINE = 1e-6
@@ -46,43 +48,34 @@ def gsl_columns(
     batch: int = 128,
     permutations: int = 5,
     seed: int = 0,
-    margin: float = 0.2,
-    threshold: float = 0.5,
-    zeta: float = 1.0,
-    eta: float = 0.1,
-    inter_sign: int = -1,
-    domain: str = "fourier",
-    centring: str = "bank",
 ) -> dict[str, Float32]:
     """`gsl_probability` and `gsl_label` (N,) with their `_sd`: mean and spread over seeded permutations into batches.
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair.
     probability: posterior of the clean component of a Beta mixture over all L_SCT of a permutation. label: 1 for pairs
-    whose posterior is above `threshold`, else y* of `anchor_labels`; NaN where no permutation had two anchors. The label
+    whose posterior is above THRESHOLD, else y* of `anchor_labels`; NaN where no permutation had two anchors. The label
     is no noise score: two right pairs may lie quite differently between their anchors.
     """
     pairs = EmbeddedPairs(images, texts)
     losses = np.full((permutations, len(pairs.valid)), np.nan)
     for number, pair_batch in pairs.batches(batch, permutations, seed):
-        losses[number, pair_batch.rows] = _sct_loss(pair_batch, margin, zeta, eta, inter_sign).numpy()
+        losses[number, pair_batch.rows] = _sct_loss(pair_batch).numpy()
     probability = np.stack([bmm_split(each).clean_probability for each in losses])
-    labels = np.where(probability > threshold, 1.0, np.nan)
+    labels = np.where(probability > THRESHOLD, 1.0, np.nan)
     for number, pair_batch in pairs.batches(batch, permutations, seed):
-        clean = probability[number, pair_batch.rows] > threshold
-        stars = anchor_labels(
-            pair_batch.images, pair_batch.texts, clean, pair_batch.same, domain=domain, centring=centring
-        )
+        clean = probability[number, pair_batch.rows] > THRESHOLD
+        stars = anchor_labels(pair_batch.images, pair_batch.texts, clean, pair_batch.same)
         labels[number, pair_batch.rows] = np.where(clean, 1.0, stars)
     return {**mean_and_spread("gsl_probability", probability, pairs), **mean_and_spread("gsl_label", labels, pairs)}
 
 
-def _sct_loss(batch: PairBatch, margin: float, zeta: float, eta: float, inter_sign: int) -> Tensor:
+def _sct_loss(batch: PairBatch) -> Tensor:
     similarity, same = torch.from_numpy(batch.similarity), torch.from_numpy(batch.same)
     images, texts = (torch.from_numpy(side).double() for side in (batch.images, batch.texts))
     return (
-        triplet(similarity, margin, hardest=True, same=same)
-        + zeta * intra_loss(images @ images.T, texts @ texts.T)
-        + eta * inter_loss(similarity, inter_sign)
+        triplet(similarity, hardest=True, same=same)
+        + ZETA * intra_loss(images @ images.T, texts @ texts.T)
+        + ETA * inter_loss(similarity)
     )
 
 

@@ -16,6 +16,7 @@ from noisegate.pipeline.system.array_types import Float64, Mask
 Pair = tuple[float, float]
 Side = Literal["low", "high"]
 NOWHERE: Pair = (math.nan, math.nan)
+ROUNDS, TOLERANCE, VARIANCE_FLOOR = 10, 1e-2, 5e-4  # of the Gaussian EM, as DivideMix sets them
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,7 @@ class Split:
 
 
 def gmm_split(
-    losses: ArrayLike,
-    clean_side: Side = "low",
-    monotone: bool = True,
-    *,
-    max_iter: int = 10,
-    tol: float = 1e-2,
-    floor: float = 5e-4,
+    losses: ArrayLike, clean_side: Side = "low", monotone: bool = True, *, floor: float = VARIANCE_FLOOR
 ) -> Split:
     """Gaussian mixture on losses scaled to [0, 1], as DivideMix and NCR use it (LNC Eq. 3).
 
@@ -60,9 +55,8 @@ def gmm_split(
     >>> split.clean_probability.round(2).tolist(), split.kind
     ([1.0, 1.0, 1.0, 1.0, 0.0, 0.0], 'gmm')
     """
-    _check_iterations(max_iter)
     scaled = _Scaled(losses, clean_side)
-    return scaled.unsplit() or _gmm(scaled, monotone, max_iter, tol, floor, ())
+    return scaled.unsplit() or _gmm(scaled, monotone, floor, ())
 
 
 def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True, *, max_iter: int = 10) -> Split:
@@ -78,7 +72,8 @@ def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True
     >>> split.kind, [round(m, 1) for m in split.means], round(split.weights[0], 2)
     ('bmm', [0.1, 0.9], 0.75)
     """
-    _check_iterations(max_iter)
+    if max_iter < 1:
+        raise ConfigError.of("max_iter", max_iter, "fits nothing; give at least 1, such as 10")
     scaled = _Scaled(losses, clean_side)
     unsplit = scaled.unsplit()
     if unsplit is not None:
@@ -94,7 +89,7 @@ def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True
         weight = mass / len(x)
         reason = _why_no_beta(mean, variance, weight)
         if reason:
-            return _gmm(scaled, monotone, 10, 1e-2, 5e-4, (f"bmm: {reason}",))
+            return _gmm(scaled, monotone, VARIANCE_FLOOR, (f"bmm: {reason}",))
         (alpha[0], beta[0]), (alpha[1], beta[1]) = (beta_moments(m, v) for m, v in zip(mean, variance, strict=True))
     clean = int(np.argmin(mean))
     probability = _beta_posterior(x, alpha, beta, weight)[clean]
@@ -126,11 +121,6 @@ def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: 
     go = max(1, round(share * len(probability)))
     is_lower = go < len(probability) and probability[go - 1] < probability[go]
     return float(probability[go - 1]) if is_lower else threshold
-
-
-def _check_iterations(max_iter: int) -> None:
-    if max_iter < 1:
-        raise ConfigError.of("max_iter", max_iter, "fits nothing; give at least 1, such as 10")
 
 
 class _Scaled:
@@ -193,17 +183,17 @@ class _Scaled:
         return result
 
 
-def _gmm(scaled: _Scaled, monotone: bool, max_iter: int, tol: float, floor: float, fallbacks: tuple[str, ...]) -> Split:
+def _gmm(scaled: _Scaled, monotone: bool, floor: float, fallbacks: tuple[str, ...]) -> Split:
     x = scaled.x
     share = np.stack([below := _lloyd(x), ~below]).astype(np.float64)
     mean, variance, weight = _gaussian_moments(x, share, floor)
     before = -math.inf
-    for _ in range(max_iter):
+    for _ in range(ROUNDS):
         joint = _gaussian_log_joint(x, mean, variance, weight)
         evidence = np.logaddexp(joint[0], joint[1])
         share = np.exp(joint - evidence)
         mean, variance, weight = _gaussian_moments(x, share, floor)
-        if abs(evidence.mean() - before) < tol:
+        if abs(evidence.mean() - before) < TOLERANCE:
             break
         before = float(evidence.mean())
     if not np.isfinite(mean).all() or abs(mean[1] - mean[0]) < 1e-6 or weight.min() * len(x) < 1e-6:

@@ -1,12 +1,15 @@
 """The weight table, version 1: one Parquet file per shard, one row per sample, failures included."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
@@ -104,6 +107,14 @@ def _json(value: Any, indent: int | None = None) -> bytes:
     """Readable UTF-8; bytes of a file name that are none become JSON's own escapes."""
     text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
+
+
+def digest_columns(columns: Mapping[str, NDArray[Any]]) -> str:
+    """Sixteen hex digits of the SHA-256 of columns that depend on the whole run: tables of two computations differ in it."""
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        digest.update(name.encode() + np.ascontiguousarray(columns[name]).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Learn the scores of a run from all its rows: β and calibration of pairs, labels, neighbourhoods, duplicates."""
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScor
 from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.rows import MappedRows
-from noisegate.pipeline.runs.table import SCORE_COLUMNS, RunFolder, read_metadata, replace_columns
+from noisegate.pipeline.runs.table import SCORE_COLUMNS, RunFolder, digest_columns, read_metadata, replace_columns
 from noisegate.pipeline.settings import ScoreSettings
 
 LEARNED_FLAGS = ("no_neighbours", "indegree0", "unpicked")  # flags that label scoring sets
@@ -43,25 +42,18 @@ class RunScores:
 
     def metadata(self) -> dict[str, Any]:
         """What each table records about its scores."""
-        return {
-            "beta": self.pairs.beta.to_dict() if self.pairs else None,
-            "calibration": self.pairs.calibration.to_dict() if self.pairs and self.pairs.calibration else None,
-            "labels": self.labels.facts() if self.labels else None,
-            "neighbourhood": self.neighbourhood.facts() if self.neighbourhood else None,
-            "scores": self._digest(),
-        }
-
-    def _digest(self) -> str:
-        """Digest of all columns that depend on the whole run, so that a table shows whether it has exactly these."""
-        digest = hashlib.sha256()
         columns = self.labels.columns | self.labels.flags if self.labels else {}
         if self.neighbourhood:
             columns = columns | {"neighbourhood": self.neighbourhood.agreement}
         if self.duplicate_of is not None:
             columns = columns | {"duplicate_of": self.duplicate_of}
-        for name in sorted(columns):
-            digest.update(name.encode() + np.ascontiguousarray(columns[name]).tobytes())
-        return digest.hexdigest()[:16]
+        return {
+            "beta": self.pairs.beta.to_dict() if self.pairs else None,
+            "calibration": self.pairs.calibration.to_dict() if self.pairs and self.pairs.calibration else None,
+            "labels": self.labels.facts() if self.labels else None,
+            "neighbourhood": self.neighbourhood.facts() if self.neighbourhood else None,
+            "scores": digest_columns(columns),
+        }
 
 
 def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> None:

@@ -29,7 +29,7 @@ from tests.fakes import estimator
 from tests.jobs import Notes, said
 
 IDENTITY = estimator().identity
-READY = Ready(IDENTITY, 1, "here")
+READY = Ready(IDENTITY)
 
 
 class Puppet:
@@ -198,7 +198,7 @@ def test_encoders_must_be_alike(tmp_path: Path) -> None:
     class Mixed(Stage):
         def play(self, alive: list[Puppet]) -> list[tuple[Link, list[Reply | Lost]]]:
             other = replace(IDENTITY, weights="others")
-            return [(alive[0], [READY]), (alive[1], [Ready(other, 2, "there")])]
+            return [(alive[0], [READY]), (alive[1], [Ready(other)])]
 
     with refused("engine", "place 1", MismatchError):
         run(Mixed(), "abc", tmp_path)
