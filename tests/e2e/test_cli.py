@@ -215,7 +215,10 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("evaluate", "nowhere"), "no run"),
         (("evaluate", "tables", "--truth", "nothing.parquet"), "truth nothing.parquet is not there"),
         (("evaluate", "tables", "--truth", "clean/x-0.tar"), "not a readable Parquet file"),
-        (("noise", "clean/*.tar", "--rate", "2", "--out", "o"), "rate=2.0: a noise rate lies between 0 and 1"),
+        (
+            ("noise", "clean/*.tar", "--rate", "2", "--out", "o"),
+            "rate 2.0 is no noise rate; use a number between 0 and 1",
+        ),
         (("noise", "clean/*.tar", "--rate", "0.4", "--out", "clean"), "is where the shards are"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--protocol", "magic", "--out", "o"), "magic"),
         (("noise", "clean/*.tar", "--rate", "0.4", "--seed", "-1", "--out", "o"), "seed"),
@@ -223,10 +226,10 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("noise", "clean/*.tar", "--rate", "0.4", "--text-field", "title", "--out", "o"), "no json field 'title'"),
         (
             ("noise", "clean/*.tar", "--protocol", "symmetric", "--text-field", "a", "--out", "o"),
-            "does not read captions",
+            "is not read by symmetric",
         ),
         (("scenes", "clean", "--count", "4"), "clean holds other shards, such as x-0.tar"),
-        (("scenes", "o", "--count", "0"), "count=0"),
+        (("scenes", "o", "--count", "0"), "count 0"),
         (("scenes", "clean/x-0.tar", "--count", "2", "--shards", "1"), "clean/x-0.tar"),
         (("calibrate", "--seed", "-1", *FAKE), "seed"),
         (("calibrate", "clean/*.tar", "--samples", "0", *FAKE), "--samples"),
@@ -248,7 +251,7 @@ def test_evaluate_far_from_the_shards_says_what_to_do(work: Path, tmp_path: Path
     lost = called("evaluate", work / "tables", cwd=tmp_path)
     assert lost.returncode == 2
     assert "noisy/x-0.tar cannot be opened" in lost.stderr
-    assert "--truth noise.parquet" in lost.stderr
+    assert "--truth FILE.parquet" in lost.stderr
     assert (
         called("evaluate", work / "tables", "--truth", work / "noisy" / "noise.parquet", cwd=tmp_path).returncode == 0
     )

@@ -62,7 +62,7 @@ def test_a_score(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "test_rank.py").write_text(
         f"from noisegate.pipeline.methods.rank import np, rank_columns\n\n\n{test}", "utf-8"
     )
-    put_after(package / "runs" / "columns.py", r"METHOD_COLUMNS: .* = {\n", columns)
+    put_after(package / "runs" / "table.py", r"METHOD_COLUMNS: .* = {\n", columns)
     put_after(package / "methods" / "columns.py", r"METHODS = .*\n", register)
     score(shards, tmp_path / "tables")
 

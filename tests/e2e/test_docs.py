@@ -324,7 +324,9 @@ def test_every_message_of_troubleshooting_is_one_of_the_programs() -> None:
         for path in (ROOT / name).rglob("*.py")
     )
     sources = re.sub(r'"\s*\n\s*f?"', "", sources)
-    sources = re.sub(r'\.of\(\s*"([\w.-]+)",\s*([^\n]+?),\s*f?"', r"\1 \2 ", sources)  # setting, value, problem
+    named = r'problem = f?"([^\n]*)"\n\s*raise \w+\.of\("([\w.-]+)", ([^\n]+?), problem\)'
+    sources = re.sub(named, r"\2 \3 \1", sources)  # setting, value, problem
+    sources = re.sub(r'\.of\(\s*"([\w.-]+)",\s*([^\n]+?),\s*f?"', r"\1 \2 ", sources)
     headings = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(headings) > 20
     for message in headings:

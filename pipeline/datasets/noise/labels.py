@@ -86,7 +86,9 @@ def asymmetric(labels: ArrayLike, class_map: ArrayLike, rate: float, rng: np.ran
     classes = len(target)
     if target.min() < 0 or target.max() >= classes:
         wrong = int(np.flatnonzero((target < 0) | (target >= classes))[0])
-        raise ConfigError.of("class_map", int(target[wrong]), f"is where class {wrong} maps to; use 0 to {classes - 1}")
+        raise ConfigError.of(
+            "class_map", int(target[wrong]), f"is no class for class {wrong} to become; use 0 to {classes - 1}"
+        )
     true = check_labels(labels, classes)
     flip = rng.random(len(true)) < check_rate(rate)
     return LabelNoise.between(true, np.where(flip, target.astype(np.int64)[true], true), classes)
@@ -159,7 +161,7 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
         part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
         total += float(np.einsum("ij,ij->", part, part))
     if not np.isfinite(total):
-        raise ConfigError("features that are not finite; leave out the samples that could not be encoded", "features")
+        raise ConfigError("features are not all finite; leave out the samples that could not be encoded", "features")
     return float(np.sqrt(total / len(rows))) if total else 1.0
 
 
@@ -235,7 +237,7 @@ def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
     if not len(eta):
         raise ConfigError.of("posteriors", eta.shape, "has no rows to measure a factor on; give 1,000")
     if not 0 < check_rate(rate) < 1:
-        raise ConfigError.of("rate", rate, "is what no factor gives exactly; use a rate inside, such as 0.35")
+        raise ConfigError.of("rate", rate, "is not reached by any factor; use a rate between 0 and 1, such as 0.35")
     kept = np.sort(1 - _law(kind)(_top_two(eta)[2]))
     kept = kept[kept > 0]
     wanted = len(eta) * (1 - rate)
