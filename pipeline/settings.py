@@ -85,9 +85,7 @@ class ScoreSettings:
         if self.seed < 0:
             raise ConfigError.of("seed", self.seed, "is negative; use 0 or more")
         if "pairs" in self.tasks and not self.joint and not self.neighbourhood:
-            raise ConfigError(
-                "neighbourhood: needed to compare images and texts of two encoders", "neighbourhood", False
-            )
+            raise ConfigError.of("neighbourhood", False, "leaves nothing to compare of two encoders; use True")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -261,9 +259,7 @@ class AnnotateSettings:
     def refuse_unused(self) -> None:
         """Raise ConfigError for a setting that the tasks leave without effect."""
         if self.classes and "labels" not in self.tasks:
-            raise ConfigError.of(
-                "classes", self.classes, "are for labels, which this run leaves out; add --task labels"
-            )
+            raise ConfigError.of("classes", self.classes, "are for labels, which are not scored; use --task labels")
         if self.beta != ScoreSettings.beta:
             self.scoring.refuse_unused_beta()
 

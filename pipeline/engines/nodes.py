@@ -54,10 +54,8 @@ class Nodes:
                 raise ConfigError.of("nodes", nodes, f"finds rank {number!r} of {count!r}; start it with srun")
             return cls(int(number), int(count))
         if nodes is None or rank is None:
-            raise ConfigError(
-                "nodes and node-rank belong together; use --nodes 4 --node-rank 0",
-                "nodes" if nodes is None else "node-rank",
-            )
+            missing = "nodes" if nodes is None else "node-rank"
+            raise ConfigError("nodes and node-rank belong together; use --nodes 4 --node-rank 0", missing)
         if not (nodes.isascii() and nodes.isdigit()):
             raise ConfigError.of("nodes", nodes, "is neither a number nor slurm; use --nodes 4 --node-rank 0")
         return cls(rank, int(nodes))

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,6 +134,11 @@ def paired_cosines(
         products = np.einsum("nd,nd->n", left[rows[part]], right[partners[part]], dtype=np.float64)
         cosines[part] = np.clip(products, -1, 1)
     return cosines
+
+
+def describe_error(error: Exception, width: int = 300) -> str:
+    """Type and message of another library's error, in one line of at most `width` characters."""
+    return shorten(f"{type(error).__name__}: {error}", width, placeholder=" …").rstrip(".")
 
 
 def array_digest(arrays: dict[str, NDArray[Any]]) -> str:

@@ -16,7 +16,7 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER
 
-from .base import Estimator, Identity, Pixels
+from .base import Estimator, Identity, Pixels, describe_error
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,7 @@ class ModelSpec:
     compile: bool = False
 
     def __call__(self) -> Estimator:
-        return load_estimator(
-            self.model,
-            self.pretrained,
-            device=self.device,
-            dtype=self.dtype,
-            batch_size=self.batch_size,
-            draft=self.draft,
-            compile=self.compile,
-        )
+        return load_estimator(**vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the device and `compile`, which change scores only by rounding."""
@@ -73,12 +65,9 @@ def load_estimator(
     if compile and model.startswith(("python:", "hf:")):
         raise ConfigError.of("compile", True, f"is for open_clip's models such as ViT-B-32, not {model}; leave it out")
     if model.startswith("python:"):
-        if (device, dtype) != ("auto", "auto"):
-            raise ConfigError(
-                f"model {model!r} places itself; leave out device ({device!r}) and dtype ({dtype!r})",
-                "device" if device != "auto" else "dtype",
-                device if device != "auto" else dtype,
-            )
+        for name, value in (("device", device), ("dtype", dtype)):
+            if value != "auto":
+                raise ConfigError.of(name, value, f"is what {model} chooses by itself; leave it out")
         if draft:
             raise ConfigError.of("draft", True, f"shrinks JPEGs, and {model} resizes by itself; leave it out")
         return CustomEstimator.load(model, batch_size)
@@ -137,7 +126,7 @@ class CustomEstimator:
         except ModuleNotFoundError as error:
             raise ConfigError.of("model", spec, f"cannot be found ({error}); is it here or on PYTHONPATH?") from error
         except Exception as error:  # the module is the user's: it may raise anything
-            raise ConfigError.of("model", spec, f"cannot be imported: {_text(error)}") from error
+            raise ConfigError.of("model", spec, f"cannot be imported: {describe_error(error)}") from error
         factory = getattr(module, parts[2], None)
         if not callable(factory):
             what = f"has no {parts[2]!r}" if factory is None else f"has a {parts[2]!r} that cannot be called"
@@ -145,7 +134,7 @@ class CustomEstimator:
         try:
             inner = factory()
         except Exception as error:
-            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {_text(error)}", "model", spec) from error
+            raise ConfigError(f"model {spec!r}: {parts[2]}() failed: {describe_error(error)}", "model", spec) from error
         return cls(inner, spec, batch_size)
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
@@ -181,7 +170,7 @@ class CustomEstimator:
             except ConfigError:
                 raise
             except Exception as error:
-                raise ConfigError.of("model", self._name, f"failed in {name} on one item: {_text(error)}") from error
+                raise ConfigError.of("model", self._name, f"failed in {name}: {describe_error(error)}") from error
         if widths[0] != widths[1]:
             raise ConfigError.of("model", self._name, f"has widths {widths}; pictures and texts need one space")
         return widths[0]
@@ -190,10 +179,6 @@ class CustomEstimator:
 def _array(rows: Any) -> NDArray[np.float32]:
     """Rows as float32, also of a torch tensor on any device."""
     return np.asarray(rows.detach().float().cpu() if hasattr(rows, "detach") else rows, dtype=np.float32)
-
-
-def _text(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def rgb_pixels(image: Image.Image) -> Pixels:

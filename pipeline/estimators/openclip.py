@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 
 from . import openclip_towers as towers
-from .base import Identity, Pixels, array_digest
+from .base import Identity, Pixels, array_digest, describe_error
 from .device import Device, TorchEstimator
 from .loading import allow_torchvision, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
@@ -101,13 +100,10 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                 tokenizer = open_clip.get_tokenizer(source)
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
         except Exception as error:  # an unknown checkpoint and three libraries may raise anything
-            reason = shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …").rstrip(".")
-            raise ConfigError(
-                f"model {name!r}{f' with pretrained {pretrained!r}' if pretrained else ''} cannot be loaded: "
-                f"{f'{problem}; ' if problem else ''}{reason}. Offline, use --model local-dir:FOLDER or --pretrained FILE",
-                "model",
-                name,
-            ) from error
+            reason = f"{f'{problem}; ' if problem else ''}{describe_error(error)}"
+            advice = "Offline, use --model local-dir:FOLDER or --pretrained FILE"
+            weights = f"with pretrained {pretrained!r} " if pretrained else ""
+            raise ConfigError.of("model", name, f"{weights}cannot be loaded: {reason}. {advice}") from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
         compiler = towers.Compiler(towers.torch_compile) if compile else None
         return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler)

@@ -6,6 +6,7 @@ from pathlib import Path
 from noisegate.pipeline.errors import ConfigError
 
 EMBEDDED = Path(__file__).resolve().parent / "embedded"
+_OTHER_KINDS = "embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
 _WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a folder
 
 
@@ -63,12 +64,8 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
         return
     if name not in open_clip.list_models():
         close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
-        raise ConfigError.of(
-            "model",
-            name,
-            f"is unknown; {'did you mean ' + ', '.join(close) + '?' if close else 'try ViT-B-32.'} Other kinds: "
-            "embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY",
-        )
+        hint = f"did you mean {', '.join(close)}?" if close else "try ViT-B-32."
+        raise ConfigError.of("model", name, f"is unknown; {hint} Other kinds: {_OTHER_KINDS}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
         raise ConfigError(f"pretrained is missing for {name}; use {', '.join(tags[:6]) or 'a file'}", "pretrained")

@@ -4,13 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .base import normalise
+from .base import describe_error, normalise
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
 
@@ -131,7 +130,7 @@ class Compiler:
             distance = max(row_distance(eager(batch), compiled(batch)) for batch in batches)
             gain = self._gain(eager, compiled, batches[0])
         except Exception as error:  # a compiler, a tool chain and a driver: anything may be raised
-            return Trial(None, f"torch.compile: not available ({_reason(error)}): left out")
+            return Trial(None, f"torch.compile: not available ({describe_error(error, 160)}): left out")
         found = f"torch.compile: {gain:.2f} x, largest change of a cosine {distance:.0e}"
         if not distance <= tolerance:
             return Trial(None, f"{found}, {tolerance:.0e} is allowed: left out")
@@ -165,7 +164,7 @@ class _Guarded:
         try:
             return self._compiled(batch)
         except Exception as error:  # as in `try_out`; if the batch itself is wrong, eager raises again
-            log.warning("torch.compile: failed (%s): left out from here on", _reason(error))
+            log.warning("torch.compile: failed (%s): left out from here on", describe_error(error, 160))
             self._compiled = self._eager
             return self._eager(batch)
 
@@ -208,7 +207,3 @@ def tolerance_for(exact: torch.Tensor, eager: torch.Tensor) -> float:
     0.0001
     """
     return min(max(FLOAT32_TOLERANCE, 2 * row_distance(exact, eager)), LARGEST_TOLERANCE)
-
-
-def _reason(error: Exception) -> str:
-    return shorten(f"{type(error).__name__}: {error}", 160, placeholder=" …").rstrip(".")

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import ProcessorPixels
 
-from .base import Identity, array_digest, normalise
+from .base import Identity, array_digest, describe_error, normalise
 from .device import Device, TorchEstimator
 from .loading import allow_torchvision, hub_or_cache
 
@@ -70,12 +69,11 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
                 processor = transformers.AutoProcessor.from_pretrained(source)
             except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
                 raise ConfigError.of(
-                    "model", spec, f"cannot be loaded: {_shorten(error)}. Offline, use hf:FOLDER"
+                    "model", spec, f"cannot be loaded, use hf:FOLDER: {describe_error(error)}"
                 ) from error
             if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
-                raise ConfigError.of(
-                    "model", spec, f"has a {type(processor).__name__} only; save one for pictures and texts beside it"
-                )
+                kind = type(processor).__name__
+                raise ConfigError.of("model", spec, f"has a {kind} only; save one for pictures and texts beside it")
             return cls(model, processor, name, device, batch_size, draft)
 
     @torch.inference_mode()
@@ -131,11 +129,8 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         theirs = torch.as_tensor(np.asarray(image_processor(images=picture, return_tensors="np")["pixel_values"]))
         # Backends of transformers differ by a level or two of 255 from one another, a step left out by far more.
         if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
-            raise ConfigError.of(
-                "model",
-                name,
-                f"has a {type(image_processor).__name__} with unknown steps; wrap it as python:MODULE:FACTORY",
-            )
+            kind = type(image_processor).__name__
+            raise ConfigError.of("model", name, f"has a {kind} with unknown steps; wrap it as python:MODULE:FACTORY")
 
     @torch.inference_mode()
     def _measure_width(self, name: str) -> int:
@@ -145,11 +140,8 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
             image = self._encode_pixel_batch([np.zeros((crop, crop, 3), np.uint8)])
             text = self._encode_tokens(self._tokens(["a"], "max_length"))
         except (RuntimeError, ValueError, IndexError) as error:
-            raise ConfigError.of(
-                "model",
-                name,
-                f"does not take its processor's {crop} px and {self._context} tokens ({_shorten(error)}); save the right one",
-            ) from error
+            sizes = f"{crop} px and {self._context} tokens"
+            raise ConfigError.of("model", name, f"does not take {sizes}: {describe_error(error)}") from error
         if image.ndim != 2 or image.shape != text.shape:
             raise ConfigError.of("model", name, f"gives {tuple(image.shape)} and {tuple(text.shape)}; use {_EXAMPLES}")
         return int(image.shape[1])
@@ -163,10 +155,6 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         )
         tolerance = 1e-5 if self._device.dtype_name == "float32" else 2e-2
         return bool(np.abs(whole - cut).max() <= tolerance)
-
-
-def _shorten(error: Exception) -> str:
-    return shorten(str(error), 300, placeholder=" …").rstrip(".")
 
 
 def _features(output: Any) -> torch.Tensor:

@@ -11,13 +11,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
-from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.runs.embeddings import map_tensors
 from noisegate.pipeline.runs.rows import MappedRows, gather, take_unit, unit_rows
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, search_folder
@@ -53,8 +52,12 @@ def find_or_build_graph(
     k = min(k, max(1, len(rows) - 1))
     path = run.path / ("neighbours.safetensors" if rows.tensor == "image" else "text_neighbours.safetensors")
     shards = {stem: read_metadata(run.table(stem))["shard"] for stem in stems}
-    kept = _read_facts(path)
-    lengths = [k, kept.k] if kept and kept.kind == "flat" and kept.k > k else [k]
+    try:
+        tensors, header = map_tensors(path)
+        kept_k = tensors["indices"].shape[1]
+    except (TableError, KeyError):  # there is no complete graph
+        header, kept_k = {}, 0
+    lengths = [k, kept_k] if header.get("kind") == "flat" and kept_k > k else [k]
     digests = [hashlib.sha256(json.dumps([shards, length], sort_keys=True).encode()) for length in lengths]
     for _, block in rows.chunks(ROWS_AT_ONCE):
         for digest in digests:
@@ -63,31 +66,13 @@ def find_or_build_graph(
         for digest in digests:
             digest.update(search.index.encode())
     name = "neighbours" if rows.tensor == "image" else "neighbours of texts"
-    if kept and kept.made_from == digests[-1].hexdigest():
+    if header.get("made_from") == digests[-1].hexdigest():
         note(f"{name}: the graph is there already")
         shutil.rmtree(search_folder(path), ignore_errors=True)  # left if the search was killed after its last step
         return Neighbours.load(path).nearest(k)
     note(f"{name}: searching {len(rows):,} rows, k = {k}")
     made_from = digests[0].hexdigest()
     return find_neighbours_on_disk(rows, k, path, made_from=made_from, search=search, device=device, note=note)
-
-
-class _Facts(NamedTuple):
-    """What a graph's file was made from, by which kind of index, and the length of its lists."""
-
-    made_from: str | None
-    kind: str | None
-    k: int
-
-
-def _read_facts(path: Path) -> _Facts | None:
-    """None if there is no complete graph."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            facts = file.metadata() or {}
-            return _Facts(facts.get("made_from"), facts.get("kind"), file.get_slice("indices").get_shape()[1])
-    except (OSError, SafetensorError):
-        return None
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,8 @@ def cut(plan: Plan, memory: int, threads: int, remote: bool = False) -> Plan:
     if room < ALIGNED:
         least = threaded + ALIGNED * each
         least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
-        enough = f"{-(-least // 1_000_000)}MB"
-        raise ConfigError.of(
-            "neighbour-memory", memory, f"bytes are too few for {threads} threads; use {enough} or more"
-        )
+        enough = f"{-(-least // 1_000_000)}MB or more"
+        raise ConfigError.of("neighbour-memory", memory, f"bytes are too few for {threads} threads; use {enough}")
     part = min(room // ALIGNED * ALIGNED, whole)
     even = -(-whole // -(-whole // part))  # parts of one size are done at one time
     part = min(part, -(-even // ALIGNED) * ALIGNED)

@@ -178,9 +178,7 @@ class RunFolder:
         except (ValueError, AttributeError) as error:
             raise TableError.of("run", self.path, f"is damaged: {error}; redo it with --overwrite") from error
         if found != VERSION:
-            raise TableError.of(
-                "run", self.path, f"has version {found}, not {VERSION}; use another --out or --overwrite"
-            )
+            raise TableError.of("run", self.path, f"has version {found}, not {VERSION}; use another, or --overwrite")
         return run
 
     def recorded(self) -> dict[str, Any]:

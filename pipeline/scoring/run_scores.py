@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,15 +183,14 @@ def _learn_with_neighbours(
     if not _has_embeddings(images):
         return RunScores(pairs)  # every sample failed, and its row says why
     given = np.concatenate([_read_labels(run, stem) for stem in stems])
+    build_graph = partial(find_or_build_graph, run, stems, device=device, search=search, note=note)
     around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
     labels = neighbourhood = None
     if "labels" in settings.tasks:
         from noisegate.pipeline.labels.scoring import choose_k, count_classes, score_labels  # brings torch
 
         k = choose_k(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
-        graph = find_or_build_graph(
-            run, stems, images, max(k, around) if settings.neighbourhood else k, device, search, note
-        )
+        graph = build_graph(images, max(k, around) if settings.neighbourhood else k)
         note("labels: neighbours, anchors and an out-of-fold probe")
         labels = score_labels(
             images,
@@ -202,13 +202,14 @@ def _learn_with_neighbours(
             device=device,
         )
     else:
-        graph = find_or_build_graph(run, stems, images, settings.k or NEIGHBOURS, device, search, note)
+        graph = build_graph(images, settings.k or NEIGHBOURS)
     if settings.neighbourhood:
         texts = MappedRows.of_run(run, stems, "text")
-        near_texts = (
-            find_or_build_graph(run, stems, texts, around, device, search, note) if _has_embeddings(texts) else None
-        )
-        cosines = None if pairs is None else np.concatenate([_read_cosines(run, stem) for stem in stems])
+        near_texts = build_graph(texts, around) if _has_embeddings(texts) else None
+        cosines = None
+        if pairs is not None:
+            columns = [run.read(stem, ["similarity"])["similarity"].to_numpy() for stem in stems]
+            cosines = np.concatenate(columns).astype(np.float32)
         neighbourhood = score_neighbourhood(
             images, texts, graph, near_texts, around, settings.seed, cosines, decides="pairs" in settings.tasks
         )
@@ -218,11 +219,6 @@ def _learn_with_neighbours(
 def _has_embeddings(rows: MappedRows) -> bool:
     """Whether any row could be embedded."""
     return any(block.any() for _, block in rows.chunks(ROWS_AT_ONCE))
-
-
-def _read_cosines(run: RunFolder, stem: str) -> NDArray[np.float32]:
-    cosines: NDArray[np.float32] = run.read(stem, ["similarity"])["similarity"].to_numpy().astype(np.float32)
-    return cosines
 
 
 def _read_labels(run: RunFolder, stem: str) -> NDArray[np.int64]:

@@ -31,7 +31,7 @@ def writing_to(out: str | Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno in _FULL:
             raise NoisegateError.of(
-                "out", out, "has no space left; free some and run the same command again, without --overwrite"
+                "out", out, "has no space left; free some and run the same command again"
             ) from error
         place = Path(error.filename) if error.errno in _REFUSED and isinstance(error.filename, str) else None
         if place is None or not (place.absolute().is_relative_to(whole) or whole.is_relative_to(place.absolute())):

@@ -103,9 +103,9 @@ def test_noise_depends_on_the_generator_alone() -> None:
         ("python:toy_models:numbered", "has identity 7; give a string"),
         ("python:toy_models:wide", r"has widths \[3, 5\]"),
         ("python:toy_models:flat", r"encode_images of shape \(1,\); want \(1, d\)"),
-        ("python:toy_models:ragged", "failed in encode_images on one item: ValueError"),
-        ("python:toy_models:words", "failed in encode_texts on one item: ValueError"),
-        ("python:toy_models:fails_later", "failed in encode_texts on one item: ZeroDivisionError"),
+        ("python:toy_models:ragged", "failed in encode_images: ValueError"),
+        ("python:toy_models:words", "failed in encode_texts: ValueError"),
+        ("python:toy_models:fails_later", "failed in encode_texts: ZeroDivisionError"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(spec: str, message: str) -> None:
