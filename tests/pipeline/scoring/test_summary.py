@@ -16,7 +16,9 @@ from noisegate.pipeline.scoring.summary import Summary
 from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)
-SHUFFLED = RNG.normal(0.15, 0.03, 4000)
+SHUFFLED = RNG.normal(0.15, 0.03, 4000)  # drawn once each, so that the order of the tests does not matter
+CLEAN, BLIND = RNG.normal(0.3, 0.03, 1000), RNG.normal(0.15, 0.03, 1000)
+HALF = np.concatenate([CLEAN[:600], BLIND[:400]])
 PLAIN = Summary(
     out="tables",
     model="ViT-B-32",
@@ -47,13 +49,12 @@ def calibrated(given: np.ndarray) -> Summary:
 
 
 def test_a_model_that_tells_pairs_from_shuffled_ones_needs_no_warning() -> None:
-    half = np.concatenate([RNG.normal(0.3, 0.03, 600), RNG.normal(0.15, 0.03, 400)])
     assert PLAIN.warnings == []
-    assert calibrated(half).warnings == []
+    assert calibrated(HALF).warnings == []
 
 
 def test_a_model_that_does_not_is_named() -> None:
-    blind = calibrated(RNG.normal(0.15, 0.03, 1000))
+    blind = calibrated(BLIND)
     assert "hardly tells your pairs from shuffled ones" in blind.warnings[0]
     assert "drawn scenes" not in blind.warnings[0]
     assert "embedded understands drawn scenes only" in replace(blind, model="embedded").warnings[0]
@@ -61,7 +62,7 @@ def test_a_model_that_does_not_is_named() -> None:
 
 @pytest.mark.parametrize(("model_is_sure", "words"), [(True, "the data looks clean"), (False, "try another --beta")])
 def test_nothing_rejected_is_right_for_clean_data(model_is_sure: bool, words: str) -> None:
-    summary = calibrated(RNG.normal(0.3, 0.03, 1000)) if model_is_sure else PLAIN
+    summary = calibrated(CLEAN) if model_is_sure else PLAIN
     assert words in replace(summary, zero_weight=0).warnings[0]
 
 
@@ -83,16 +84,15 @@ def by_neighbourhoods(given: np.ndarray | None) -> Summary:
 
 
 def test_neighbourhoods_that_tell_nothing_are_named_too() -> None:
-    half = np.concatenate([RNG.normal(0.3, 0.03, 600), RNG.normal(0.15, 0.03, 400)])
-    assert by_neighbourhoods(half).warnings == []
-    assert "neighbourhoods hardly tell" in by_neighbourhoods(RNG.normal(0.15, 0.03, 1000)).warnings[0]
+    assert by_neighbourhoods(HALF).warnings == []
+    assert "neighbourhoods hardly tell" in by_neighbourhoods(BLIND).warnings[0]
     assert by_neighbourhoods(None).warnings == [
         "fewer than 20 pairs: too few to tell by neighbourhoods which are clean"
     ]
 
 
 def test_cosines_of_arrays_that_tell_nothing_may_be_of_two_encoders() -> None:
-    blind = replace(calibrated(RNG.normal(0.15, 0.03, 1000)), model="arrays")
+    blind = replace(calibrated(BLIND), model="arrays")
     assert "use --separate-spaces" in blind.warnings[0]
     assert "--model" not in blind.warnings[0]
 
