@@ -1,6 +1,7 @@
 """Several encoders as one engine: shards go to encoders that are free; shards of an encoder that dies go to another.
 
-A transport starts encoders and passes messages: processes of this host (`devices`) or Ray actors (`ray_workers`).
+A transport starts encoders, which run `serve`, and passes messages, all of them small: processes of this host (`devices`) or
+Ray actors (`ray_workers`).
 """
 
 import os
@@ -24,6 +25,10 @@ from noisegate.pipeline.shards.locate import Shard
 
 from .engine import InProcessEngine
 from .shard_task import Event, ProgressTotals, ShardTask, Unreadable, Written, encode_shards
+
+
+TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
+SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,6 @@ def _pickle(error: BaseException) -> bytes:
     except Exception:  # some exceptions cannot be pickled or unpickled
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return data
-
-
-TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
-SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 
 
 class Link(Protocol):

@@ -1,4 +1,4 @@
-"""Load an estimator by its name; heavy libraries are imported only for the kind that is asked for."""
+"""Load an estimator by its name, or wrap a user's own; heavy libraries are imported only for the kind that is asked for."""
 
 import importlib
 import string

@@ -1,4 +1,4 @@
-"""The neighbour graph of embeddings on disk: cut into tasks, each kept when it is done, merged exactly.
+"""The neighbour graph of embeddings on disk: cut into tasks, each kept when it is done, merged exactly; kept with its run.
 
 Stopped at any moment, the same call goes on with the finished tasks, and the graph's file has the same bytes.
 """
@@ -111,7 +111,6 @@ def find_neighbours_on_disk(
     made_from: str,
     search: NeighbourSearch | None = None,
     device: str = "cpu",
-    seed: int = 0,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Neighbours:
@@ -125,7 +124,7 @@ def find_neighbours_on_disk(
     search = search or NeighbourSearch()
     folder = search_folder(target)
     others = min(k, max(len(rows) - 1, 0))
-    plan, distinct = _open_search(rows, others, folder, made_from, search, device, seed)
+    plan, distinct = _open_search(rows, others, folder, made_from, search, device)
     probing = None
     if plan.kind != "flat":
         _train(plan, rows, folder, search.task_memory(device))
@@ -143,7 +142,7 @@ def find_neighbours_on_disk(
 
 
 def _open_search(
-    rows: MappedRows, others: int, folder: Path, made_from: str, search: NeighbourSearch, device: str, seed: int
+    rows: MappedRows, others: int, folder: Path, made_from: str, search: NeighbourSearch, device: str
 ) -> tuple[Plan, DistinctRows]:
     """Load the plan that a stopped search left, if it is of the same rows and still fits; else make a new one."""
     memory = search.task_memory(device)
@@ -173,7 +172,7 @@ def _open_search(
         span=QUERIES,
         need=0,
         device=device,
-        seed=seed,
+        seed=0,
     )
     plan = search.cut(plan, memory, count_threads(), search.remote)
     plan.save(folder)  # last: a folder without a plan is not used

@@ -1,4 +1,4 @@
-"""Group identical rows, so that each distinct row is searched once; the arrays are in memory or stay on disk."""
+"""Group identical rows, so that each distinct row is searched once, and write the lists found for all of their copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The neighbour graph of rows in memory, by the exact or the inverted index."""
+"""The neighbour graph of rows in memory, by the exact or the inverted index, and exact search for new rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def find_neighbours(
     include_self: bool = False,
     exact_limit: int = 1_000_000,
     device: str = "cpu",
-    seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Neighbours:
     """Find the k nearest rows of every row by cosine; equal similarities come in the order of their indices.
@@ -67,7 +66,7 @@ def find_neighbours(
     if kind == "flat":
         index = ExactIndex(faiss, take_unit(rows, distinct.first), gpus)
     else:
-        index, recall = _build_inverted(faiss, rows, distinct.first, wanted, gpus, seed)
+        index, recall = _build_inverted(faiss, rows, distinct.first, wanted, gpus)
     columns = others + include_self
     indices = np.full((total, columns), -1, dtype=np.int32 if total < 2**31 else np.int64)
     similarities = np.full((total, columns), np.nan, dtype=np.float32)
@@ -87,17 +86,17 @@ def find_neighbours(
 
 
 def _build_inverted(
-    faiss: Any, rows: RowBlocks, first: Index, wanted: int, gpus: Sequence[int], seed: int
+    faiss: Any, rows: RowBlocks, first: Index, wanted: int, gpus: Sequence[int]
 ) -> tuple[InvertedIndex, float]:
     """Train, fill and tune an inverted file of the rows `first` for lists of `wanted` entries; also return its recall."""
 
     def read(numbers: Index | slice) -> Float32:
         return take_unit(rows, first[numbers])
 
-    trained = train_inverted(faiss, "ivf", len(first), rows.width, read, seed)
+    trained = train_inverted(faiss, "ivf", len(first), rows.width, read, seed=0)
     add_rows(faiss, trained, read, len(first), count_threads())
     index = InvertedIndex(faiss, trained, gpus=gpus)
-    sample = sample_for_recall(len(first), seed)
+    sample = sample_for_recall(len(first), seed=0)
     queries = read(sample)
     truth = nearest_in_blocks(faiss, read_blocks(read, len(first)), queries, wanted, gpus=gpus)
 

@@ -1,6 +1,6 @@
-"""Carry out one task of a search on disk: read the plan and the rows by name, and write one whole file.
+"""Carry out the tasks of a search on disk: in this process, in a pool of processes, or on Ray.
 
-The same function runs in this process, in a pool of processes, and on Ray.
+A task reads the plan and the rows by name, and writes one whole file.
 """
 
 from __future__ import annotations

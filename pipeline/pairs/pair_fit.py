@@ -1,4 +1,4 @@
-"""β and calibration of a whole run, learned from a sample of all its shards."""
+"""β and calibration of a whole run, from a sample of all its shards; cosines of the first pairs of some shards."""
 
 import json
 import zlib
@@ -44,7 +44,9 @@ def fit_pairs(
 
 def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     """Read β and calibration from the tables of a finished run whose embeddings were dropped."""
-    if len({_scoring_text(run, stem) for stem in stems}) != 1:
+    tables = [read_metadata(run.table(stem)) for stem in stems]
+    recorded = [[metadata.get("beta"), metadata.get("calibration")] for metadata in tables]
+    if len({json.dumps(values, sort_keys=True) for values in recorded}) != 1:  # in JSON NaN equals NaN
         raise MismatchError.of("out", str(run.path), "lacks embeddings, and its scores differ; use --overwrite")
     beta, calibration = read_scoring(run, stems[0])
     if beta is None:
@@ -52,12 +54,6 @@ def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     places, rows = _draw(run, stems, PAIRS, seed)
     given = _similarities(run, stems, places, rows)
     return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)))
-
-
-def _scoring_text(run: RunFolder, stem: str) -> str:
-    """β and calibration as JSON, in which tuples equal lists and NaN equals NaN."""
-    metadata = read_metadata(run.table(stem))
-    return json.dumps([metadata.get("beta"), metadata.get("calibration")], sort_keys=True)
 
 
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
@@ -99,11 +95,8 @@ def _draw(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[
 
 
 def _similarities(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> Float32:
-    given = [np.zeros(0, np.float32)]
-    for place in np.unique(places):
-        similarity = run.read(stems[int(place)], ["similarity"])["similarity"].to_numpy()
-        given.append(similarity[rows[places == place]])
-    return np.concatenate(given)
+    read = [(run.read(stems[int(p)], ["similarity"])["similarity"], rows[places == p]) for p in np.unique(places)]
+    return np.concatenate([np.zeros(0, np.float32), *(column.to_numpy()[chosen] for column, chosen in read)])
 
 
 def sample_first_pairs(

@@ -1,4 +1,4 @@
-"""Embeddings kept beside the tables: one safetensors file per shard, float16 matrices `image` and `text`."""
+"""Embeddings kept beside the tables: one safetensors file per shard, float16 matrices `image` and `text`, memory-mapped."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Embedding rows: read in blocks, made unit length, grouped where identical, ranked without ambiguity."""
+"""Embedding rows of arrays or of a run's files: read in blocks, made unit length, ranked without ambiguity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPEN_FILES = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # a 
 
 @runtime_checkable
 class Rows(Protocol):
-    """One (N, d) matrix of which a few rows are asked for at a time, so that it may be larger than the memory."""
+    """One (N, d) matrix that is read a few rows at a time, so that it may be larger than the memory."""
 
     width: int
 
@@ -42,12 +42,12 @@ Embeddings: TypeAlias = Rows | Floats | Sequence[Floats]
 
 
 def as_rows(embeddings: Embeddings, name: str = "embeddings") -> Rows:
-    """What is given, to be asked for some rows at a time."""
+    """The embeddings as rows that are read a few at a time."""
     return embeddings if isinstance(embeddings, Rows) else RowBlocks(embeddings, name)
 
 
 def gather(rows: Rows, numbers: Index) -> tuple[Float32, Index]:
-    """The rows (U, d) that an array of any order and shape names, each read once, and where each number's row is."""
+    """Read the rows whose numbers are in an array of any order and shape: (U, d) each once, and the place of each number."""
     named, place = np.unique(numbers, return_inverse=True)
     return rows.take(named), place.reshape(numbers.shape)
 

@@ -1,4 +1,4 @@
-"""The weight table, version 1: one Parquet file per shard, one row per sample, failures included."""
+"""The weight table, version 1: its columns, one Parquet file per shard, one row per sample, failures included."""
 
 import hashlib
 import json

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+import braceexpand
 import fsspec
 
 from noisegate.pipeline.errors import ConfigError, ShardError
@@ -189,8 +190,6 @@ def expand_braces(pattern: str) -> list[str]:
     >>> expand_braces("x-{a,b}{1..2}")
     ['x-a1', 'x-a2', 'x-b1', 'x-b2']
     """
-    import braceexpand
-
     try:
         return list(braceexpand.braceexpand(pattern))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Resize and crop a decoded picture to the pixels an encoder takes, with Pillow alone.
+"""Resize and crop a decoded picture to the pixels an encoder takes, with Pillow alone, for open_clip and transformers.
 
 Runs in the decode workers, so nothing here imports torch. The result is uint8 (H, W, 3); scaling to [0, 1] and
 normalising happen on the device. Equal to open_clip's inference transform (a test compares them).

@@ -1,6 +1,9 @@
 """Read the files of a tar stream in order. Unlike tarfile it continues after damage, reports it, and costs little per file.
 
 Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256.
+
+`write_shard` writes a tar: the same bytes for the same samples, with tarfile's headers. webdataset's `TarWriter` sorts the
+parts of a sample, fails on an empty part name, keeps every member in memory and imports torch.
 """
 
 import hashlib

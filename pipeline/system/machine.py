@@ -1,4 +1,4 @@
-"""Processors and threads to use, and processes that end with the one that started them."""
+"""Processors, threads and memory to use, and processes that end with the one that started them."""
 
 import ctypes
 import os
