@@ -26,7 +26,6 @@ from noisegate.pipeline.shards.locate import Shard
 from .engine import InProcessEngine
 from .shard_task import Event, ProgressTotals, ShardTask, Unreadable, Written, encode_shards
 
-
 TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
 SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 

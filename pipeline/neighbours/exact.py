@@ -1,4 +1,4 @@
-"""Exact k-nearest search by cosine, in an order that depends on the rows alone and not on how faiss rounds; and the use of GPUs.
+"""Exact k-nearest search by cosine, in an order that depends on the rows alone, not on how faiss rounds; and its use of GPUs.
 
 A matrix product gives the cosine of a pair other last bits in another block, on another machine and for another k, so it
 cannot decide which of two nearly equal cosines is larger. Those are measured again: the product of the two unit rows in

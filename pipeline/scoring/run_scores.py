@@ -1,4 +1,4 @@
-"""Learn the scores of a run from all its rows: β and calibration of pairs, labels, neighbourhoods, duplicates; and write them."""
+"""Learn a run's scores from all its rows: β and calibration of pairs, labels, neighbourhoods, duplicates; and write them."""
 
 import json
 from collections.abc import Callable, Sequence
