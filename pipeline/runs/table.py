@@ -187,7 +187,9 @@ class RunFolder:
         if run is None:
             below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
             there = "" if below is None else f", but {below.parent} does"
-            raise TableError.of("run", self.path, f"holds no run{there}; noisegate annotate makes one")
+            raise TableError.of(
+                "run", self.path, f"holds no run{there}; use noisegate annotate SHARDS --out {self.path}"
+            )
         return run
 
     def write_run(self, run: Mapping[str, Any]) -> None:
