@@ -77,9 +77,12 @@ class ScoreSettings:
     neighbourhood: bool = False
     seed: int = 0
     joint: bool = True
+    repair: str = "sure"
 
     def __post_init__(self) -> None:
         check_beta_mode(self.beta)
+        if self.repair not in REPAIRS:
+            raise ConfigError.of("repair", self.repair, f"is unknown; use {', '.join(REPAIRS)}")
         if self.k is not None and self.k < 1:
             raise ConfigError.of("k", self.k, "is not a number of neighbours; use 50, or leave it out")
         if self.seed < 0:
@@ -178,6 +181,12 @@ class AnnotateSettings:
         LABELS,
     )
     k: int | None = _setting(ScoreSettings.k, "Number of neighbours (default: chosen by the size of the data).", LABELS)
+    repair: str = _setting(
+        ScoreSettings.repair,
+        "When refined_label differs from the given label: never, sure (another class is likelier than all others together) or "
+        "likely (another class is the likeliest).",
+        LABELS,
+    )
     neighbourhood: bool = _setting(
         ScoreSettings.neighbourhood, "Also compare each pair with its neighbours' partners, and find duplicates."
     )
@@ -272,7 +281,7 @@ class AnnotateSettings:
     @property
     def scoring(self) -> ScoreSettings:
         """Which scores to compute."""
-        return ScoreSettings(self.beta, self.tasks, self.k, self.neighbourhood, self.seed)
+        return ScoreSettings(self.beta, self.tasks, self.k, self.neighbourhood, self.seed, repair=self.repair)
 
     @property
     def model_values(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
 from .anchors import Anchors
 from .fusion import Fused, Posterior, fuse
 from .probe import TRAINED, fit_probe
+from .repair import RepairPolicy
 from .tango import refine
 from .tango.semantic import AnchorVotes
 from .tango.visual import VisualVotes, chunk_rows
@@ -74,6 +75,7 @@ def score_labels(
     device: str = "auto",
     held: int = HELD,
     trained: int = TRAINED,
+    policy: RepairPolicy | None = None,
 ) -> LabelScores:
     """Score every label. `images` (N, d); `labels` (N,), -1 for none; `neighbours` is their graph.
 
@@ -105,7 +107,7 @@ def score_labels(
         sources["anchors"] = _anchor_posterior(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
     if len(usable) * classes <= held:
         sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in sources.items()}
-    fused = fuse(sources, usable, classes, label_free={"anchors"}, seed=seed)
+    fused = fuse(sources, usable, classes, policy=policy, seed=seed)
     known = usable >= 0
     probe_consistency = np.full(len(usable), np.nan, np.float32)
     for part in chunk_rows(len(usable), classes):
@@ -121,6 +123,8 @@ def score_labels(
             "label_quality": fused.label_quality,
             "clean_probability": fused.clean_probability,
             "clean": fused.clean,
+            "predicted_label": fused.predicted_label,
+            "predicted_confidence": fused.predicted_confidence,
             "refined_label": fused.refined_label,
             "refined_confidence": fused.refined_confidence,
         },

@@ -38,7 +38,9 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "neighbourhood": (pa.float32(), "agreement of a pair with its neighbours' partners"),
     "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, the noise-rate-aware cut for labels"),
     "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
-    "refined_label": (pa.int32(), "what the label should be"),
+    "predicted_label": (pa.int32(), "class that picture, neighbours and texts suggest, apart from the given label"),
+    "predicted_confidence": (pa.float32(), "probability of predicted_label"),
+    "refined_label": (pa.int32(), "the given label, or what it was changed to"),
     "refined_confidence": (pa.float32(), "probability of refined_label"),
     "flags": (pa.list_(WORD), "notes such as duplicate_key, no_neighbours, indegree0"),
 }
@@ -67,6 +69,7 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "gsl_label_sd": (_NUMBER, _SPREAD),
 }
 
+ADDED_COLUMNS = ("predicted_label", "predicted_confidence")  # since version 1 was first written
 READ_COLUMNS = (
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
 )  # fmt: skip
@@ -202,8 +205,11 @@ class RunFolder:
                 yield shard["table"]
 
     def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged."""
-        wanted = [name for name in columns or () if name in METHOD_COLUMNS]
+        """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged.
+
+        So are columns that tables of earlier releases do not have.
+        """
+        wanted = [name for name in columns or () if name in METHOD_COLUMNS or name in ADDED_COLUMNS]
         try:
             there = pq.read_schema(self.table(stem)).names if wanted else []
             lacking = [name for name in wanted if name not in there]
@@ -214,7 +220,7 @@ class RunFolder:
         if not kept and lacking:  # a Parquet file gives no rows without a column
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
-            table = table.append_column(name, pa.nulls(len(table), METHOD_COLUMNS[name][0]))
+            table = table.append_column(name, pa.nulls(len(table), ALL_COLUMNS[name][0]))
         return table.select(list(columns)) if lacking and columns is not None else table
 
     def method_columns(self) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.neighbours import NeighbourSearch, near_duplicates
 from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
@@ -94,8 +95,9 @@ def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -
     for name, values in labels.columns.items():
         part = values[rows]
         columns[name] = part if part.dtype.kind == "f" else pa.array(part, mask=~known)
-    refined = labels.columns["refined_label"][rows]
-    columns["refined_label"] = pa.array(refined, mask=refined < 0)  # samples without a label have a likeliest one too
+    for name in ("predicted_label", "refined_label"):  # samples without a label have a likeliest one too
+        values = labels.columns[name][rows]
+        columns[name] = pa.array(values, mask=values < 0)
     pair_known = before["clean"].is_valid().to_numpy(zero_copy_only=False)
     pair_clean = before["clean"].fill_null(True).to_numpy(zero_copy_only=False)
     clean = np.where(known, labels.columns["clean"][rows], True) & pair_clean
@@ -200,6 +202,7 @@ def _learn_with_neighbours(
             duplicate_cosine=DUPLICATE_COSINE,
             seed=settings.seed,
             device=device,
+            policy=RepairPolicy(settings.repair),
         )
     else:
         graph = build_graph(images, settings.k or NEIGHBOURS)

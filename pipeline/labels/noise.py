@@ -1,0 +1,156 @@
+"""Models of label noise, and how much of it a run has.
+
+A model is a pool π(true c | x) with a transition matrix T[c, y] = P(given y | true c); Σ_c π(c | x) T[c, y] must explain the
+given labels. Three are fitted:
+
+- `none`: T = I, every label is right and all disagreement is overlap of classes.
+- `simple`: T = (1 - ε - η) I + ε U + η N, where U goes to any other class and N to the class that looks most alike. Two numbers,
+  by maximum likelihood. It is exact for symmetric noise and for noise towards the nearest class, however few the labels.
+- `detailed`: T class by class, by confident joint (Northcutt et al. 2021, "Confident learning", Eq. 1-3), drawn towards `simple`
+  by `pseudo_rows` rows for every entry. People confuse some classes more than others, and more on hard pictures, which no
+  two numbers describe.
+
+Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better.
+Noise is shown where one of the two is clearly better than `none`.
+
+What cannot be known: pictures that lie between two classes and labels that were confused look the same in the given labels.
+`simple` believes in overlap, `detailed` more in confusion; the interval of the noise rate spans both.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t
+
+from noisegate.pipeline.system.array_types import Float64, Index
+
+from .pool import Pool, fit_pool
+from .repair import RepairPolicy
+
+STARTS = (0.05, 0.3)  # noise rates from which the simple model is fitted; the likelier result counts
+
+
+class NoiseModels(NamedTuple):
+    """The three pools."""
+
+    none: Pool
+    simple: Pool
+    detailed: Pool
+
+
+class NoiseEstimate(NamedTuple):
+    """The model that is used, and what the labels say about noise in the whole run."""
+
+    model: Pool
+    name: str  # "simple" or "detailed"
+    shown: bool  # whether noise explains held-out labels clearly better than no noise does
+    interval: tuple[float, float]  # of the noise rate, 95 %
+
+
+def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.random.Generator) -> NoiseEstimate:
+    """Fit the models to log votes (S, n, C) and labels y (n,), and choose between them by cross-validation over the rows.
+
+    The interval has the error of leaving out one fold of the rows at a time (jackknife), and spans the models that the
+    labels do not refute. Its upper end spans the share of confident disagreement too; its lower end is 0 where noise is not shown.
+    """
+    models = fit_models(votes, y, policy)
+    fold = rng.permutation(len(y)) % policy.folds
+    held_out = np.zeros((len(models), len(y)))
+    rates = []
+    for number in range(policy.folds):
+        inside, outside = fold != number, fold == number
+        parts = fit_models(votes[:, inside], y[inside], policy, models)
+        held_out[:, outside] = [pool.log_likelihood(votes[:, outside], y[outside]) for pool in parts]
+        rates.append(_rates(parts, votes[:, inside], y[inside]))
+    none, simple, detailed = held_out
+    refuted = _gain(detailed, simple) < -policy.refuted
+    shown = max(_gain(simple, none), _gain(detailed, none)) > policy.shown
+    error = float(t.ppf(0.975, policy.folds - 1)) * np.sqrt(policy.folds - 1) * np.std(rates, axis=0)
+    joint = confident_joint(models.detailed.predict(votes), y)
+    considered = slice(1, 2 if refuted else 3)
+    whole = np.array(_rates(models, votes, y))
+    low = (whole - error)[considered].min() if shown else 0.0
+    high = max((whole + error)[considered].max(), 1 - np.trace(joint) / joint.sum() + error.max())
+    return NoiseEstimate(
+        models.simple if refuted else models.detailed,
+        "simple" if refuted else "detailed",
+        bool(shown),
+        (max(0.0, float(low)), min(1.0, float(high))),
+    )
+
+
+def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels | None = None) -> NoiseModels:
+    """Fit the three pools, from those of `near` on where it is given."""
+    count, _, classes = votes.shape
+    same = np.eye(classes)[None]
+    even = Pool(np.full(count, 1 / count), np.zeros(classes), np.ones(1), same[0], np.inf)
+    none = fit_pool(votes, y, same, near.none if near else even)
+    parts = noise_parts(none.predict(votes))
+    starts = [near.simple] if near else [_noisy_start(none, rate, len(parts)) for rate in STARTS]
+    simple = min((fit_pool(votes, y, parts, start) for start in starts), key=lambda pool: pool.loss)
+    joint = confident_joint(none.predict(votes), y).T + policy.pseudo_rows * classes * simple.transition
+    transition = joint / joint.sum(axis=1, keepdims=True)
+    return NoiseModels(none, simple, fit_pool(votes, y, transition[None], near.detailed if near else none))
+
+
+def noise_parts(prediction: Float64) -> Float64:
+    """(3, C, C) parts of T: no noise, to any other class, to the nearest other class; with two classes the last is left out.
+
+    The nearest class is the one with the second largest mean prediction (n, C) where the class is the first.
+
+    >>> noise_parts(np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.0, 0.3, 0.7]]))[2]
+    array([[0., 1., 0.],
+           [0., 0., 1.],
+           [0., 1., 0.]])
+    """
+    classes = prediction.shape[1]
+    alike = np.zeros((classes, classes))
+    np.add.at(alike, prediction.argmax(axis=1), prediction)
+    np.fill_diagonal(alike, -1)
+    even = (1 - np.eye(classes)) / (classes - 1)
+    nearest = np.eye(classes)[alike.argmax(axis=1)]
+    return np.stack([np.eye(classes), even, nearest][: min(classes, 3)])
+
+
+def confident_joint(probability: Float64, labels: Index) -> Float64:
+    """(C, C) counts of (given y, true c), rows scaled to the number of labels y (Northcutt et al. 2021, Eq. 1-2).
+
+    A row counts for the likeliest class whose probability reaches the mean that class has among its own labels; rows
+    that reach none do not count. A row without a label (outside 0..C-1), or with NaN, is left out.
+
+    >>> confident_joint(np.array([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.1, 0.9]]), np.array([0, 0, 0, 1]))
+    array([[2., 1.],
+           [0., 1.]])
+    """
+    classes = probability.shape[1]
+    known = (labels >= 0) & (labels < classes) & ~np.isnan(probability).any(axis=1)
+    probability, labels = probability[known], labels[known]
+    sizes = np.bincount(labels, minlength=classes)
+    own = np.bincount(labels, probability[np.arange(len(labels)), labels], classes)
+    threshold = np.where(sizes > 0, own / np.maximum(sizes, 1), np.inf)
+    reached = np.where(probability >= threshold - 1e-6, probability, -1.0)
+    likeliest, counts = reached.argmax(axis=1), reached.max(axis=1) >= 0
+    joint = np.bincount(labels[counts] * classes + likeliest[counts], minlength=classes**2).astype(np.float64)
+    joint = joint.reshape(classes, classes)
+    empty = joint.sum(axis=1) == 0
+    joint[empty, empty] = 1
+    return np.asarray(joint / joint.sum(axis=1, keepdims=True) * sizes[:, None])
+
+
+def _noisy_start(none: Pool, rate: float, parts: int) -> Pool:
+    """A pool that is surer than `none` by as much as it believes in noise."""
+    shares = np.array([1 - rate, *[rate / (parts - 1)] * (parts - 1)])
+    return none._replace(weights=none.weights / (1 - rate), shares=shares)
+
+
+def _rates(models: NoiseModels, votes: Float64, y: Index) -> list[float]:
+    """The noise rate by each model."""
+    return [1 - float(pool.true_given(votes, y)[np.arange(len(y)), y].mean()) for pool in models]
+
+
+def _gain(log_likelihood: Float64, other: Float64) -> float:
+    """How much likelier the labels are than by the other model, in standard errors."""
+    gain = log_likelihood - other
+    return float(gain.sum() / max(gain.std() * np.sqrt(len(gain)), 1e-9))
