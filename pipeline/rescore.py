@@ -112,6 +112,7 @@ def score_embeddings(
     labels: NDArray[Any] | None = None,
     metadata: str | Path | None = None,
     anchors: Anchors | None = None,
+    class_names: Sequence[str] = (),
     joint: bool = True,
     settings: ScoreSettings | None = None,
     overwrite: bool = False,
@@ -121,14 +122,15 @@ def score_embeddings(
 ) -> Summary:
     """Write weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
 
-    `labels` (N,) are class numbers over all files, negative for none. With `texts` of another width, or `joint=False`,
-    images and texts are of two unrelated encoders: there is no cosine, and the neighbourhood score takes its place.
-    Raises ConfigError for arrays that do not fit one another. A stopped run is marked as not finished, and starts over.
+    `labels` (N,) are class numbers over all files, negative for none; `class_names` are shown instead of them. With `texts`
+    of another width, or `joint=False`, images and texts are of two unrelated encoders: there is no cosine, and the
+    neighbourhood score takes its place. Raises ConfigError for arrays that do not fit one another. A stopped run is marked as
+    not finished, and starts over.
     """
     began = time.monotonic()
     parts = find_parts(Path(images), Path(texts) if texts else None, Path(metadata) if metadata else None)
     given = None if labels is None else check_labels(np.asarray(labels), sum(part.rows for part in parts))
-    wanted = _array_settings(parts, given, anchors, joint, settings or ScoreSettings())
+    wanted = _array_settings(parts, given, anchors, class_names, joint, settings or ScoreSettings())
     reading = {"tasks": list(wanted.tasks), "joint": wanted.joint}
     scorer = arrays_identity(parts).to_dict()
     run = RunFolder(Path(out))
@@ -141,6 +143,7 @@ def score_embeddings(
                 "scorer": scorer,
                 "model": None,
                 "scoring": {**wanted.to_dict(), "classes": anchors.digest if anchors else None},
+                "class_names": list(class_names),
                 "beta": _beta(scores),
                 "random_inputs": None,
                 "reading": reading,
@@ -168,6 +171,7 @@ def _array_settings(
     parts: Sequence[ArrayPart],
     labels: NDArray[np.int64] | None,
     anchors: Anchors | None,
+    class_names: Sequence[str],
     joint: bool,
     settings: ScoreSettings,
 ) -> ScoreSettings:
@@ -187,7 +191,12 @@ def _array_settings(
     if labels is not None:
         from .labels.scoring import count_classes  # brings torch, which pairs do not need
 
-        count_classes(labels, anchors)
+        count = count_classes(labels, anchors)
+        if class_names and len(class_names) < count:
+            problem = f"are given, but there are {count} classes; add the missing names"
+            raise ConfigError.of("class_names", len(class_names), problem)
+    elif class_names:
+        raise ConfigError("class names are those of labels; give --labels too", "labels")
     joint = joint and text_width in (0, image_width)
     neighbourhood = settings.neighbourhood or not joint
     wanted = replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)

@@ -12,6 +12,7 @@ from .errors import ConfigError
 from .system.machine import read_size
 
 TASKS = ("pairs", "labels")
+REPAIRS = ("never", "sure", "likely")
 BETA_MODES = {
     "auto": "random_inputs where it lies clearly between shuffled and given pairs, else intersection",
     "random_inputs": "mean cosine of random pictures and random texts: the paper's quantity, needs the model",

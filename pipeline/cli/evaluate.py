@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 def evaluate(
     folder: Folder,
     truth: Annotated[
-        Path | None, typer.Option(help="Parquet with key and noisy (default: the json field noisy).")
+        Path | None, typer.Option(help="Parquet or CSV with key and noisy (default: the json field noisy).")
+    ] = None,
+    truth_field: Annotated[
+        str | None,
+        typer.Option(help="Another json field, or column of --truth: true or false, or for labels the right class."),
     ] = None,
     what: Annotated[
         str | None,
@@ -32,7 +36,9 @@ def evaluate(
 
     [cyan]noisegate evaluate tables[/]
 
-    [cyan]noisegate evaluate tables --truth truth.parquet[/]
+    [cyan]noisegate evaluate tables --truth truth.csv[/]
+
+    [cyan]noisegate evaluate tables --truth-field clean_label[/]
     """
     from noisegate.pipeline.inspect.evaluation import evaluate as judge
     from noisegate.pipeline.inspect.evaluation import (
@@ -55,14 +61,14 @@ def evaluate(
             f"[yellow]note[/]: the {spoilt} were made noisy here; the truth below is about them, not about {wanted}"
         )
     if wanted == "labels":
-        labels = evaluate_labels(folder, truth)
+        labels = evaluate_labels(folder, truth, truth_field)
         print_label_evaluation(labels, output)
         return output.result(labels.to_dict())
     if is_decided_by_neighbourhood(folder):
-        near = evaluate_neighbourhood(folder, truth)
+        near = evaluate_neighbourhood(folder, truth, truth_field)
         print_neighbourhood_evaluation(near, output)
         return output.result(near.to_dict())
-    pairs = judge(folder, truth)
+    pairs = judge(folder, truth, truth_field)
     print_evaluation(pairs, output)
     return output.result(pairs.to_dict())
 

@@ -145,7 +145,7 @@ def neighbour_search(
             yield NeighbourSearch(size, index)
 
 
-def load_anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
+def load_anchors(vectors: Path | None, labels: Path | None, names: tuple[str, ...] = ()) -> "Anchors | None":
     """The anchors that the two options name, None if they name none."""
     from noisegate.pipeline.labels.anchors import read_anchors
 
@@ -154,4 +154,4 @@ def load_anchors(vectors: Path | None, labels: Path | None) -> "Anchors | None":
     if vectors is None or labels is None:
         missing = "anchors" if vectors is None else "anchor-labels"
         raise ConfigError("--anchors and --anchor-labels belong together; give both", missing)
-    return read_anchors(vectors, labels)
+    return read_anchors(vectors, labels, names)

@@ -198,16 +198,18 @@ def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])
-    repairs = facts.get("repairs", True)
+    changed = f"{repaired:,}, about {facts['changed_wrong']:,.0f} of these wrongly" if repaired else "none"
+    if not facts["repairs"]:
+        changed += ": noise is not shown surely enough"
     if label_promise(facts) is None:
         promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
-        ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"])),
+        ("label noise rate", f"{_rate(facts['noise_rate'], facts['noise_interval'])}, {facts['noise_model']} model"),
         ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
         ("expected of clean" if alone else "expected of labels", promise),
-        ("labels repaired", f"{repaired:,}" if repairs else "none: noise is not shown surely enough to change labels"),
+        ("labels changed", changed),
     ]
 
 

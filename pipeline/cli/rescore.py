@@ -35,6 +35,7 @@ def rescore(
     neighbourhood: Neighbourhood = None,
     anchors: AnchorVectors = None,
     anchor_labels: AnchorLabels = None,
+    repair: Annotated[str | None, option("repair", rich_help_panel=None)] = None,
     methods: Annotated[
         str | None, typer.Option("--with", help="Add columns of lnc, crcl, gsl before any training, such as lnc,crcl.")
     ] = None,
@@ -75,6 +76,7 @@ def rescore(
             neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
             seed=recorded["seed"] if seed is None else seed,
             joint=recorded["joint"],
+            repair=repair or recorded.get("repair", ScoreSettings.repair),
         )
         if beta:
             wanted.refuse_unused_beta()
@@ -106,6 +108,10 @@ def score_embeddings(
     metadata: Annotated[Path | None, typer.Option(help="Parquet with the keys.")] = None,
     anchors: AnchorVectors = None,
     anchor_labels: AnchorLabels = None,
+    class_names: Annotated[
+        str | None, typer.Option(help="Names of the classes: cifar10, …, or a file with one per line in id order.")
+    ] = None,
+    repair: Annotated[str, option("repair", rich_help_panel=None)] = ScoreSettings.repair,
     beta: Annotated[str, typer.Option("--beta", "-b", help="auto (here: intersection), fixed:VALUE, …")] = "auto",
     separate: Annotated[
         bool, typer.Option("--separate-spaces", help="Images and texts come from two unrelated encoders of one width.")
@@ -131,6 +137,7 @@ def score_embeddings(
 
     Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
     """
+    from noisegate.pipeline.labels.classes import load_classes
     from noisegate.pipeline.rescore import score_embeddings as run
     from noisegate.pipeline.runs.arrays import find_parts, open_array
 
@@ -142,6 +149,7 @@ def score_embeddings(
         if right not in (0, left):
             problem = f"leaves nothing to compare, as images have {left} numbers and texts {right}"
             raise ConfigError.of("neighbourhood", False, f"{problem}; leave out --no-neighbourhood")
+    names = load_classes(class_names).names if class_names else ()
     output = Output(as_json)
     with neighbour_search(engine, address, memory, index, workers) as search:
         summary = run(
@@ -150,9 +158,10 @@ def score_embeddings(
             texts=texts,
             labels=open_array(labels, "labels", 1, kinds="iu") if labels else None,
             metadata=metadata,
-            anchors=load_anchors(anchors, anchor_labels),
+            anchors=load_anchors(anchors, anchor_labels, names),
+            class_names=names,
             joint=not separate,
-            settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed),
+            settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed, repair=repair),
             overwrite=overwrite,
             search=search,
             note=output.note,

@@ -63,9 +63,9 @@ def print_overview(overview: "RunOverview", output: Output) -> None:
 
 
 def format_sample(sample: "WorstSample") -> str:
-    """Format a sample in one line; a class that was not changed is named once."""
-    changed = f" → {sample.refined}" if sample.refined != sample.given else ""
-    classes = "" if sample.given is None else f"  {sample.given}{changed}"
+    """Format a sample in one line, labels with the class that the sample looks like."""
+    sure = f", {sample.confidence:.0%}" if sample.confidence is not None else ""
+    classes = "" if sample.given is None else f"  given {sample.given}, looks like {sample.predicted}{sure}"
     caption = "" if sample.caption is None else f"  {sample.caption}"
     return f"{sample.score:7.3f}  {sample.shard}/{sample.key}{classes}{caption}"
 

@@ -27,15 +27,14 @@ FRAME = pa.schema(
         ("key", pa.string()),
     ]
 )
-_NEEDED = ("key", "shard", "label", "label_quality", "osa_weight", "clean", "refined_label")
+_NEEDED = ("key", "shard", "label", "label_quality", "osa_weight", "clean", "predicted_label")
 
 
 def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
     """Write the frame as CSV or Parquet, by the suffix of `out`; samples without a label score are left out.
 
-    The score appears under both of cleanlab's names; `predicted_label` is `refined_label`. An issue is a label that is not
-    `clean`. Where a run of both tasks rejected the pair, `clean` does not judge the label: there an issue is a label that was
-    refined to another class.
+    The score appears under both of cleanlab's names. An issue is a label that is more likely wrong than right: one that is
+    not `clean`, or, where a run of both tasks rejected the pair, one with a `label_quality` below 1/2.
     """
     if out.suffix not in (".csv", ".parquet"):
         raise ConfigError.of("out", out, "is no name of a cleanlab frame, .csv or .parquet; use issues.csv")
@@ -59,15 +58,14 @@ def _frame(part: ShardRows) -> pa.Table:
     table = part.kept.filter(known)
     rows = part.start + np.flatnonzero(part.mask)[known.to_numpy()]
     pair_rejected = pc.fill_null(pc.equal(table["osa_weight"], 0.0), False)
-    moved = pc.not_equal(table["refined_label"], table["label"])
     quality = table["label_quality"].cast(pa.float64())
     columns = [
         pa.array(rows, pa.int64()),
-        pc.if_else(pair_rejected, moved, pc.invert(table["clean"])),
+        pc.if_else(pair_rejected, pc.less(table["label_quality"], 0.5), pc.invert(table["clean"])),
         quality,
         quality,
         table["label"].cast(pa.int64()),
-        table["refined_label"].cast(pa.int64()),
+        table["predicted_label"].cast(pa.int64()),
         table["shard"].cast(pa.string()),
         table["key"],
     ]

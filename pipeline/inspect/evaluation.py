@@ -48,11 +48,12 @@ class Evaluation:
         return {**asdict(self), "clean_auroc": self.selection.clean_auroc}
 
 
-def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
-    """Judge the tables of a run by `truth`, a Parquet file with `noisy` and `key`; `shard` too where keys repeat.
+def evaluate(folder: str | Path, truth: str | Path | None = None, field: str | None = None) -> Evaluation:
+    """Judge the tables of a run by `truth`, a Parquet or CSV file with `noisy` and `key`; `shard` too where keys repeat.
 
-    Without it the truth is the field `noisy` in the samples' json, which `noisegate noise` leaves there. Raises
-    MismatchError when the shards are no longer those that were scored.
+    Without it the truth is the field `noisy` in the samples' json, which `noisegate noise` leaves there. `field` names another
+    column or field: true or false, or for labels the right class. Raises MismatchError when the shards are no longer those
+    that were scored.
     """
     run = RunFolder(Path(folder))
     table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
@@ -61,7 +62,7 @@ def evaluate(folder: str | Path, truth: str | Path | None = None) -> Evaluation:
         raise TableError.of(
             "run", folder, "has no β to judge: scored without pairs, or from encoders that share no space"
         )
-    noisy = read_truth(run, table, Path(truth) if truth else None).noisy
+    noisy = read_truth(run, table, Path(truth) if truth else None, field).noisy
     weight = table["osa_weight"].to_numpy(zero_copy_only=False)
     scored = ~np.isnan(weight)
     if not scored.any():
@@ -107,7 +108,9 @@ def is_decided_by_neighbourhood(folder: str | Path) -> bool:
     return bool(near and near["alone"])
 
 
-def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) -> NeighbourhoodEvaluation:
+def evaluate_neighbourhood(
+    folder: str | Path, truth: str | Path | None = None, field: str | None = None
+) -> NeighbourhoodEvaluation:
     """Judge the neighbourhood scores of a run; the truth is as in `evaluate`."""
     run = RunFolder(Path(folder))
     table = read_table(folder, ["key", "index", "neighbourhood"])
@@ -117,7 +120,7 @@ def evaluate_neighbourhood(folder: str | Path, truth: str | Path | None = None) 
     if near is None or not scored.any():
         problem = f"no pair in {folder} has a neighbourhood score; score pairs with --neighbourhood"
         raise TableError(problem, "neighbourhood", folder)
-    noisy, agreement = read_truth(run, table, Path(truth) if truth else None).noisy[scored], agreement[scored]
+    noisy, agreement = read_truth(run, table, Path(truth) if truth else None, field).noisy[scored], agreement[scored]
     cut = near["cut"]
     return NeighbourhoodEvaluation(
         samples=int(scored.sum()),
@@ -154,7 +157,7 @@ class LabelEvaluation:
         return {"labels": asdict(self), "clean_auroc": self.fused.clean_auroc}
 
 
-def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> LabelEvaluation:
+def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: str | None = None) -> LabelEvaluation:
     """Judge the label scores of a run; the truth is as in `evaluate`, with `clean_label` for the accuracies."""
     run = RunFolder(Path(folder))
     names = [
@@ -169,7 +172,7 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None) -> Labe
         *LABEL_SCORES,
     ]
     table = read_table(folder, names)
-    known = read_truth(run, table, Path(truth) if truth else None)
+    known = read_truth(run, table, Path(truth) if truth else None, field)
     quality = _floats(table, "label_quality")
     scored = ~np.isnan(quality)
     if not scored.any():

@@ -23,6 +23,7 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.random_access import read_samples
 
 BINS = 20
+LABEL_CUT = (0.5, "cut")  # of label_quality
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -39,7 +40,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class WorstSample:
-    """A sample with one of the lowest scores; labels with the class that was given and the one that fits better."""
+    """A sample with one of the lowest scores; labels with the class that was given and the one that it looks like."""
 
     shard: str
     key: str
@@ -47,7 +48,8 @@ class WorstSample:
     score: float
     caption: str | None = None
     given: str | None = None
-    refined: str | None = None
+    predicted: str | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,11 @@ def _choose_scores(facts: Mapping[str, Any], summary: Summary) -> dict[str, tupl
     """The scores to show, each with its cut and the cut's name: cosines, labels, or neighbourhoods where they decide."""
     near = facts.get("neighbourhood")
     if summary.labels and not summary.beta:
-        return {"label_quality": (None, "")}
+        return {"label_quality": LABEL_CUT}
     scores: dict[str, tuple[float | None, str]] = {"similarity": (summary.beta.value if summary.beta else None, "β")}
     if near and near["alone"]:
         scores = {"neighbourhood": (near["cut"], "cut")}
-    return scores | ({"label_quality": (None, "")} if summary.labels else {})
+    return scores | ({"label_quality": LABEL_CUT} if summary.labels else {})
 
 
 def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | None, name: str) -> Histogram | None:
@@ -184,21 +186,23 @@ def _find_worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> l
         entries = [*lowest, *((float(values[row]), stem, int(row)) for row in rows)]
         lowest = sorted(entries, key=lambda entry: entry[0])[:top]
     tables = {
-        stem: run.read(stem, ["key", "label", "refined_label"]) for stem in dict.fromkeys(s for _, s, _ in lowest)
+        stem: run.read(stem, ["key", "label", "predicted_label", "predicted_confidence"])
+        for stem in dict.fromkeys(s for _, s, _ in lowest)
     }
     keys = {(stem, row): tables[stem]["key"][row].as_py() for _, stem, row in lowest}
     captions = read_captions(run, [(*place, key) for place, key in keys.items()])
     names = read_class_names(run) if score == "label_quality" else ()
     samples = []
     for value, stem, row in lowest:
-        given = refined = None
+        given = predicted = confidence = None
         if score == "label_quality":
-            given, refined = (
-                _class_name(names, tables[stem][name][row].as_py()) for name in ("label", "refined_label")
+            given, predicted = (
+                _class_name(names, tables[stem][name][row].as_py()) for name in ("label", "predicted_label")
             )
+            confidence = tables[stem]["predicted_confidence"][row].as_py()
         text = captions.get((stem, row))
         caption = None if text is None else one_line(text)
-        samples.append(WorstSample(stem, keys[stem, row], row, value, caption, given, refined))
+        samples.append(WorstSample(stem, keys[stem, row], row, value, caption, given, predicted, confidence))
     return samples
 
 
@@ -211,8 +215,11 @@ def _read_scores(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
 
 
 def read_class_names(run: RunFolder) -> tuple[str, ...]:
-    """Names of the classes, as the run keeps them with its anchors; none where there are no anchors."""
+    """Names of the classes, as the run records them or keeps them with its anchors; none where it does neither."""
     try:
+        recorded = (run.read_run() or {}).get("class_names")
+        if recorded:
+            return tuple(map(str, recorded))
         return Anchors.load(anchors_file(run)).names if anchors_file(run).exists() else ()
     except TableError:
         return ()

@@ -1,4 +1,4 @@
-"""Read which samples are noisy in truth: from the json of the shards, or from a Parquet file."""
+"""Read which samples are noisy in truth: from the json of the shards, or from a Parquet or CSV file."""
 
 import json
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
-GIVE_TRUTH = "give --truth FILE.parquet with key and noisy"
+GIVE_TRUTH = "give --truth FILE (Parquet or CSV) with key and noisy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +30,31 @@ class Truth:
     clean_label: NDArray[np.int64] | None = None
 
 
-def read_truth(run: RunFolder, table: pa.Table, path: Path | None) -> Truth:
-    """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json."""
-    return truth_from_file(table, path) if path else truth_from_shards(run)
+def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | None = None) -> Truth:
+    """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json.
+
+    `field` is the column or the json field to read: true or false for a sample that is wrong, or the number of the right class,
+    with which the column `label` of `table` is compared. By default `noisy`, with `clean_label` where it is there.
+    """
+    columns = _columns_of_file(table, path, field) if path else _fields_of_shards(run, field)
+    source = str(path) if path else "the json of the shards"
+    if field is None:
+        noisy, labels = columns.get("noisy"), columns.get("clean_label")
+    else:
+        numbers = _are_classes(columns[field])
+        noisy, labels = (None, columns[field]) if numbers else (columns[field], None)
+    right = None if labels is None else _class_numbers(labels, source)
+    if noisy is not None:
+        return Truth(_booleans(noisy, source), right)
+    if right is None or "label" not in table.column_names:
+        raise _error(
+            source,
+            "says which class is right, and pairs have none; use --what labels, or a field that is true or false",
+        )
+    given = table["label"].cast(pa.int64()).fill_null(-1).to_numpy()
+    if (unknown := (given >= 0) & (right < 0)).any():
+        raise _error(source, f"has no right class for {int(unknown.sum()):,} labelled samples")
+    return Truth(given != right, right)
 
 
 def noised_part(run: RunFolder, path: Path | None) -> str | None:
@@ -52,75 +75,89 @@ def noised_part(run: RunFolder, path: Path | None) -> str | None:
     return protocol.noises if protocol else None
 
 
-def truth_from_file(table: pa.Table, path: Path) -> Truth:
-    """`noisy` and, where there, `clean_label` for the rows of `table`.
+def _columns_of_file(table: pa.Table, path: Path, field: str | None) -> dict[str, list[Any]]:
+    """The columns of a Parquet or CSV file in the order of the rows of `table`, by name.
 
     Joined by shard and index, by shard and key, or by key, depending on the columns of the file.
     """
     try:
-        truth = pq.read_table(path)
+        truth = _read_file(path)
     except FileNotFoundError as error:
-        raise _file_error(path, " is not there; `noisegate noise` leaves a noise.parquet beside its shards") from error
+        raise _error(path, "is not there; `noisegate noise` leaves a noise.parquet beside its shards") from error
     except (OSError, pa.ArrowInvalid) as error:
-        raise _file_error(path, f" is not a readable Parquet file: {error}") from error
+        raise _error(path, f"is not a readable Parquet or CSV file: {error}") from error
     names = set(truth.column_names)
     by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
-    if by is None or "noisy" not in names:
-        raise _file_error(path, f" has the columns {', '.join(sorted(names))}; it needs key and noisy")
-    if truth["noisy"].null_count or not (pa.types.is_boolean(truth["noisy"].type) or _is_zero_one(truth["noisy"])):
-        raise _file_error(path, ": the column noisy must be true or false (or 1 and 0) for every sample")
+    wanted_names = {field} if field else {"noisy", "clean_label"} & names
+    if by is None or not wanted_names or not names.issuperset(wanted_names):
+        needed = f"key and {field or 'noisy'}" + ("" if field else ", or name a column with --truth-field")
+        raise _error(path, f"has the columns {', '.join(sorted(names))}; it needs {needed}")
     keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
+    keys = [tuple(part if name == "index" else str(part) for name, part in zip(by, key, strict=True)) for key in keys]
     row_of = {key: row for row, key in enumerate(keys)}
     if len(row_of) < len(keys):
         remedy = "a column shard" if by == ["key"] else "a column index, the sample's position in its shard"
-        raise _file_error(path, f" names {len(keys) - len(row_of):,} samples twice; add {remedy}")
+        raise _error(path, f"names {len(keys) - len(row_of):,} samples twice; add {remedy}")
     wanted = list(zip(*(table[name].to_pylist() for name in by), strict=True))
     lost = [key for key in wanted if key not in row_of]
     if lost:
         example = "/".join(map(str, lost[0]))
-        raise _file_error(path, f" lacks {len(lost):,} of {len(wanted):,} samples, such as {example}")
-    rows = np.array([row_of[key] for key in wanted], np.int64)
-    noisy = truth["noisy"].cast(pa.bool_()).to_numpy()[rows]
-    return Truth(noisy, _labels(truth, path)[rows] if "clean_label" in names else None)
+        raise _error(path, f"lacks {len(lost):,} of {len(wanted):,} samples, such as {example}")
+    rows = [row_of[key] for key in wanted]
+    return {name: truth[name].take(rows).to_pylist() for name in wanted_names}
 
 
-def _file_error(path: Path, problem: str) -> ConfigError:
-    return ConfigError(f"truth {path}{problem}", "truth", path)
+def _read_file(path: Path) -> pa.Table:
+    if path.suffix not in (".csv", ".tsv"):
+        return pq.read_table(path)
+    text = {"key": pa.string(), "shard": pa.string()}  # keys such as 000012 are no numbers
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+    return pyarrow.csv.read_csv(path, None, parse, pyarrow.csv.ConvertOptions(column_types=text))
 
 
-def _labels(truth: pa.Table, path: Path) -> NDArray[np.int64]:
-    if not pa.types.is_integer(truth["clean_label"].type):
-        raise _file_error(path, ": the column clean_label must hold class numbers")
-    labels: NDArray[np.int64] = truth["clean_label"].cast(pa.int64()).fill_null(-1).to_numpy()
-    return labels
-
-
-def _is_zero_one(column: pa.ChunkedArray) -> bool:
-    return pa.types.is_integer(column.type) and set(column.unique().to_pylist()) <= {0, 1}
-
-
-def truth_from_shards(run: RunFolder) -> Truth:
-    """From the fields `noisy` and `clean_label` of every sample's json, shard by shard."""
-    mask: list[bool] = []
-    labels: list[int] = []
+def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]:
+    """The fields of every sample's json, shard by shard."""
     recorded = run.read_run() or {}
     if recorded["scorer"]["model"] == ARRAYS:
         raise ConfigError(f"{run.path} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
+    names = (field,) if field else ("noisy", "clean_label")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
         for raw in _read_samples(reader):
             record = _read_json(raw)
-            if not isinstance(record.get("noisy"), bool):
-                problem = f"sample {raw.key} of {urls[stem]} has no json field noisy, so the truth is not known"
-                raise ConfigError(f"{problem}; make noise with `noisegate noise`, or {GIVE_TRUTH}", "truth")
-            mask.append(record["noisy"])
-            label = record.get("clean_label")
-            labels.append(label if isinstance(label, int) and not isinstance(label, bool) else -1)
+            if record.get(names[0]) is None:
+                problem = f"sample {raw.key} of {urls[stem]} has no json field {names[0]}, so the truth is not known"
+                raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth", names[0])
+            for name in names:
+                value = record.get(name)
+                columns[name].append(value if isinstance(value, int) or name == names[0] else None)
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
             raise MismatchError.of("shards", urls[stem], "has changed since it was scored; run annotate again")
-    known = any(label >= 0 for label in labels)
-    return Truth(np.array(mask, dtype=bool), np.array(labels, np.int64) if known else None)
+    known = any(value is not None for value in columns[names[-1]])
+    return columns if known else {names[0]: columns[names[0]]}
+
+
+def _are_classes(values: list[Any]) -> bool:
+    """Whether these are class numbers rather than true and false."""
+    return any(isinstance(value, int) and not isinstance(value, bool) for value in values)
+
+
+def _booleans(values: list[Any], source: object) -> NDArray[np.bool_]:
+    if not all(isinstance(value, bool | int) and value in (0, 1) for value in values):
+        raise _error(source, "must say true or false (or 1 and 0) for every sample")
+    return np.array(values, dtype=bool)
+
+
+def _class_numbers(values: list[Any], source: object) -> NDArray[np.int64]:
+    if not all(value is None or (isinstance(value, int) and not isinstance(value, bool)) for value in values):
+        raise _error(source, "must hold class numbers in its column of right labels")
+    return np.array([-1 if value is None else value for value in values], np.int64)
+
+
+def _error(source: object, problem: str) -> ConfigError:
+    return ConfigError(f"truth: {source} {problem}", "truth", source)
 
 
 def _read_samples(reader: ShardReader) -> Iterator[RawSample]:

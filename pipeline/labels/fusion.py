@@ -1,10 +1,11 @@
 """Fuse neighbours, probe and anchors into one opinion on every label, each weighted by how well it predicts this data.
 
-1. Pool the sources log-linearly, log π(c | x) = Σ_s w_s log p_s(c | x) + b_c + const, w_s >= 0. No source has seen the label it is
-   judged by, so a useless one earns weight 0 without any truth.
+1. Pool the sources log-linearly, log π(c | x) = Σ_s w_s log p_s(c | x) + b_c + const, w_s >= 0. No source has seen the label
+   it is judged by, so a useless one earns weight 0 without any truth.
 2. Fit the pool together with a model of how labels go wrong, T[c, y] = P(given y | true c), to the given labels (`noise`).
    Then π predicts the true class: its maximum is the predicted label.
-3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the chance that the label is right.
+3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the chance that the label
+   is right.
 4. Change a label where noise is shown and another class is likely enough (`repair`).
 """
 
@@ -24,7 +25,7 @@ from noisegate.pipeline.pairs.calibration import Expected
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
 from .noise import NoiseEstimate, estimate_noise
-from .pool import FLOOR, given_true, log_votes
+from .pool import given_true, log_votes
 from .repair import RepairPolicy
 
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
@@ -41,16 +42,15 @@ class Fused:
 
     predicted_label: NDArray[np.int32]  # likeliest class by all sources, apart from the given label
     predicted_confidence: Float32  # its probability
-    label_quality: Float32  # ranks labels: P(true = given), never quite 0 or 1 for a whole run
-    clean_probability: Float32  # P(true = given)
-    clean: Mask  # clean_probability >= 1/2
+    label_quality: Float32  # P(true = given)
+    clean: Mask  # label_quality >= 1/2
     refined_label: NDArray[np.int32]  # the given label, or what it was changed to; without a label the predicted one
     refined_confidence: Float32
-    noise_rate: float  # mean of 1 - clean_probability
+    noise_rate: float  # mean of 1 - label_quality
     noise_interval: tuple[float, float]  # 95 %
     noise_model: str  # "simple" or "detailed", see `noise`
     weights: dict[str, float]  # of the sources
-    expected: Expected  # precision and recall of `clean`, if clean_probability is right
+    expected: Expected  # precision and recall of `clean`, if label_quality is right
     repair: str  # never, sure or likely
     repairs: bool  # whether noise is shown surely enough to change labels
     changed: int  # labels that were changed
@@ -138,9 +138,9 @@ def _score(
 ) -> Fused:
     """Steps 3 and 4 for every row, `step` rows at a time."""
     total, model = len(given), noise.model
-    ranking = (1 - FLOOR) * model.transition + FLOOR / len(present)  # ranks labels even where no noise is found
-    quality, clean, confidence, refined_confidence = (np.full(total, np.nan, dtype=np.float32) for _ in range(4))
-    predicted, refined, place = (np.full(total, -1, dtype=np.int32) for _ in range(3))
+    quality, confidence, refined_confidence = (np.full(total, np.nan, dtype=np.float32) for _ in range(3))
+    predicted, refined = (np.full(total, -1, dtype=np.int32) for _ in range(2))
+    place = np.full(total, -1)
     place[known] = y
     refined[known] = given[known]
     reliability, changed, changed_wrong = np.zeros((2, 10)), 0, 0.0
@@ -154,22 +154,20 @@ def _score(
         has_label = place[rows] >= 0
         rows, prediction = rows[has_label], prediction[has_label]
         label, at = place[rows], np.arange(len(rows))
-        quality[rows] = given_true(prediction, label, ranking)[at, label]
         posterior = given_true(prediction, label, model.transition)
-        clean[rows] = posterior[at, label]
+        quality[rows] = posterior[at, label]
         best = policy.repair_labels(posterior, label, noise.shown)
         refined[rows], refined_confidence[rows] = present[best], posterior[at, best]
         changed += int((best != label).sum())
         changed_wrong += float((1 - posterior[at, best])[best != label].sum())
         reliability += _reliability(prediction @ model.transition, label)
-    scored = clean[np.isfinite(clean)].astype(np.float64)
+    scored = quality[np.isfinite(quality)].astype(np.float64)
     rate = float(1 - scored.mean()) if len(scored) else 0.0
     return Fused(
         predicted_label=predicted,
         predicted_confidence=confidence,
         label_quality=quality,
-        clean_probability=clean,
-        clean=np.nan_to_num(clean, nan=0.0) >= 0.5,
+        clean=np.nan_to_num(quality, nan=0.0) >= 0.5,
         refined_label=refined,
         refined_confidence=refined_confidence,
         noise_rate=rate,
@@ -219,7 +217,6 @@ def _unanimous(names: list[str], given: NDArray[Any], known: Index, policy: Repa
         predicted_label=refined.copy(),
         predicted_confidence=sure.copy(),
         label_quality=sure.copy(),
-        clean_probability=sure.copy(),
         clean=np.isfinite(sure),
         refined_label=refined,
         refined_confidence=sure,

@@ -4,14 +4,15 @@ A model is a pool π(true c | x) with a transition matrix T[c, y] = P(given y | 
 given labels. Three are fitted:
 
 - `none`: T = I, every label is right and all disagreement is overlap of classes.
-- `simple`: T = (1 - ε - η) I + ε U + η N, where U goes to any other class and N to the class that looks most alike. Two numbers,
-  by maximum likelihood. It is exact for symmetric noise and for noise towards the nearest class, however few the labels.
-- `detailed`: T class by class, by confident joint (Northcutt et al. 2021, "Confident learning", Eq. 1-3), drawn towards `simple`
-  by `pseudo_rows` rows for every entry. People confuse some classes more than others, and more on hard pictures, which no
-  two numbers describe.
+- `simple`: T = (1 - ε - η) I + ε U + η N, where U goes to any other class and N to the class that looks most alike. Two
+  numbers, by maximum likelihood. It is exact for symmetric noise and for noise towards the nearest class, however few the
+  labels.
+- `detailed`: T class by class, by confident joint (Northcutt et al. 2021, "Confident learning", Eq. 1-3), drawn towards
+  `simple` by `pseudo_rows` rows for every entry. People confuse some classes more than others, and more on hard pictures,
+  which no two numbers describe.
 
 Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better.
-Noise is shown where one of the two is clearly better than `none`.
+Noise is shown where one of the two is clearly better than `none`, and the interval of the noise rate does not reach 0.
 
 What cannot be known: pictures that lie between two classes and labels that were confused look the same in the given labels.
 `simple` believes in overlap, `detailed` more in confusion; the interval of the noise rate spans both.
@@ -29,6 +30,7 @@ from noisegate.pipeline.system.array_types import Float64, Index
 from .pool import Pool, fit_pool
 from .repair import RepairPolicy
 
+LEAST = 0.001  # share of labels that may be anything, so that labels are ranked where no noise is found
 STARTS = (0.05, 0.3)  # noise rates from which the simple model is fitted; the likelier result counts
 
 
@@ -53,7 +55,8 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     """Fit the models to log votes (S, n, C) and labels y (n,), and choose between them by cross-validation over the rows.
 
     The interval has the error of leaving out one fold of the rows at a time (jackknife), and spans the models that the
-    labels do not refute. Its upper end spans the share of confident disagreement too; its lower end is 0 where noise is not shown.
+    labels do not refute. Its upper end spans the share of confident disagreement too; its lower end is 0 where noise is
+    not shown.
     """
     models = fit_models(votes, y, policy)
     fold = rng.permutation(len(y)) % policy.folds
@@ -66,18 +69,20 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
         rates.append(_rates(parts, votes[:, inside], y[inside]))
     none, simple, detailed = held_out
     refuted = _gain(detailed, simple) < -policy.refuted
-    shown = max(_gain(simple, none), _gain(detailed, none)) > policy.shown
-    error = float(t.ppf(0.975, policy.folds - 1)) * np.sqrt(policy.folds - 1) * np.std(rates, axis=0)
-    joint = confident_joint(models.detailed.predict(votes), y)
+    whole, spread = np.array(_rates(models, votes, y)), np.sqrt(policy.folds - 1) * np.std(rates, axis=0)
+    chance = np.sqrt(whole * (1 - whole) / len(y))  # of the labels drawn, at the least
+    error = np.maximum(t.ppf(0.975, policy.folds - 1) * spread, 1.96 * chance)
     considered = slice(1, 2 if refuted else 3)
-    whole = np.array(_rates(models, votes, y))
-    low = (whole - error)[considered].min() if shown else 0.0
+    low = (whole - error)[considered].min()
+    joint = confident_joint(models.detailed.predict(votes), y)
     high = max((whole + error)[considered].max(), 1 - np.trace(joint) / joint.sum() + error.max())
+    shown = low > 0 and max(_gain(simple, none), _gain(detailed, none)) > policy.shown
+    model, classes = models.simple if refuted else models.detailed, votes.shape[2]
     return NoiseEstimate(
-        models.simple if refuted else models.detailed,
+        model._replace(transition=(1 - LEAST) * model.transition + LEAST / classes),
         "simple" if refuted else "detailed",
         bool(shown),
-        (max(0.0, float(low)), min(1.0, float(high))),
+        (float(low) if shown else 0.0, min(1.0, float(high))),
     )
 
 

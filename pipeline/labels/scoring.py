@@ -121,7 +121,7 @@ def score_labels(
             "clean_tango": tango.clean_tango,
             "probe_consistency": probe_consistency,
             "label_quality": fused.label_quality,
-            "clean_probability": fused.clean_probability,
+            "clean_probability": fused.label_quality,
             "clean": fused.clean,
             "predicted_label": fused.predicted_label,
             "predicted_confidence": fused.predicted_confidence,

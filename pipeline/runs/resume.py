@@ -23,7 +23,7 @@ from .embeddings import embeddings_match
 from .table import VERSION, RunFolder, read_metadata, search_folder
 
 REQUESTS, BATCH = 16, 1024  # parallel size requests to a store; shards per batch of requests
-RESCORED = ("beta", "k", "neighbourhood")  # settings that `rescore` can change
+RESCORED = ("beta", "k", "neighbourhood", "repair")  # settings that `rescore` can change
 SCORED_LAST = (*RESCORED, "classes", "seed")  # settings that no embedding depends on
 
 

@@ -22,7 +22,7 @@ PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 
 Column = Literal[
     "similarity", "osa_weight", "clean_probability", "knn_consistency", "anchor_consistency", "consistency",
-    "probe_consistency", "label_quality", "neighbourhood", "refined_confidence",
+    "probe_consistency", "label_quality", "neighbourhood", "predicted_confidence", "refined_confidence",
 ]  # fmt: skip
 assert set(get_args(Column)) == set(NUMBERS)
 
@@ -137,6 +137,9 @@ class Sample(BaseModel):
     neighbourhood: float | None
     clean: bool | None
     clean_tango: bool | None
+    predicted_label: int | None
+    predicted_name: str | None = None
+    predicted_confidence: float | None
     refined_label: int | None
     refined_name: str | None = None
     refined_confidence: float | None
@@ -327,7 +330,10 @@ def _sample(tables: RunTables, row: dict[str, Any]) -> Sample:
     def name(label: int | None) -> str | None:
         return names[label] if label is not None and 0 <= label < len(names) else None
 
-    labels = {"label_name": name(row["label"]), "refined_name": name(row["refined_label"])}
+    labels = {
+        f"{word}_name": name(row[column])
+        for word, column in (("label", "label"), ("predicted", "predicted_label"), ("refined", "refined_label"))
+    }
     return Sample.model_validate({**plain(row), **labels})
 
 

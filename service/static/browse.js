@@ -187,14 +187,14 @@ export function createBrowse(root) {
 
   function card(sample, number) {
     const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
-    const label = sample.label !== null && sample.refined_label !== null;
+    const label = sample.label !== null && sample.predicted_label !== null;
     const name = (which, n) => sample[which] ?? `class ${n}`;
     const own = lens().noun === "label" ? ["label quality", score(sample.label_quality)] : lens().column === "neighbourhood" ? ["agreement", score(sample.neighbourhood)] : ["similarity", score(sample.similarity)];
     return h("li", {}, h("a", { class: "card", href: address({ sample: `${sample.shard}/${sample.index}`, offset: state.params.get("offset") }), "data-number": number, "data-place": `${sample.shard}/${sample.index}` },
       h("span", { class: "frame" }, samplePicture(state.run, sample, 320, "")),
       h("span", { class: "body" },
         h("span", { class: "said", dir: "auto" }, sample.status === "ok" ? "…" : ""),
-        label && h("span", { class: "turn" }, name("label_name", sample.label), sample.label !== sample.refined_label && [" → ", h("b", {}, name("refined_name", sample.refined_label))]),
+        label && h("span", { class: "turn" }, "given ", h("b", {}, name("label_name", sample.label)), ", looks like ", h("b", {}, name("predicted_name", sample.predicted_label)), `, ${percent(sample.predicted_confidence, 0)}`),
         sample.status !== "ok" && h("span", { class: "failed" }, `${sample.status.replaceAll("_", " ")}: ${sample.error ?? ""}`),
         h("dl", { class: "figures" }, sample.status === "ok" && [figure(...own), sample.clean_probability !== null && figure("right", percent(sample.clean_probability))]),
         h("span", { class: "foot" }, h("span", { class: "key" }, sample.key), sample.clean !== null && h("span", { class: `fate ${sample.clean ? "kept" : "dropped"}` }, sample.clean ? "kept" : "dropped")))));

@@ -5,13 +5,13 @@ import { busy, h, problem, put } from "./dom.js";
 import { percent, score, weight } from "./format.js";
 import { ask, neighbour } from "./score.js";
 
-const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "refined_confidence"]);
+const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "predicted_confidence", "refined_confidence"]);
 const WORDS = {
   key: "key", shard: "shard", index: "position in the shard", status: "status", error: "what was wrong",
   similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "fate",
   label: "given class", label_quality: "label quality", knn_consistency: "neighbours agree", anchor_consistency: "class texts agree",
   consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood",
-  refined_label: "class that fits best", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
+  predicted_label: "looks like", predicted_confidence: "confidence in that", refined_label: "label after repair", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
 };
 
 export function createSample({ next, closed }) {
@@ -79,8 +79,8 @@ export function createSample({ next, closed }) {
 
 function value(name, sample) {
   const found = sample[name];
-  if (name === "label" || name === "refined_label") {
-    const words = sample[name === "label" ? "label_name" : "refined_name"];
+  if (["label", "predicted_label", "refined_label"].includes(name)) {
+    const words = sample[`${name.replace("_label", "")}_name`];
     return words ? `${words} (${found})` : String(found);
   }
   if (name === "clean") return h("span", { class: `fate ${found ? "kept" : "dropped"}` }, found ? "kept" : "dropped");

@@ -199,7 +199,7 @@ def draw_clean(view: ScoreView, bins: Bins, name: str, width: int, height: int, 
 
 
 def draw_confusion(names: Sequence[str], shares: NDArray[np.float64], name: str, description: str) -> Markup:
-    """Shares (C, C) of each given class (row) by the class it was refined to (column); the diagonal is only marked."""
+    """Shares (C, C) of each given class (row) by the class it looks like (column); the diagonal is only marked."""
     cell, margin = 18, 12 + 6 * max(len(text) for text in names)
     margin = min(margin, 150)
     size = margin + cell * len(names) + 4
@@ -219,9 +219,7 @@ def draw_confusion(names: Sequence[str], shares: NDArray[np.float64], name: str,
             depth = f"{0.12 + 0.88 * shares[i, j] / most:.2f}"
             parts.append(_box("moved", x + 1, y + 1, cell - 2, cell - 2, tooltip, fill_opacity=depth))
     parts.append(_box("outline-box", float(margin), float(margin), cell * len(names), cell * len(names)))
-    drawn = drawing(
-        name, size, size, "Given classes (rows) and what they were refined to (columns)", description, parts
-    )
+    drawn = drawing(name, size, size, "Given classes (rows) and what they look like (columns)", description, parts)
     return drawn.replace('class="chart"', Markup('class="chart map" width="{}"').format(size), 1)
 
 

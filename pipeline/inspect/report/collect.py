@@ -71,7 +71,8 @@ def _calibration(values: dict[str, Any] | None) -> PairCalibration | None:
 
 COLUMNS = [
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "osa_weight", "clean_probability",
-    "label", "label_quality", "neighbourhood", "clean", "refined_label", "refined_confidence", "flags",
+    "label", "label_quality", "neighbourhood", "clean", "predicted_label", "predicted_confidence",
+    "refined_label", "flags",
 ]  # fmt: skip
 COARSE = 10  # fine bins in one of a shard's own histogram
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -164,19 +165,19 @@ class Sizes:
 
 @dataclass
 class Confusion:
-    """How often class `given` became `refined`, as sorted codes `given * 2**32 + refined` with counts."""
+    """How often a label `given` looks like class `predicted`, as sorted codes `given * 2**32 + predicted` with counts."""
 
     codes: Index = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: Index = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def add(self, given: Index, refined: Index) -> None:
-        codes, counts = np.unique((given << 32) + refined, return_counts=True)
+    def add(self, given: Index, predicted: Index) -> None:
+        codes, counts = np.unique((given << 32) + predicted, return_counts=True)
         self.codes, place = np.unique(np.concatenate([self.codes, codes]), return_inverse=True)
         self.counts = np.bincount(place, np.concatenate([self.counts, counts])).astype(np.int64)
 
     @property
     def entries(self) -> list[tuple[int, int, int]]:
-        """(given, refined, count) of all that occur, the most frequent first."""
+        """(given, predicted, count) of all that occur, the most frequent first."""
         order = np.argsort(-self.counts, kind="stable")
         return [
             (int(self.codes[i]) >> 32, int(self.codes[i]) & 0xFFFFFFFF, int(self.counts[i])) for i in order.tolist()
@@ -217,6 +218,7 @@ class ReportData:
     confusion: Confusion = field(default_factory=Confusion)
     suspects: dict[int, list[TableRow]] = field(default_factory=dict)
     label_doubts: Counter[int] = field(default_factory=Counter)
+    changed: int = 0  # labels
     label_counts: Counter[int] = field(default_factory=Counter)
 
 
@@ -283,13 +285,16 @@ def _add_failures(data: ReportData, stem: str, table: pa.Table, most: int) -> No
 
 def _add_labels(data: ReportData, per_class: LowestPerClass, stem: str, table: pa.Table, ok: Mask) -> None:
     quality = _floats(table, "label_quality")
-    given, refined = (_integers(table, name) for name in ("label", "refined_label"))
-    known = ok & ~np.isnan(quality) & (given >= 0) & (refined >= 0)
+    given, predicted = (_integers(table, name) for name in ("label", "predicted_label"))
+    known = ok & ~np.isnan(quality) & (given >= 0)
     if not known.any():
         return
-    data.confusion.add(given[known], refined[known])
+    doubtful = known & (quality < 0.5)
+    seen = doubtful & (predicted >= 0)
+    data.confusion.add(given[seen], predicted[seen])
     data.label_counts.update(_tally(given[known]))
-    data.label_doubts.update(_tally(given[known & (given != refined)]))
+    data.label_doubts.update(_tally(given[doubtful]))
+    data.changed += int((known & (given != _integers(table, "refined_label"))).sum())
     per_class.add(stem, table, np.where(known, given, -1), np.where(known, quality, np.nan))
 
 

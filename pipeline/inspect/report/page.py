@@ -132,14 +132,14 @@ def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
     ]
     if values["clean_probability"] is not None:
         figures.append(("P(clean)", percent(values["clean_probability"])))
-    given, refined = values["label"], values["refined_label"]
+    given, predicted = values["label"], values["predicted_label"]
     label = None
-    if given is not None and refined is not None:
+    if given is not None and predicted is not None:
         label = {
             "given": name_of(names, given),
-            "refined": name_of(names, refined),
-            "moved": given != refined,
-            "confidence": percent(values["refined_confidence"], 0),
+            "predicted": name_of(names, predicted),
+            "confidence": percent(values["predicted_confidence"], 0),
+            "changed": given != values["refined_label"],
         }
     caption = shown.caption
     return {

@@ -264,22 +264,28 @@ def label_section(
     if not facts or not data.label_counts:
         return None
     entries = data.confusion.entries
-    moved = [(given, refined, amount) for given, refined, amount in entries if given != refined]
+    moved = [(given, predicted, amount) for given, predicted, amount in entries if given != predicted]
     total = sum(data.label_counts.values())
     expected = label_promise(facts) or {}
     low, high = facts["noise_interval"]
     return {
         "rows": [
             ("estimated label noise", f"{percent(facts['noise_rate'])} (95 %: {percent(low)} to {percent(high)})"),
-            ("labels that would change", f"{sum(m[2] for m in moved):,} of {total:,}"),
+            ("more likely wrong than right", f"{sum(data.label_doubts.values()):,} of {total:,} labels"),
+            ("changed", f"{data.changed:,}, about {facts.get('changed_wrong', 0):,.0f} of these wrongly"),
             ("kept as clean: expected to be right", percent(expected.get("clean_precision"))),
             ("right labels: expected to be kept", percent(expected.get("clean_recall"))),
             ("wrong labels: expected to be found", percent(expected.get("noise_recall"))),
         ],
         "sources": [(name, number(weight, 2)) for name, weight in sorted((facts.get("source_weights") or {}).items())],
         "confusions": [
-            (name_of(names, given), name_of(names, refined), f"{amount:,}", percent(amount / data.label_counts[given]))
-            for given, refined, amount in moved[:TOP]
+            (
+                name_of(names, given),
+                name_of(names, predicted),
+                f"{amount:,}",
+                percent(amount / data.label_counts[given]),
+            )
+            for given, predicted, amount in moved[:TOP]
         ],
         "confusions_left": max(0, len(moved) - TOP),
         "map": _confusion_map(data, entries, names),
@@ -300,23 +306,23 @@ def label_section(
 def _confusion_map(
     data: ReportData, entries: Sequence[tuple[int, int, int]], names: Sequence[str]
 ) -> dict[str, Any] | None:
-    """The heat map of the classes with the most changes, in class order; None where nothing changes."""
+    """The heat map of the classes with the most doubtful labels, in class order; None where there are none."""
     involved: dict[int, int] = {}
-    for given, refined, amount in entries:
-        if given != refined:
+    for given, predicted, amount in entries:
+        if given != predicted:
             involved[given] = involved.get(given, 0) + amount
-            involved[refined] = involved.get(refined, 0) + amount
+            involved[predicted] = involved.get(predicted, 0) + amount
     chosen = sorted(sorted(involved, key=lambda label: (-involved[label], label))[:MAPPED])
     if not chosen:
         return None
     place = {label: i for i, label in enumerate(chosen)}
     shares = np.zeros((len(chosen), len(chosen)))
-    for given, refined, amount in entries:
-        if given in place and refined in place:
-            shares[place[given], place[refined]] = amount / data.label_counts[given]
+    for given, predicted, amount in entries:
+        if given in place and predicted in place:
+            shares[place[given], place[predicted]] = amount / data.label_counts[given]
     description = (
-        f"{len(chosen)} classes. Rows are given, columns refined; the darker a cell, the larger the share of the given "
-        "class that moves there. The table of confusions holds the largest."
+        f"{len(chosen)} classes. Rows are given, columns what it looks like; the darker a cell, the larger the share of "
+        "the given class. The table of confusions holds the largest."
     )
     drawn = draw_confusion([name_of(names, label) for label in chosen], shares, "confusion", description)
     return {"svg": drawn, "classes": len(chosen), "left": max(0, len(involved) - len(chosen))}

@@ -96,7 +96,7 @@ def _score_problems(table: pa.Table, metadata: Mapping[str, Any]) -> Iterator[tu
     for name in ("similarity", "osa_weight", "clean_probability", "label_quality", "clean"):
         scored = np.flatnonzero(failed & pc.is_valid(table[name]).to_numpy(zero_copy_only=False))
         yield from ((int(row), f"the sample failed, but has a {name}") for row in scored)
-    for name in ("clean_probability", "label_quality", "refined_confidence"):
+    for name in ("clean_probability", "label_quality", "predicted_confidence", "refined_confidence"):
         values = floats(table, name)
         with np.errstate(invalid="ignore"):
             outside = np.flatnonzero((values < -SCORE_TOLERANCE) | (values > 1 + SCORE_TOLERANCE))
