@@ -1,7 +1,8 @@
 """Drawn classes with every kind of label noise, with and without text anchors: what `benchmarks.labels --grid` judges.
 
-Every case draws its settings and its data from its own seed: Gaussian classes of one or three modes, even or uneven in size, from
-hardly to well apart, noise of one kind and rate, and text anchors that are good, weak, those of another class, or absent.
+Every case draws its settings and its data from its own seed: Gaussian classes of one or three modes, even or uneven in
+size, from hardly to well apart, noise of one kind and rate, and text anchors that are good, weak, those of another class, or
+absent.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ python -m benchmarks.labels --split whole      # all rows, with noise drawn anew
 python -m benchmarks.labels --grid 240         # also drawn classes with every kind of noise (benchmarks/label_grid.py)
 python -m benchmarks.labels --speed            # the probe's time over scikit-learn's as well (minutes)
 
-One row a case. `noise` and `found` are the true and the estimated share of wrong labels, with the interval of 95 %. `F1` is that of
-the kept labels, beside the best of cleanlab's five filters on the probe's out-of-fold probabilities. `right` is the share of right
-labels before and after the repair (`sure`), and after the best fixed rule, whose limit is chosen with the truth of the case. `ECE` is the calibration error of label_quality.
+One row a case. `noise` and `found` are the true and the estimated share of wrong labels, with the interval of 95 %. `F1` is
+that of the kept labels, beside the best of cleanlab's five filters on the probe's out-of-fold probabilities. `right` is the
+share of right labels before and after the repair (`sure`), and after the best fixed rule, whose limit is chosen with the truth
+of the case. `ECE` is the calibration error of label_quality.
 
-Real features: CIFAR-10N (three levels of human noise; ImageNet features) and CLIP ViT-B/32 features of Oxford pets and of textures
-(DTD), with labels moved to any class (symmetric), to the class whose mean is nearest (nearest), or depending on the picture
-(instance). Where the files are absent, drawn scenes alone are judged: pictures of 36 classes, encoded by the embedded model.
+Real features: CIFAR-10N (three levels of human noise; ImageNet features) and CLIP ViT-B/32 features of Oxford pets and of
+textures (DTD), with labels moved to any class (symmetric), to the class whose mean is nearest (nearest), or depending on the
+picture (instance). Drawn scenes: pictures of 36 classes, encoded by the embedded model; alone where the files are absent.
 """
 
 from __future__ import annotations
@@ -186,9 +187,7 @@ def cleanlab_f1(case: Case, classes: int) -> float:
 
 
 def best_fixed_rule(columns: dict[str, NDArray[Any]], labels: Index, truth: Index) -> float:
-    """Share of right labels if a label becomes the predicted one where its quality is below, or that one's confidence above, the
-    limit that is best for this case.
-    """
+    """Share of right labels by the best limit, on their quality or on the confidence of the predicted label."""
     predicted = columns["predicted_label"]
     signs = (
         1 - np.nan_to_num(columns["label_quality"], nan=1.0),
@@ -224,14 +223,14 @@ def summary(rows: list[Row]) -> dict[str, float]:
     return {
         "cases": len(rows),
         "mean error of the noise rate": float(np.mean([abs(row.found - row.noise) for row in counted])),
-        "largest": max(abs(row.found - row.noise) for row in counted),
+        "largest": max((abs(row.found - row.noise) for row in counted), default=float("nan")),
         "intervals that hold it": float(np.mean([row.low <= row.noise <= row.high for row in counted])),
         "widest interval of 4,000 rows and more": max(large, default=float("nan")),
         "F1 below cleanlab's by more than .002": sum(row.f1 < row.cleanlab_f1 - 0.002 for row in rows),
         "cases with fewer right labels after": len(lost),
         "mean loss there": float(np.mean(lost)) if lost else 0.0,
         "share of the best rule's gain": sum(row.after - row.before for row in rows) / gain if gain else float("nan"),
-        "largest ECE": max(row.ece for row in rows),
+        "largest ECE": max((row.ece for row in rows), default=float("nan")),
         "mean ECE": float(np.mean([row.ece for row in rows])),
     }
 
@@ -239,7 +238,8 @@ def summary(rows: list[Row]) -> dict[str, float]:
 def print_rows(rows: Iterator[Row]) -> list[Row]:
     """Print rows as they come."""
     print(
-        f"{'case':26}{'rows':>6} {'noise':>6}{'found':>7}  {'interval':13} {'model':9}{'AUROC':>6} {'F1':>6} {'cleanlab':>8}  right before, after, best  ECE"
+        f"{'case':26}{'rows':>6} {'noise':>6}{'found':>7}  {'interval':14} {'model':9}{'AUROC':>6} {'F1':>6} {'cleanlab':>8}"
+        "  right before, after, best  ECE"
     )
     done = []
     for row in rows:

@@ -1,21 +1,19 @@
-"""Fusion on simulated sources with known truth, against cleanlab's confident joint, and on real human label noise."""
+"""Fusion on simulated sources with known truth, and on real human label noise."""
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cleanlab.count import compute_confident_joint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import cross_val_predict
 
-from benchmarks.repair import KINDS, Case, draw_case, draw_flipped, repair
-from noisegate.pipeline.labels.fusion import Fused, confident_joint, fuse
+from noisegate.pipeline.labels.fusion import Fused, fuse
 from noisegate.pipeline.labels.probe import probe_probabilities
+from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.labels.tango import visual_consistency
 from noisegate.pipeline.neighbours import default_k, find_neighbours
 from tests.errors import refused
@@ -53,29 +51,6 @@ def f1(kept: np.ndarray, clean: np.ndarray) -> float:
     return float(2 * (kept & clean).sum() / (kept.sum() + clean.sum()))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 5), st.integers(20, 80))
-def test_confident_joint_equals_cleanlab(seed: int, classes: int, n: int) -> None:
-    rng = np.random.default_rng(seed)
-    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, n)])
-    probability = rng.dirichlet(np.ones(classes), len(labels))
-    probability[np.arange(len(labels)), labels] += rng.random()
-    probability /= probability.sum(axis=1, keepdims=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = compute_confident_joint(labels, probability, calibrate=True)
-    np.testing.assert_allclose(confident_joint(probability, labels), theirs, atol=1)  # cleanlab rounds to whole rows
-
-
-def test_rows_without_a_label_or_a_probability_are_left_out_of_the_confident_joint() -> None:
-    rng = np.random.default_rng(0)
-    labels, probability = rng.integers(0, 3, 60), rng.dirichlet(np.ones(3), 60)
-    expected = confident_joint(probability, labels)
-    more = np.concatenate([probability, np.eye(3), [[np.nan, 0.5, 0.5], [0.1, np.nan, 0.9]]])
-    found = confident_joint(more, np.concatenate([labels, [-1, 3, 99], [0, 2]]))
-    np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("kind", ["symmetric", "pairwise"])
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.4])
 def test_finds_and_repairs_wrong_labels(kind: str, rate: float) -> None:
@@ -85,16 +60,20 @@ def test_finds_and_repairs_wrong_labels(kind: str, rate: float) -> None:
     fused = fuse(sources, labels, 8)
     clean = labels == truth
     low, high = fused.noise_interval
-    assert low <= (~clean).mean() <= high and high - low < 0.3
+    assert low <= (~clean).mean() <= high
     assert low <= fused.noise_rate <= high
     assert f1(fused.clean, clean) > 0.97
-    assert (fused.refined_label == truth).mean() >= clean.mean()
-    if (kind, rate) == ("pairwise", 0.4):  # or 60 % are wrong, and each name stands for the class before it
-        assert (fused.refined_label == labels).mean() > 0.99
-    elif rate > 0:
-        assert (fused.refined_label == truth).mean() > 0.97
+    assert (fused.predicted_label == truth).mean() > 0.95
+    if (kind, rate) == (
+        "pairwise",
+        0.4,
+    ):  # found, but not mended: two fifths of each class at every place could be overlap
+        assert not fused.repairs and (fused.refined_label == labels).all()
+    else:
+        assert high - low < 0.3
+        assert (fused.refined_label == truth).mean() > (0.97 if rate else 0.999)
     if rate == 0:
-        assert fused.noise_rate == 0 and (fused.refined_label == labels).all()
+        assert fused.noise_rate < 0.01 and fused.noise_interval[0] == 0 and fused.changed == 0
     else:
         best = max(roc_auc_score(clean, source[np.arange(1500), labels]) for source in sources.values())
         assert auroc(fused, labels, truth) > max(best - 0.001, 0.98)
@@ -102,6 +81,23 @@ def test_finds_and_repairs_wrong_labels(kind: str, rate: float) -> None:
         assert fused.expected.clean_precision == pytest.approx(clean[fused.clean].mean(), abs=0.05)
         assert fused.expected.clean_recall == pytest.approx(fused.clean[clean].mean(), abs=0.05)
         assert fused.expected.kept == pytest.approx(fused.clean.mean(), abs=1e-6)
+        changed = fused.refined_label != labels
+        assert fused.changed == changed.sum()
+        assert fused.changed_wrong == pytest.approx((fused.refined_label != truth)[changed].sum(), abs=0.03 * 1500)
+
+
+def test_the_user_sets_how_sure_a_change_must_be() -> None:
+    embeddings, truth = blobs(1500, 6, 0.5, seed=3)
+    labels = flipped(truth, 6, 0.3, "symmetric", seed=4)
+    sources = opinions(embeddings, labels, 6)
+    never, sure, likely = (fuse(sources, labels, 6, policy=RepairPolicy(name)) for name in ("never", "sure", "likely"))
+    assert (never.refined_label == labels).all() and never.changed == 0 and never.repairs
+    assert 0 < sure.changed < likely.changed
+    assert ((sure.refined_label == labels) | (sure.refined_label == likely.refined_label)).all()
+    assert (sure.refined_confidence[sure.refined_label != labels] > 0.5).all()
+    for found in (never, sure):
+        np.testing.assert_array_equal(found.predicted_label, likely.predicted_label)
+        np.testing.assert_array_equal(found.label_quality, likely.label_quality)
 
 
 def test_a_useless_source_costs_nothing_and_a_good_one_helps() -> None:
@@ -133,93 +129,6 @@ def test_weak_embeddings_leave_clean_labels_alone() -> None:
     assert fused.noise_interval[0] < 0.01
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.2, 0.4, 0.6])
-@pytest.mark.parametrize(("rows", "classes"), [(50, 12), (200, 2), (200, 8), (1000, 5)])
-def test_repair_never_does_worse_than_leaving_labels_alone(rows: int, classes: int, rate: float) -> None:
-    """Embeddings that hardly tell the classes apart, and some that do; two rows of 1,000 may be lost by chance."""
-    for d, apart in ((2, 2.0), (4, 5.0), (16, 2.0), (64, 5.0)):
-        embeddings, truth = blobs(rows, classes, apart / np.sqrt(d), seed=d, d=d)
-        labels = flipped(truth, classes, rate, "pairwise" if d == 4 and rate < 0.5 else "symmetric", seed=rows)
-        lists = find_neighbours(embeddings, default_k(rows, classes)).indices
-        sources = {"neighbours": visual_consistency(lists, labels, classes)}
-        sources["probe"] = probe_probabilities(embeddings, labels, classes)
-        fused = fuse(sources, labels, classes)
-        gain = (fused.refined_label == truth).mean() - (labels == truth).mean()
-        assert gain >= -0.002, (d, apart, gain)
-        assert fused.repairs or (fused.refined_label == labels).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_kind_of_noise_makes_the_repair_do_harm(kind: str) -> None:
-    """A slice of the grid of benchmarks/repair.py: never worse beyond chance, and better where classes are apart."""
-    gains = []
-    for seed, (rows, width, classes, apart, anchors) in enumerate(
-        [
-            (600, 64, 3, 7.0, "absent"),
-            (600, 16, 10, 7.0, "weak"),
-            (200, 4, 3, 4.0, "absent"),
-            (600, 16, 10, 2.5, "good"),
-        ]
-    ):
-        for rate in (0.1, 0.4):
-            done = repair(Case(seed, rows, width, classes, apart, 1, seed != 2, kind, rate, anchors))
-            assert done.gain >= -0.002 or not done.beyond_chance, done
-            gains.append(done.gain)
-    if kind == "none":
-        assert gains == [0] * 8
-    elif kind != "border":  # of pairs, 40 % stand: which of the two names is right is open
-        assert np.mean(gains) > (0.01 if kind == "pairwise" else 0.05)
-
-
-@pytest.mark.parametrize("anchors", ["absent", "good", "weak", "another's"])
-@pytest.mark.parametrize("rate", [0.55, 0.6])
-def test_names_that_moved_by_one_are_left_alone(rate: float, anchors: str) -> None:
-    """Most of each class is called the next one: the labels say that this name is right, and wrong texts do so too."""
-    assert repair(Case(10_000_000, 600, 16, 3, 5.5, 1, True, "pairwise", rate, anchors)).gain >= -0.002
-
-
-@pytest.mark.parametrize("seed", [1_000_087, 1_000_326, 1_000_336, 1_000_445])
-def test_cases_that_were_once_lost(seed: int) -> None:
-    """Two or three classes, 60 % of the labels wrong, and texts of the very class that the labels name: 20 to 40 points."""
-    assert repair(draw_case(seed)).gain >= -0.002
-
-
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(st.integers(5_000_000, 6_000_000), st.sampled_from(["ring", "one", "onto", "mode"]))
-def test_most_of_a_class_by_another_name_does_no_harm(seed: int, kind: str) -> None:
-    case = draw_flipped(seed)
-    modes, rate = (3 if kind == "mode" else 1), min(case.rate, 0.6 if kind == "ring" else 0.9)
-    done = repair(case._replace(rows=400, kind=kind, rate=rate - 0.1 * (kind == "ring"), modes=modes))
-    assert done.gain >= -0.002, done
-
-
-def test_texts_do_not_stop_a_right_repair() -> None:
-    case = Case(10_000_000, 800, 16, 3, 5.0, 1, True, "pairwise", 0.2, "absent")
-    alone = repair(case).gain
-    for anchors in ("good", "weak"):
-        assert repair(case._replace(anchors=anchors)).gain >= alone - 0.005 > 0.15
-
-
-def test_texts_of_many_classes_vouch_for_their_names() -> None:
-    case = Case(10_000_000, 1200, 64, 24, 7.0, 1, True, "pairwise", 0.4, "absent")
-    assert repair(case).gain == pytest.approx(0, abs=0.002)
-    assert repair(case._replace(anchors="good")).gain > 0.3
-
-
-def test_noise_from_one_class_to_one_other_is_read_through_the_noise() -> None:
-    """With 42 % of each class called the next one, the largest share is often the wrong class's, but not the pattern."""
-    embeddings, truth = blobs(2000, 10, 1.1, seed=21)
-    labels = flipped(truth, 10, 0.42, "pairwise", seed=22)
-    sources = opinions(embeddings, labels, 10)
-    largest = max((source.argmax(axis=1) == truth).mean() for source in sources.values())
-    fused = fuse(sources, labels, 10)
-    assert largest < 0.95 < 0.99 < (fused.clean == (labels == truth)).mean()
-    assert (fused.refined_label == labels).mean() > 0.99  # found, but not mended: which of two names is right is open
-    assert fused.noise_interval[0] <= (labels != truth).mean() <= fused.noise_interval[1]
-    blind = fuse(sources, labels, 10, label_free=set(sources))  # as if none had learned from these labels
-    assert auroc(fused, labels, truth) > auroc(blind, labels, truth)
-
-
 def test_embeddings_that_know_nothing_change_nothing() -> None:
     rng = np.random.default_rng(6)
     labels = rng.integers(0, 2, 600)
@@ -233,15 +142,15 @@ def test_many_classes_with_few_members() -> None:
     fused = fuse(opinions(embeddings, labels, 100), labels, 100)
     assert auroc(fused, labels, truth) > 0.98
     assert (fused.refined_label == truth).mean() > 0.95
-    assert fused.noise_interval[0] <= 0.2 <= fused.noise_interval[1]
+    assert fused.noise_rate == pytest.approx((labels != truth).mean(), abs=0.02)
 
 
 def test_probabilities_hold() -> None:
     embeddings, truth = blobs(6000, 5, 0.55, seed=9)
     labels = flipped(truth, 5, 0.3, "symmetric", seed=10)
     fused = fuse(opinions(embeddings, labels, 5), labels, 5)
-    clean, decile = labels == truth, np.minimum((fused.clean_probability * 10).astype(int), 9)
-    gap = sum(abs(clean[decile == d].sum() - fused.clean_probability[decile == d].sum()) for d in range(10))
+    clean, decile = labels == truth, np.minimum((fused.label_quality * 10).astype(int), 9)
+    gap = sum(abs(clean[decile == d].sum() - fused.label_quality[decile == d].sum()) for d in range(10))
     assert gap / len(labels) < 0.06
     assert fused.ece < 0.06
 
@@ -257,6 +166,7 @@ def test_rows_without_label_or_opinion() -> None:
     fused = fuse(sources, labels, 4)
     assert np.isnan(fused.label_quality[:4]).all() and not fused.clean[:4].any()
     assert fused.refined_label[:4].tolist() == [truth[0], truth[1], -1, labels[3]]
+    assert fused.predicted_label[:4].tolist() == [truth[0], truth[1], -1, -1]
     assert np.isfinite(fused.refined_confidence[:2]).all() and np.isnan(fused.refined_confidence[2:4]).all()
     assert np.isfinite(fused.label_quality[4:]).all()
     assert fused.label_quality.dtype == np.float32 and fused.refined_label.dtype == np.int32
@@ -298,8 +208,9 @@ def test_any_small_input_gives_probabilities(n: int, classes: int, seed: int) ->
     fused = fuse(sources, labels, classes)
     known = np.isfinite(fused.label_quality)
     assert ((fused.label_quality[known] >= 0) & (fused.label_quality[known] <= 1)).all()
-    assert (fused.clean == (np.nan_to_num(fused.clean_probability) >= 0.5)).all()
-    assert ((fused.refined_label >= -1) & (fused.refined_label < classes)).all()
+    assert (fused.clean == (np.nan_to_num(fused.label_quality) >= 0.5)).all()
+    for column in (fused.refined_label, fused.predicted_label):
+        assert ((column >= -1) & (column < classes)).all()
     low, high = fused.noise_interval
     assert 0 <= low <= fused.noise_rate <= high <= 1
     json.dumps(fused.facts(), allow_nan=False)
