@@ -44,8 +44,10 @@ from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.inspect.metrics import selection_metrics
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.probe import FIRST, STRENGTHS, probe_probabilities
+from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.labels.scoring import score_labels
 from noisegate.pipeline.neighbours import default_k, find_neighbours
+from noisegate.pipeline.settings import REPAIRS
 from noisegate.pipeline.system.array_types import Float32, Index
 
 DATA = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
@@ -140,12 +142,12 @@ def scene_features(count: int, seed: int) -> tuple[Float32, Index]:
     return encoder.encode_images([draw_scene(scene) for scene in scenes]), np.array(list(map(scene_class, scenes)))
 
 
-def judge(case: Case) -> Row:
+def judge(case: Case, repair: str = "sure") -> Row:
     """Score the labels as `noisegate annotate` does, and compare."""
     labels, truth, count = case.labels, case.truth, len(case.labels)
     classes = int(max(truth.max(), labels.max())) + 1
     neighbours = find_neighbours(case.features, default_k(count, classes))
-    found = score_labels([case.features], labels, neighbours, case.anchors, device="cpu")
+    found = score_labels([case.features], labels, neighbours, case.anchors, device="cpu", policy=RepairPolicy(repair))
     quality, refined = found.columns["label_quality"], found.columns["refined_label"]
     wrong, scored = labels != truth, np.isfinite(quality)
     kept = selection_metrics(quality[scored], found.columns["clean"][scored], wrong[scored])
@@ -313,6 +315,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", choices=SPLITS, default="unseen")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--repair", choices=REPAIRS, default="sure")
     parser.add_argument("--grid", type=int, default=0, help="drawn cases to judge as well")
     parser.add_argument("--speed", action="store_true", help="time the probe against scikit-learn as well")
     parser.add_argument("--rows", type=int, default=20_000)
@@ -320,7 +323,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = print_rows(judge(case) for case in cases(options.split) if options.only in case.name)
+    rows = print_rows(judge(case, options.repair) for case in cases(options.split) if options.only in case.name)
     result: dict[str, Any] = {"rows": [row._asdict() for row in rows], "real": summary(rows)}
     if options.grid:
         drawn_rows = list(grid_rows(options.grid, options.split))

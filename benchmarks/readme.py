@@ -27,6 +27,7 @@ COLUMNS_SHOWN = (
     "clean",
     "label",
     "label_quality",
+    "predicted_label",
     "refined_label",
     "flags",
 )

@@ -37,24 +37,23 @@ def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | 
     with which the column `label` of `table` is compared. By default `noisy`, with `clean_label` where it is there.
     """
     columns = _columns_of_file(table, path, field) if path else _fields_of_shards(run, field)
-    source = str(path) if path else "the json of the shards"
-    if field is None:
-        noisy, labels = columns.get("noisy"), columns.get("clean_label")
-    else:
-        numbers = _are_classes(columns[field])
-        noisy, labels = (None, columns[field]) if numbers else (columns[field], None)
-    right = None if labels is None else _class_numbers(labels, source)
+    source = path or "the json of the shards"
+    names = (
+        ("noisy", "clean_label") if field is None else (None, field) if _are_classes(columns[field]) else (field, None)
+    )
+    noisy, right = columns.get(names[0] or ""), columns.get(names[1] or "")
+    labels = None if right is None else _class_numbers(right, source, names[1])
     if noisy is not None:
-        return Truth(_booleans(noisy, source), right)
-    if right is None or "label" not in table.column_names:
+        return Truth(_booleans(noisy, source, names[0]), labels)
+    if labels is None or "label" not in table.column_names:
         raise _error(
             source,
             "says which class is right, and pairs have none; use --what labels, or a field that is true or false",
         )
     given = table["label"].cast(pa.int64()).fill_null(-1).to_numpy()
-    if (unknown := (given >= 0) & (right < 0)).any():
+    if (unknown := (given >= 0) & (labels < 0)).any():
         raise _error(source, f"has no right class for {int(unknown.sum()):,} labelled samples")
-    return Truth(given != right, right)
+    return Truth(given != labels, labels)
 
 
 def noised_part(run: RunFolder, path: Path | None) -> str | None:
@@ -126,13 +125,12 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
         for raw in _read_samples(reader):
-            record = _read_json(raw)
-            if record.get(names[0]) is None:
+            record = {name: value for name, value in _read_json(raw).items() if isinstance(value, int)}
+            if names[0] not in record:
                 problem = f"sample {raw.key} of {urls[stem]} has no json field {names[0]}, so the truth is not known"
-                raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth", names[0])
+                raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth")
             for name in names:
-                value = record.get(name)
-                columns[name].append(value if isinstance(value, int) or name == names[0] else None)
+                columns[name].append(record.get(name))
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
             raise MismatchError.of("shards", urls[stem], "has changed since it was scored; run annotate again")
     known = any(value is not None for value in columns[names[-1]])
@@ -144,16 +142,18 @@ def _are_classes(values: list[Any]) -> bool:
     return any(isinstance(value, int) and not isinstance(value, bool) for value in values)
 
 
-def _booleans(values: list[Any], source: object) -> NDArray[np.bool_]:
+def _booleans(values: list[Any], source: object, column: str | None) -> NDArray[np.bool_]:
     if not all(isinstance(value, bool | int) and value in (0, 1) for value in values):
-        raise _error(source, "must say true or false (or 1 and 0) for every sample")
+        raise _error(source, f"is no truth: {column} must be true or false (or 1 and 0) for every sample")
     return np.array(values, dtype=bool)
 
 
-def _class_numbers(values: list[Any], source: object) -> NDArray[np.int64]:
-    if not all(value is None or (isinstance(value, int) and not isinstance(value, bool)) for value in values):
-        raise _error(source, "must hold class numbers in its column of right labels")
-    return np.array([-1 if value is None else value for value in values], np.int64)
+def _class_numbers(values: list[Any], source: object, column: str | None) -> NDArray[np.int64]:
+    """Class numbers, -1 for what is none; raises ConfigError where there is not one number among them."""
+    numbers = [value if isinstance(value, int) and not isinstance(value, bool) else -1 for value in values]
+    if any(isinstance(value, str | float) for value in values):
+        raise _error(source, f"is no truth: the column {column} must hold class numbers")
+    return np.array(numbers, np.int64)
 
 
 def _error(source: object, problem: str) -> ConfigError:

@@ -256,6 +256,37 @@ def test_each_kind_of_arrays_fills_its_columns(what: str, tmp_path: Path) -> Non
     assert tables_of(tmp_path / "out") == before
 
 
+def test_classes_of_arrays_have_names(tmp_path: Path) -> None:
+    saved(tmp_path, i=IMAGES, y=GIVEN)
+    (tmp_path / "names.txt").write_text("ant\nbee\ncat\ndog\n")
+    words = ["score-embeddings", "--images", "i.npy", "--labels", "y.npy", "--out", "out"]
+    done = called(*words, "--class-names", "names.txt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "given bee, looks like ant" in called("show", "out", cwd=tmp_path).stdout
+    (tmp_path / "names.txt").write_text("ant\nbee\n")
+    done = called(*words, "--overwrite", "--class-names", "names.txt", cwd=tmp_path)
+    assert done.returncode == 2 and "2 are given, but there are 4 classes" in done.stderr
+    with refused("labels"):
+        score_embeddings(tmp_path / "other", tmp_path / "i.npy", texts=tmp_path / "i.npy", class_names=("a", "b"))
+
+
+def test_the_repair_can_be_chosen_and_chosen_again(tmp_path: Path) -> None:
+    images, true = clusters(count=600)
+    given = np.where(np.arange(600) % 5 == 1, (true + 1) % 4, true)
+    saved(tmp_path, i=images, y=given)
+    words = ["score-embeddings", "--images", "i.npy", "--labels", "y.npy", "--out", "out"]
+    never = json.loads(called(*words, "--repair", "never", "--json", cwd=tmp_path).stdout)
+    assert (never["repaired"], never["labels"]["repair"], never["labels"]["changed"]) == (0, "never", 0)
+    sure = json.loads(called("rescore", "out", "--repair", "sure", "--json", cwd=tmp_path).stdout)
+    assert sure["repaired"] == sure["labels"]["changed"] > 100
+    assert json.loads(called("rescore", "out", "--json", cwd=tmp_path).stdout)["labels"]["repair"] == "sure"
+    done = called("rescore", "out", "--repair", "always", cwd=tmp_path)
+    assert done.returncode == 2 and "repair 'always' is unknown; use never, sure, likely" in done.stderr
+    columns = read_table(tmp_path / "out", ["label", "predicted_label", "refined_label"]).to_pydict()
+    assert np.mean(np.array(columns["predicted_label"]) == true) > 0.98
+    assert np.mean(np.array(columns["refined_label"]) == true) > 0.98
+
+
 def test_parts_score_as_one_array_would(tmp_path: Path) -> None:
     scored(tmp_path, IMAGES, TEXTS, labels=GIVEN)
     for name, rows in (("img_emb", IMAGES), ("text_emb", TEXTS)):

@@ -71,7 +71,7 @@ def write_run(
             "status": np.where(lost, "no_label", "ok").tolist(),
             "label": pa.array(given[rows], mask=lost),
             "label_quality": quality[rows],
-            "refined_label": pa.array(refined[rows], mask=lost),
+            "predicted_label": pa.array(refined[rows], mask=lost),
             "clean": pa.array((clean & ~rejected if rejected is not None else clean)[rows], mask=lost),
             "osa_weight": None if rejected is None else np.where(rejected[rows], 0, 0.1).astype(np.float32),
         }

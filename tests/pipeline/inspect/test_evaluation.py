@@ -89,7 +89,10 @@ def test_truth_that_does_not_fit_is_refused(scored: Path, tmp_path: Path) -> Non
             evaluate(tables, written(path, table))
         assert message in str(caught.value)
     path.write_text("key,noisy\n")
-    for wrong, message in ((path, "is not a readable Parquet file"), (tmp_path / "missing.parquet", "is not there")):
+    for wrong, message in (
+        (path, "is not a readable Parquet or CSV file"),
+        (tmp_path / "missing.parquet", "is not there"),
+    ):
         with refused("truth", wrong) as caught:
             evaluate(tables, wrong)
         assert message in str(caught.value)

@@ -306,14 +306,16 @@ def labelled(own_run: Path) -> Path:
         flags = [["duplicate_of:x-0/00000"] if stem == "x-1" and i == 7 else [] for i in range(count)]
         columns = {
             "label": pa.array(given, pa.int32()),
+            "predicted_label": pa.array(refined, pa.int32()),
+            "predicted_confidence": np.full(count, 0.9, np.float32),
             "refined_label": pa.array(refined, pa.int32()),
-            "refined_confidence": np.full(count, 0.9, np.float32),
             "label_quality": np.where(given == refined, 0.95, 0.05).astype(np.float32),
             "flags": flags,
         }
         facts = {
             **{"k": 5, "classes": 3, "noise_rate": 0.05, "noise_interval": [0.01, 0.1], "ece": 0.02},
             "source_weights": {"probe": 1.5, "neighbours": 0.25},
+            "changed_wrong": 0.4,
             "expected": dict.fromkeys(("kept", "clean_precision", "clean_recall", "noise_precision"), 0.9)
             | {"noise_recall": None},
         }
@@ -327,7 +329,10 @@ def test_labels_show_what_turns_into_what_and_the_worst_of_each_class(labelled: 
     assert re.search(r"class 0</td><td[^>]*>class 1</td><td class=\"num\">3</td>", part)
     assert len(re.findall(r'<rect class="moved"', part)) == 1
     first = part.split("<details")[1]
-    assert "class 0" in first.split("</summary>")[0] and "3 of 21 labels would change" in first
+    assert "class 0" in first.split("</summary>")[0] and "3 of 21 labels are more likely wrong than right" in first
+    assert 'given <b dir="auto">class 0</b>, looks like <b dir="auto">class 1</b>, 90 % (changed)' in first.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )
     assert re.findall(r'class="key">(\w+)<br>', first)[:3] == ["00003", "00023", "00043"]
     assert re.search(r"neighbours</th><td>0.25<", part)
 

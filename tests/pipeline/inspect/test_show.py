@@ -197,17 +197,18 @@ def test_labels_show_the_given_and_the_better_class_by_name(tmp_path: Path) -> N
     table = pq.read_table(tmp_path / "run" / "x.parquet").to_pylist()
     first = min(table, key=lambda row: row["label_quality"])
     one = found.worst["label_quality"][0]
-    assert (one.key, one.given, one.refined) == (first["key"], str(first["label"]), str(first["refined_label"]))
+    assert (one.key, one.given, one.predicted) == (first["key"], str(first["label"]), str(first["predicted_label"]))
+    assert one.confidence == first["predicted_confidence"]
+    assert found.histograms[0].mark == 0.5
     names = tuple(f"name-{i}" for i in range(10))
     Anchors(names, np.eye(10, 24, dtype=np.float32), np.arange(10)).save(anchors_file(RunFolder(tmp_path / "run")))
     assert read_overview(tmp_path / "run").worst["label_quality"][0].given == f"name-{first['label']}"
     shown = called("show", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     line = next(line for line in shown.stdout.splitlines() if f"x/{first['key']}" in line)
-    assert first["refined_label"] == first["label"], "nothing is repaired in so few"
-    assert f"name-{first['label']}" in line and "→" not in line
-    changed = replace(one, given="name-3", refined="name-5", caption=None)
-    assert format_sample(changed) == f"{one.score:7.3f}  x/{first['key']}  name-3 → name-5"
+    assert f"given name-{first['label']}, looks like name-{first['predicted_label']}" in line
+    other = replace(one, given="name-3", predicted="name-5", confidence=0.967, caption=None)
+    assert format_sample(other) == f"{one.score:7.3f}  x/{first['key']}  given name-3, looks like name-5, 97%"
 
 
 def test_runs_of_arrays(array_runs: Path) -> None:

@@ -81,12 +81,50 @@ def test_arrays_and_runs_without_labels_say_what_is_missing(run: Path, tmp_path:
         folder = tmp_path / judge.__name__ / "out"
         with refused("truth", None) as caught:
             judge(folder)
-        assert "was made from arrays, which hold no truth; give --truth FILE.parquet" in str(caught.value)
+        assert "was made from arrays, which hold no truth; give --truth FILE" in str(caught.value)
     with refused("task", folder, TableError):
         evaluate_labels(folder, truth_file(tmp_path / "t.parquet"))
     with refused("run", run, TableError):
         evaluate(run, truth_file(tmp_path / "t.parquet"))
     assert evaluate(folder, truth_file(tmp_path / "t.parquet")).samples == 160
+
+
+def test_the_truth_may_be_a_csv_or_another_column(run: Path, tmp_path: Path) -> None:
+    whole = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=TRUE))
+    keys = [f"{row:09d}" for row in range(160)]
+    for name, separator in (("t.csv", ","), ("t.tsv", "\t")):
+        rows = [("key", "right", "bad")]
+        rows += [(k, str(t), str(bool(g != t)).lower()) for k, t, g in zip(keys, TRUE, GIVEN, strict=True)]
+        lines = [separator.join(row) for row in rows]
+        (tmp_path / name).write_text("\n".join(lines))
+        assert evaluate_labels(run, tmp_path / name, "right") == whole
+        by_flag = evaluate_labels(run, tmp_path / name, "bad")
+        assert (by_flag.aurocs, by_flag.given_accuracy) == (whole.aurocs, None)
+        with refused("truth", tmp_path / name):
+            evaluate_labels(run, tmp_path / name)
+        with refused("truth", tmp_path / name):
+            evaluate_labels(run, tmp_path / name, "other")
+    classes = truth_file(tmp_path / "c.parquet", right=TRUE)
+    scored(tmp_path / "pairs", IMAGES, captions(IMAGES))
+    with refused("truth", classes):
+        evaluate(tmp_path / "pairs" / "out", classes, "right")
+
+
+def test_a_json_field_of_any_name_may_be_the_truth(tmp_path: Path) -> None:
+    parts = []
+    for i in range(30):
+        record = {"human": i % 3, "other": i % 5 == 0}
+        parts += [(f"{i:05d}.png", picture(NAMES[i % 3], (16 + i, 16))), (f"{i:05d}.json", json.dumps(record).encode())]
+        parts += [(f"{i:05d}.cls", str((i + (i % 6 == 0)) % 3).encode())]
+    write_tar(tmp_path / "s" / "x.tar", sorted(parts))
+    score(tmp_path / "s", tmp_path / "out", options=DecodeOptions(tasks=("labels",)))
+    found = read_truth(RunFolder(tmp_path / "out"), read_table(tmp_path / "out"), None, "human")
+    assert found.noisy.tolist() == [i % 6 == 0 for i in range(30)]
+    other = read_truth(RunFolder(tmp_path / "out"), read_table(tmp_path / "out"), None, "other")
+    assert other.noisy.tolist() == [i % 5 == 0 for i in range(30)] and other.clean_label is None
+    done = called("evaluate", "out", "--truth-field", "human", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["labels"]["noisy"] == 5
+    assert "--truth-field" in called("evaluate", "out", cwd=tmp_path).stderr
 
 
 def labelled(count: int) -> list[tuple[str, bytes]]:

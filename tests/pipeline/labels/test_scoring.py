@@ -53,9 +53,17 @@ def test_columns_are_what_the_pure_functions_say(anchors: Anchors | None) -> Non
     }
     if anchors is not None:
         sources["anchors"] = anchor_consistency(images, anchors.embeddings, anchors.labels, 4)
-    fused = fuse(sources, usable, 4, label_free={"anchors"}, seed=3)
-    for name in ("label_quality", "clean_probability", "clean", "refined_label", "refined_confidence"):
+    fused = fuse(sources, usable, 4, seed=3)
+    for name in (
+        "label_quality",
+        "clean",
+        "predicted_label",
+        "predicted_confidence",
+        "refined_label",
+        "refined_confidence",
+    ):
         np.testing.assert_array_equal(found.columns[name], getattr(fused, name))
+    np.testing.assert_array_equal(found.columns["clean_probability"], fused.label_quality)
     assert found.facts() == {"k": NEAR + 10, "classes": 4, **fused.facts()}
     assert set(found.flags) == {"no_neighbours", "indegree0", *(["unpicked"] if anchors else [])}
 

@@ -52,6 +52,8 @@ def test_the_contract() -> None:
         "neighbourhood": pa.float32(),
         "clean": pa.bool_(),
         "clean_tango": pa.bool_(),
+        "predicted_label": pa.int32(),
+        "predicted_confidence": pa.float32(),
         "refined_label": pa.int32(),
         "refined_confidence": pa.float32(),
         "flags": pa.list_(word),
@@ -158,3 +160,11 @@ def test_only_whole_tables_of_this_version_are_tables(tmp_path: Path) -> None:
 def test_the_run_file_is_json_that_others_can_read(tmp_path: Path) -> None:
     run_with(tmp_path, {}, name="β \udcff")
     assert json.loads((tmp_path / "_run.json").read_bytes().decode())["name"] == "β \udcff"
+
+
+def test_tables_of_earlier_releases_lack_a_column_and_are_read(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    old = small(label=[1, 2]).drop_columns(["predicted_label", "predicted_confidence"])
+    run.write_table("x", old)
+    assert run.read("x", ["label", "predicted_label"]).to_pydict() == {"label": [1, 2], "predicted_label": [None, None]}
+    assert run.read("x", ["predicted_confidence"]).to_pydict() == {"predicted_confidence": [None, None]}

@@ -108,6 +108,8 @@ FUSED = {
     "classes": 10,
     "noise_rate": 0.376,
     "noise_interval": [0.206, 0.526],
+    "noise_model": "detailed",
+    "changed_wrong": 56.4,
     "source_weights": {"probe": 0.5},
     "expected": {"clean_precision": 0.98, "clean_recall": 0.99},
     "ece": 0.01,
@@ -120,13 +122,17 @@ FUSED = {
         (
             {"repairs": True},
             False,
-            ["expected of clean precision 98.0 %", "labels repaired 1,234 kept as clean 600"],
+            ["expected of clean precision 98.0 %", "labels changed 1,234, about 56 of these wrongly kept as clean 600"],
             ["none"],
         ),
         (  # believed in part: labels are doubted, but not changed
             {"repairs": False},
             False,
-            ["37.6 % (95 %: 20.6 % to 52.6 %)", "precision 98.0 %", "labels repaired none: noise is not shown surely"],
+            [
+                "37.6 % (95 %: 20.6 % to 52.6 %), detailed model",
+                "precision 98.0 %",
+                "none: noise is not shown surely enough",
+            ],
             ["not known"],
         ),
         (
@@ -148,7 +154,8 @@ def test_what_is_said_of_labels_does_not_contradict_itself(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     print_summary(
-        replace(PLAIN, beta=PLAIN.beta if pairs else None, labels=FUSED | labels, repaired=1234), Output(as_json=False)
+        replace(PLAIN, beta=PLAIN.beta if pairs else None, labels=FUSED | labels, repaired=1234 * labels["repairs"]),
+        Output(as_json=False),
     )
     said = " ".join(capsys.readouterr().out.split())
     assert all(words in said for words in shown), said
