@@ -128,13 +128,23 @@ def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | N
     if low > high:
         return None
     width, anchor = bin_width(high - low), mark if mark is not None else 0.0
-    first, last = int(np.floor((low - anchor) / width)), int(np.floor((high - anchor) / width))
+    first, last = bin_range((low - anchor) / width, (high - anchor) / width)
     counts = np.zeros(last - first + 1, np.int64)
     for stem in stems:
-        places = np.floor((_read_scores(run, stem, score) - anchor) / width).astype(np.int64) - first
-        counts += np.bincount(places, minlength=len(counts))
+        places = np.floor((_read_scores(run, stem, score) - anchor) / width).astype(np.int64)
+        counts += np.bincount(np.minimum(places, last) - first, minlength=len(counts))
     edges = tuple(float(anchor + width * i) for i in range(first, last + 2))
     return Histogram(score, edges, tuple(counts.tolist()), mark, name)
+
+
+def bin_range(low: float, high: float) -> tuple[int, int]:
+    """First and last bin of values in bin widths; the last includes its upper edge, so that 1.0 has no bin of its own.
+
+    >>> bin_range(-10.0, 10.0), bin_range(0.5, 2.5), bin_range(3.0, 3.0)
+    ((-10, 9), (0, 2), (3, 3))
+    """
+    first = int(np.floor(low))
+    return first, max(first, int(np.ceil(high)) - 1)
 
 
 def bin_width(spread: float) -> float:

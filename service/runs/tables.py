@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.inspect import bin_width, read_class_names, read_overview
+from noisegate.pipeline.inspect import bin_range, bin_width, read_class_names, read_overview
 from noisegate.pipeline.inspect.report import ScoreView, choose_score_view
 from noisegate.pipeline.pairs import PairCalibration
 from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder, Where, parse_where, read_metadata
@@ -290,12 +290,12 @@ class RunTables:
         low, high = min(lows), max(highs)
         cut = self._ranking(column)[1] or 0.0
         width = bin_width((high - low) * BINS / bins)
-        first, last = (int(np.floor((end - cut) / width)) for end in (low, high))
+        first, last = bin_range((low - cut) / width, (high - cut) / width)
         counts = np.zeros((3, last - first + 1), np.int64)
         for _, table in self._tables([column, "clean"], rules):
             values = _floats(table, column)
             taken = table["passes"].to_numpy() & ~np.isnan(values)
-            place = np.floor((values[taken] - cut) / width).astype(np.int64) - first
+            place = np.minimum(np.floor((values[taken] - cut) / width).astype(np.int64), last) - first
             clean = np.asarray(table["clean"].cast(pa.int8()).fill_null(2).to_numpy())[taken]
             for row, fate in enumerate((1, 0, 2)):
                 counts[row] += np.bincount(place[clean == fate], minlength=counts.shape[1])

@@ -130,7 +130,7 @@ def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
         )
         if values[column] is not None
     ]
-    if values["clean_probability"] is not None:
+    if values["clean_probability"] not in (None, values["label_quality"]):
         figures.append(("P(clean)", percent(values["clean_probability"])))
     given, predicted = values["label"], values["predicted_label"]
     label = None
