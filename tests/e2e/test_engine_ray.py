@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from noisegate.pipeline.engines import engine
 from noisegate.pipeline.engines.ray_workers import Ray
-from noisegate.pipeline.neighbours import disk_search
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.ray_connection import SLOW_START, connect_to_ray
 from tests.commands import ROOT, called
@@ -78,7 +78,7 @@ def test_neighbours_are_searched_on_ray_too_once_the_encoders_have_made_room(
         write_tar(tmp_path / "s" / f"x-{number}.tar", sorted(pictures + labels))
     task = {"estimator": ColourModel, "options": DecodeOptions(tasks=("labels",)), "k": 4}
     score(tmp_path / "s", tmp_path / "plain", **task)
-    monkeypatch.setattr(disk_search, "run_task", lambda task: pytest.fail("searched in this process"))
+    monkeypatch.setattr(engine, "run_in_turn", lambda tasks: pytest.fail("searched in this process"))
     score(tmp_path / "s", tmp_path / "out", engine=TWO, neighbour_memory=2_000_000_000, **task)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "plain")
 
@@ -136,7 +136,7 @@ def test_the_command_says_what_a_worker_raises(deaths: Path, tmp_path: Path) -> 
     words = ("annotate", "s", "--out", "out", "--engine", "ray", "--ray-workers", 1, "--workers", 0, "--quiet")
     done = called(*words, "--model", "python:tests.fakes:Nobody", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: model 'python:tests.fakes:Nobody': module 'tests.fakes' has no 'Nobody'")
+    assert done.stderr.startswith("error: model 'python:tests.fakes:Nobody' does not work: tests.fakes has no 'Nobody'")
     assert len(done.stderr.splitlines()) == 1
 
 
