@@ -67,6 +67,7 @@ class JobRequest(BaseModel):
     classes: str | None = _setting("classes", max_length=100, description="A registered class set, or a built-in list.")
     beta: str = _setting("beta", max_length=100, pattern=BETA)
     k: int | None = _setting("k", ge=1, le=10_000)
+    repair: Literal["never", "sure", "likely"] = _setting("repair")
     neighbourhood: bool = _setting("neighbourhood")
     text_field: str | None = _setting("text_field", max_length=200)
     label_field: str | None = _setting("label_field", max_length=200)

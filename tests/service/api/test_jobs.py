@@ -57,7 +57,7 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
         assert (job["state"], job["run"]) == ("queued", None)
         assert job["request"] == {
             "shards": ["x-{0..1}.tar"], "shard_count": 2, "tasks": ["pairs"], "classes": None, "beta": "fixed:0.4",
-            "k": None, "neighbourhood": False, "text_field": None, "label_field": None, "seed": 0,
+            "k": None, "repair": "sure", "neighbourhood": False, "text_field": None, "label_field": None, "seed": 0,
         }  # fmt: skip
         stream = await client.get(f"/v1/jobs/{job['id']}/events")
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -119,6 +119,7 @@ def test_requests_that_are_refused(place: Path) -> None:
         ({**good, "shards": ["pipe:cat x"]}, 422, "bad_shards"),
         ({**good, "shards": ["cat x|"]}, 422, "invalid_request"),
         ({**good, "beta": "fixed:7"}, 422, "invalid_request"),
+        ({**good, "repair": "always"}, 422, "invalid_request"),
         ({**good, "shards": ["../elsewhere/s.tar"]}, 403, "outside_roots"),
         ({**good, "shards": [str(place / "elsewhere" / "s.tar")]}, 403, "outside_roots"),
         ({**good, "shards": [f"file://{place}/data/x-0.tar"]}, 403, "outside_roots"),
