@@ -193,19 +193,22 @@ def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list[tuple[str, str]]:
     """Facts about the labels; `alone` if only they decide what is clean."""
-    from noisegate.pipeline.scoring.summary import label_promise
+    from noisegate.pipeline.scoring.summary import changed_labels, label_promise
 
     expected = facts["expected"]
     sources = ", ".join(f"{name} {weight:.2f}" for name, weight in facts["source_weights"].items())
     promise = _promise(expected["clean_precision"], expected["clean_recall"])
-    changed = f"{repaired:,}, about {facts['changed_wrong']:,.0f} of these wrongly" if repaired else "none"
-    if not facts["repairs"]:
+    changed = changed_labels(facts, repaired)
+    if facts.get("repair") == "never":
+        changed += ": --repair never"
+    elif not facts["repairs"]:
         changed += ": noise is not shown surely enough"
     if label_promise(facts) is None:
         promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
+    model = f", {facts['noise_model']} model" if "noise_model" in facts else ""
     return [
         ("classes", f"{facts['classes']:,}, {facts['k']} neighbours"),
-        ("label noise rate", f"{_rate(facts['noise_rate'], facts['noise_interval'])}, {facts['noise_model']} model"),
+        ("label noise rate", _rate(facts["noise_rate"], facts["noise_interval"]) + model),
         ("  calibration error", f"{percent(facts['ece'])} in predicting the given labels"),
         ("  sources", sources),
         ("expected of clean" if alone else "expected of labels", promise),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import MismatchError, ShardError, TableError
 from noisegate.pipeline.estimators.base import Identity
-from noisegate.pipeline.settings import AnnotateSettings
+from noisegate.pipeline.settings import AnnotateSettings, ScoreSettings
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.output_files import remove_half_written
 
@@ -90,7 +90,7 @@ def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder:
     An unfinished run may change the settings of its scoring: a mistake in them must not cost its embeddings.
     """
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
-    then, now = _flat(before), _flat(wanted)
+    then, now = {"repair": ScoreSettings.repair} | _flat(before), _flat(wanted)  # earlier releases recorded none
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
     free = raised if before["finished"] else raised | {*SCORED_LAST}
     other = [name for name in now if name not in free and then.get(name) != now[name]]

@@ -209,7 +209,8 @@ class RunFolder:
 
         So are columns that tables of earlier releases do not have.
         """
-        wanted = [name for name in columns or () if name in METHOD_COLUMNS or name in ADDED_COLUMNS]
+        optional = {*METHOD_COLUMNS, *ADDED_COLUMNS}
+        wanted = [name for name in (ADDED_COLUMNS if columns is None else columns) if name in optional]
         try:
             there = pq.read_schema(self.table(stem)).names if wanted else []
             lacking = [name for name in wanted if name not in there]
@@ -217,7 +218,7 @@ class RunFolder:
             table = pq.read_table(self.table(stem), columns=kept)
         except (OSError, pa.ArrowInvalid) as error:
             raise self._damaged(stem, error) from error
-        if not kept and lacking:  # a Parquet file gives no rows without a column
+        if kept == [] and lacking:  # a Parquet file gives no rows without a column
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
             table = table.append_column(name, pa.nulls(len(table), ALL_COLUMNS[name][0]))

@@ -125,6 +125,16 @@ def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return facts.get("expected") or None
 
 
+def changed_labels(facts: Mapping[str, Any], count: int) -> str:
+    """How many labels were changed, and how many of these are expected to be wrong; earlier releases did not record that.
+
+    >>> changed_labels({"changed_wrong": 2.2}, 1319), changed_labels({}, 12), changed_labels({"changed_wrong": 0.0}, 0)
+    ('1,319, about 2 of these wrongly', '12', 'none')
+    """
+    wrong = f", about {facts['changed_wrong']:,.0f} of these wrongly" if "changed_wrong" in facts else ""
+    return f"{count:,}{wrong}" if count else "none"
+
+
 def tells_nothing(calibration: PairCalibration) -> bool:
     """Whether the model cannot tell the given pairs from shuffled ones."""
     return calibration.noise_interval[1] > ALL_NOISE

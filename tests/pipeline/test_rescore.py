@@ -1,6 +1,7 @@
 """Scores without a model: other settings and back again, arrays from anywhere, and nothing lost when it cannot work."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.pipeline.errors import LockedError, NoisegateError, TableError
+from noisegate.pipeline.errors import LockedError, MismatchError, NoisegateError, TableError
 from noisegate.pipeline.labels.anchors import Anchors
 from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.rescore import rescore, score_embeddings
@@ -223,6 +224,44 @@ def test_a_rescoring_that_is_stopped_says_so_and_is_finished_by_another(
         read_table(tmp_path / "out")
     rescore(tmp_path / "out", change())
     assert tables_of(tmp_path / "out") == tables_of(tmp_path / "wanted")
+
+
+def make_older(folder: Path) -> None:
+    """Take from a run what releases before suggestions did not write."""
+    recorded = json.loads((folder / "_run.json").read_text())
+    del recorded["scoring"]["repair"]
+    (folder / "_run.json").write_text(json.dumps(recorded))
+    for path in folder.glob("*.parquet"):
+        table, metadata = pq.read_table(path), read_metadata(path)
+        newer = ("noise_model", "repair", "changed", "changed_wrong")
+        facts = metadata["labels"] and {k: v for k, v in metadata["labels"].items() if k not in newer}
+        texts = {f"noisegate.{k}": json.dumps(v) for k, v in (metadata | {"labels": facts}).items()}
+        table = table.drop_columns(["predicted_label", "predicted_confidence"]).replace_schema_metadata(texts)
+        pq.write_table(table, path)
+
+
+def test_a_run_of_labels_from_an_earlier_release_is_read_and_rescored(tmp_path: Path) -> None:
+    images, true = clusters(count=600)
+    scored(tmp_path, images, labels=np.where(np.arange(600) % 5 == 1, (true + 1) % 4, true))
+    before = tables_of(tmp_path / "out")
+    make_older(tmp_path / "out")
+    shown = called("show", "out", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"labels changed +1\d\d *\n", shown.stdout) and "looks like –" in shown.stdout
+    assert called("verify", "out", cwd=tmp_path).returncode == 0
+    assert called("report", "out", "--out", "report.html", cwd=tmp_path).returncode == 0
+    assert "No label is more likely wrong" not in (tmp_path / "report.html").read_text()
+    assert called("export", "out", "--as", "cleanlab", "--out", "issues.csv", cwd=tmp_path).returncode == 0
+    rescore(tmp_path / "out", change())
+    assert tables_of(tmp_path / "out") == before
+
+
+def test_the_command_of_an_earlier_release_goes_on_in_its_folder(shards: Path, tmp_path: Path) -> None:
+    score(shards, tmp_path / "out")
+    make_older(tmp_path / "out")
+    assert score(shards, tmp_path / "out").encoded == 0
+    with refused("out", tmp_path / "out", MismatchError):
+        score(shards, tmp_path / "out", repair="never")
 
 
 # --- score-embeddings ------------------------------------------------------------------------------------------------

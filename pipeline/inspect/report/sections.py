@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.calibration import Expected
-from noisegate.pipeline.scoring.summary import label_promise
+from noisegate.pipeline.scoring.summary import changed_labels, label_promise
 
 from .charts import Bins, Strip, draw_clean, draw_confusion, draw_histogram, draw_strips, merge_bins
 from .collect import QUANTILES, ReportData, ScoreView, ShardFacts
@@ -265,14 +265,14 @@ def label_section(
         return None
     entries = data.confusion.entries
     moved = [(given, predicted, amount) for given, predicted, amount in entries if given != predicted]
-    total = sum(data.label_counts.values())
+    total, doubts = sum(data.label_counts.values()), sum(data.label_doubts.values())
     expected = label_promise(facts) or {}
     low, high = facts["noise_interval"]
     return {
         "rows": [
             ("estimated label noise", f"{percent(facts['noise_rate'])} (95 %: {percent(low)} to {percent(high)})"),
-            ("more likely wrong than right", f"{sum(data.label_doubts.values()):,} of {total:,} labels"),
-            ("changed", f"{data.changed:,}, about {facts.get('changed_wrong', 0):,.0f} of these wrongly"),
+            ("more likely wrong than right", f"{doubts:,} of {total:,} labels"),
+            ("changed", changed_labels(facts, data.changed)),
             ("kept as clean: expected to be right", percent(expected.get("clean_precision"))),
             ("right labels: expected to be kept", percent(expected.get("clean_recall"))),
             ("wrong labels: expected to be found", percent(expected.get("noise_recall"))),
@@ -287,6 +287,7 @@ def label_section(
             )
             for given, predicted, amount in moved[:TOP]
         ],
+        "doubts": doubts,
         "confusions_left": max(0, len(moved) - TOP),
         "map": _confusion_map(data, entries, names),
         "classes": [

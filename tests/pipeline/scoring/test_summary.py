@@ -125,6 +125,7 @@ FUSED = {
             ["expected of clean precision 98.0 %", "labels changed 1,234, about 56 of these wrongly kept as clean 600"],
             ["none"],
         ),
+        ({"repairs": False, "repair": "never"}, False, ["labels changed none: --repair never"], ["surely"]),
         (  # believed in part: labels are doubted, but not changed
             {"repairs": False},
             False,
