@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -34,23 +35,24 @@ def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | 
     """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json.
 
     `field` is the column or the json field to read: true or false for a sample that is wrong, or the number of the right class,
-    with which the column `label` of `table` is compared. By default `noisy`, with `clean_label` where it is there.
+    with which the column `label` of `table` is compared. 1 and 0 are classes if the labels are 1 and 0 too, else true and
+    false. By default `noisy`, with `clean_label` where it is there.
     """
     columns = _columns_of_file(table, path, field) if path else _fields_of_shards(run, field)
     source = path or "the json of the shards"
-    names = (
-        ("noisy", "clean_label") if field is None else (None, field) if _are_classes(columns[field]) else (field, None)
-    )
+    given = table["label"].cast(pa.int64()).fill_null(-1).to_numpy() if "label" in table.column_names else None
+    names: tuple[str | None, str | None] = ("noisy", "clean_label")
+    if field not in (None, "noisy"):
+        names = (None, field) if _are_classes(columns[field], given) else (field, None)
     noisy, right = columns.get(names[0] or ""), columns.get(names[1] or "")
     labels = None if right is None else _class_numbers(right, source, names[1])
     if noisy is not None:
         return Truth(_booleans(noisy, source, names[0]), labels)
-    if labels is None or "label" not in table.column_names:
+    if labels is None or given is None:
         raise _error(
             source,
             "says which class is right, and pairs have none; use --what labels, or a field that is true or false",
         )
-    given = table["label"].cast(pa.int64()).fill_null(-1).to_numpy()
     if (unknown := (given >= 0) & (labels < 0)).any():
         raise _error(source, f"has no right class for {int(unknown.sum()):,} labelled samples")
     return Truth(given != labels, labels)
@@ -103,14 +105,25 @@ def _columns_of_file(table: pa.Table, path: Path, field: str | None) -> dict[str
         example = "/".join(map(str, lost[0]))
         raise _error(path, f"lacks {len(lost):,} of {len(wanted):,} samples, such as {example}")
     rows = [row_of[key] for key in wanted]
-    return {name: truth[name].take(rows).to_pylist() for name in wanted_names}
+    return {name: _whole_numbers(truth[name]).take(rows).to_pylist() for name in wanted_names}
+
+
+def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as integers if it has floats that are whole numbers, as pandas writes classes where some are missing."""
+    if not pa.types.is_floating(column.type):
+        return column
+    try:
+        return pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column
 
 
 def _read_file(path: Path) -> pa.Table:
-    if path.suffix not in (".csv", ".tsv"):
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv"):
         return pq.read_table(path)
     text = {"key": pa.string(), "shard": pa.string()}  # keys such as 000012 are no numbers
-    parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
     return pyarrow.csv.read_csv(path, None, parse, pyarrow.csv.ConvertOptions(column_types=text))
 
 
@@ -125,9 +138,15 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
     for stem in run.stems():
         reader = ShardReader(Shard(urls[stem]))
         for raw in _read_samples(reader):
-            record = {name: value for name, value in _read_json(raw).items() if isinstance(value, int)}
+            whole = _read_json(raw)
+            record = {name: value for name, value in whole.items() if isinstance(value, int)}
             if names[0] not in record:
-                problem = f"sample {raw.key} of {urls[stem]} has no json field {names[0]}, so the truth is not known"
+                there = (
+                    f"has {json.dumps(whole[names[0]])[:80]} in its json field"
+                    if names[0] in whole
+                    else "has no json field"
+                )
+                problem = f"sample {raw.key} of {urls[stem]} {there} {names[0]}, so the truth is not known"
                 raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth")
             for name in names:
                 columns[name].append(record.get(name))
@@ -137,9 +156,16 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
     return columns if known else {names[0]: columns[names[0]]}
 
 
-def _are_classes(values: list[Any]) -> bool:
-    """Whether these are class numbers rather than true and false."""
-    return any(isinstance(value, int) and not isinstance(value, bool) for value in values)
+def _are_classes(values: list[Any], given: NDArray[np.int64] | None) -> bool:
+    """Whether these are class numbers rather than true and false, beside the labels that were given (N,).
+
+    >>> labels = np.array([0, 1, 2])
+    >>> _are_classes([0, 1, 2], labels), _are_classes([0, 1, 0], labels), _are_classes([0, 1, 0], labels % 2)
+    (True, False, True)
+    """
+    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    two_classes = given is not None and given.max(initial=0) <= 1
+    return bool(numbers and (two_classes or not {0, 1}.issuperset(numbers)))
 
 
 def _booleans(values: list[Any], source: object, column: str | None) -> NDArray[np.bool_]:

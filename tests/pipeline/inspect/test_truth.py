@@ -110,10 +110,33 @@ def test_the_truth_may_be_a_csv_or_another_column(run: Path, tmp_path: Path) -> 
         evaluate(tmp_path / "pairs" / "out", classes, "right")
 
 
+def test_ones_and_zeros_are_true_and_false_where_there_are_more_classes(run: Path, tmp_path: Path) -> None:
+    flags = (GIVEN != TRUE).astype(int)
+    whole = evaluate_labels(run, truth_file(tmp_path / "t.parquet"))
+    assert evaluate_labels(run, truth_file(tmp_path / "t.parquet", bad=flags), "bad") == whole
+    scored(tmp_path / "pairs", IMAGES, captions(IMAGES))
+    assert evaluate(tmp_path / "pairs" / "out", tmp_path / "t.parquet", "bad").noisy == flags.sum()
+    scored(tmp_path / "two", IMAGES, labels=GIVEN % 2)
+    classes = truth_file(tmp_path / "t.parquet", right=TRUE % 2, noisy=flags)
+    assert evaluate_labels(tmp_path / "two" / "out", classes, "right").noisy == (GIVEN % 2 != TRUE % 2).sum()
+    assert evaluate_labels(tmp_path / "two" / "out", classes, "noisy").noisy == flags.sum()
+
+
+def test_classes_that_pandas_wrote_as_floats_are_read(run: Path, tmp_path: Path) -> None:
+    lines = [f"{row:09d},{TRUE[row]}.0" if row != 6 else "000000006," for row in range(160)]  # row 6 has no label
+    (tmp_path / "T.CSV").write_text("\n".join(["key,right", *lines]))
+    whole = evaluate_labels(run, truth_file(tmp_path / "t.parquet", clean_label=TRUE))
+    assert evaluate_labels(run, tmp_path / "T.CSV", "right") == whole
+    floats = np.where(np.arange(160) == 6, np.nan, TRUE)
+    assert evaluate_labels(run, truth_file(tmp_path / "f.parquet", right=floats), "right") == whole
+    with refused("truth"):
+        evaluate_labels(run, truth_file(tmp_path / "f.parquet", right=floats + 0.5), "right")
+
+
 def test_a_json_field_of_any_name_may_be_the_truth(tmp_path: Path) -> None:
     parts = []
     for i in range(30):
-        record = {"human": i % 3, "other": i % 5 == 0}
+        record = {"human": i % 3, "other": i % 5 == 0, "name": NAMES[i % 3]}
         parts += [(f"{i:05d}.png", picture(NAMES[i % 3], (16 + i, 16))), (f"{i:05d}.json", json.dumps(record).encode())]
         parts += [(f"{i:05d}.cls", str((i + (i % 6 == 0)) % 3).encode())]
     write_tar(tmp_path / "s" / "x.tar", sorted(parts))
@@ -125,6 +148,8 @@ def test_a_json_field_of_any_name_may_be_the_truth(tmp_path: Path) -> None:
     done = called("evaluate", "out", "--truth-field", "human", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["labels"]["noisy"] == 5
     assert "--truth-field" in called("evaluate", "out", cwd=tmp_path).stderr
+    words = called("evaluate", "out", "--truth-field", "name", cwd=tmp_path).stderr
+    assert 'x.tar has "red" in its json field name' in words
 
 
 def labelled(count: int) -> list[tuple[str, bytes]]:
