@@ -141,12 +141,10 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
             whole = _read_json(raw)
             record = {name: value for name, value in whole.items() if isinstance(value, int)}
             if names[0] not in record:
-                there = (
-                    f"has {json.dumps(whole[names[0]])[:80]} in its json field"
-                    if names[0] in whole
-                    else "has no json field"
+                found = f"{json.dumps(whole[names[0]])[:80]} in its" if names[0] in whole else "no"
+                problem = (
+                    f"sample {raw.key} of {urls[stem]} has {found} json field {names[0]}, so the truth is not known"
                 )
-                problem = f"sample {raw.key} of {urls[stem]} {there} {names[0]}, so the truth is not known"
                 raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth")
             for name in names:
                 columns[name].append(record.get(name))
