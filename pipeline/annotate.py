@@ -33,6 +33,7 @@ from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import summarise
 from .settings import AnnotateSettings, DecodeOptions
 from .shards.locate import Shard, find_shards
+from .shards.sources import TableColumns
 from .system.output_files import writing_to
 from .system.progress import Progress
 
@@ -109,7 +110,8 @@ def annotate_with(
     model = estimator or ModelSpec(**settings.model_values)
     engine = engine or choose_engine(settings)
     nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
-    job = _Job(settings, RunFolder(Path(out)), find_shards(shards), classes, progress or Progress())
+    columns = TableColumns(settings.image_column, settings.text_column, settings.label_column)
+    job = _Job(settings, RunFolder(Path(out)), find_shards(shards, columns), classes, progress or Progress())
     job.record.model = model.to_dict() if isinstance(model, ModelSpec) else None
 
     def start() -> AbstractContextManager[EncodingEngine]:

@@ -191,6 +191,15 @@ class AnnotateSettings:
     neighbourhood: bool = _setting(
         ScoreSettings.neighbourhood, "Also compare each pair with its neighbours' partners, and find duplicates."
     )
+    image_column: str | None = _setting(
+        None,
+        "Column of a table (.csv, .tsv, .jsonl, .parquet) with the picture: a path or bytes (default: by its name).",
+        READING,
+    )
+    text_column: str | None = _setting(None, "Column of a table with the caption (default: by its name).", READING)
+    label_column: str | None = _setting(
+        None, "Column of a table with the class number (default: by its name).", READING
+    )
     text_field: str | None = _setting(
         None, "JSON field with the caption (default: part txt, then caption, text).", READING
     )

@@ -78,7 +78,8 @@ _search_option = panel("Neighbour search")
 Shards = Annotated[
     list[str],
     typer.Argument(
-        help="Paths or URLs, quoted: 'x-{000000..000099}.tar', 'data/*.tar', a folder, 'a.tar::b.tar', or @list.txt."
+        help="Tars by path or URL, quoted: 'x-{000000..000099}.tar', 'data/*.tar', 'a.tar::b.tar', @list.txt; a folder of "
+        "tars or of pictures; or a table: .csv, .tsv, .jsonl, .parquet, COCO's .json."
     ),
 ]
 Folder = Annotated[Path, typer.Argument(help="A folder that `noisegate annotate` wrote.")]

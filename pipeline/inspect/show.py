@@ -256,7 +256,7 @@ def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dic
     captions: dict[Place, str] = {}
     for stem, keys in rows.items():
         shard, reading = Shard(urls[stem]), read_metadata(run.table(stem))["reading"]
-        if "limits" not in reading or not shard.is_local:  # made from arrays, or far away
+        if "limits" not in reading or shard.is_remote:  # made from arrays, or far away
             continue
         for row, text in _captions(shard, keys, reading).items():
             captions[stem, row] = text

@@ -12,6 +12,8 @@ import fsspec
 
 from noisegate.pipeline.errors import ConfigError, ShardError
 
+from .sources import TABLES, TableColumns, is_virtual, open_virtual, source_shards, virtual_size_and_time
+
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _LISTS = (".txt", ".list")
 _PACKAGES = {
@@ -37,19 +39,35 @@ class Shard:
 
     @property
     def is_local(self) -> bool:
-        return "://" not in self.url
+        """Whether it is a file on this machine."""
+        return not self.is_remote and not self.is_virtual
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is made from a folder of pictures or a table while it is read."""
+        return is_virtual(self.url)
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.url
 
     def open(self) -> IO[bytes]:
         """Open for reading; raises ShardError, which names the shard."""
         try:
+            if self.is_virtual:
+                return open_virtual(self.url)  # type: ignore[return-value]
             if self.is_local:
                 return Path(self.url).open("rb")
             return fsspec.open(self.url, "rb", **_stream_options(self.url)).open()  # type: ignore[no-any-return]
+        except ShardError:
+            raise
         except Exception as error:  # each fsspec back end raises errors of its own
             raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
 
     def size_and_time(self) -> tuple[int | None, float | None]:
         """Size in bytes and time of the last change in seconds, None where the store does not know; raises ShardError."""
+        if self.is_virtual:
+            return virtual_size_and_time(self.url)
         try:
             if self.is_local:
                 stat = Path(self.url).stat()
@@ -62,11 +80,12 @@ class Shard:
         return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
 
 
-def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
+def find_shards(source: str | Path | Iterable[str | Path], columns: TableColumns | None = None) -> list[Shard]:
     """Find the shards of a pattern, in order and without repeats.
 
     A string may hold brace ranges (`x-{000000..000012}.tar`), globs, several patterns joined by `::`, a folder (all its
-    tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line.
+    tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line. A folder of
+    pictures and a table (.csv, .tsv, .jsonl, .parquet) are cut into virtual shards (`sources`); `columns` are those of tables.
     Globs keep what ends in .tar, .tgz or .tar.gz. Raises ConfigError when a pattern matches nothing, when two shards
     would share a table, or for `pipe:` and shell.
 
@@ -74,7 +93,12 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
     ['data/x-08.tar', 'data/x-09.tar', 'data/x-10.tar', 'https://host/y.tar']
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
-    shards = [Shard(url) for url in dict.fromkeys(url for pattern in sources for url in _expand(str(pattern), ()))]
+    shards = [
+        Shard(url)
+        for url in dict.fromkeys(
+            url for pattern in sources for url in _expand(str(pattern), (), columns or TableColumns())
+        )
+    ]
     if not shards:
         raise ConfigError.of("shards", [str(pattern) for pattern in sources], "name no tar; try 'data/*.tar'")
     stems: dict[str, str] = {}
@@ -85,8 +109,12 @@ def find_shards(source: str | Path | Iterable[str | Path]) -> list[Shard]:
     return shards
 
 
-def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
+def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list[str]:
     """Expand one pattern; `lists` are the list files that led to it."""
+    if is_virtual(pattern):
+        return [pattern]
+    if _is_file(pattern.strip()) and pattern.strip().lower().endswith(TABLES):
+        return source_shards(Path(pattern.strip()), columns)
     if _is_file(pattern.strip()) and not pattern.strip().endswith(_LISTS):
         return [
             str(Path(pattern.strip()))
@@ -96,13 +124,13 @@ def _expand(pattern: str, lists: tuple[str, ...]) -> list[str]:
         if part.startswith("pipe:") or "|" in part:
             raise ConfigError.of("shards", part, "is a pipe, which is not run; use a path or s3://bucket/x.tar")
         if part.startswith("@") or part.endswith(_LISTS):
-            urls.extend(_read_list(part.removeprefix("@"), lists))
+            urls.extend(_read_list(part.removeprefix("@"), lists, columns))
         elif part:
             urls.extend(url for name in expand_braces(part) for url in _glob(name))
     return urls
 
 
-def _read_list(path: str, lists: tuple[str, ...]) -> list[str]:
+def _read_list(path: str, lists: tuple[str, ...], columns: TableColumns) -> list[str]:
     if path in lists:
         raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it", "shards", path)
     _check_protocol(path)
@@ -111,7 +139,9 @@ def _read_list(path: str, lists: tuple[str, ...]) -> list[str]:
             lines = [line.strip() for line in file]
     except Exception as error:  # each fsspec back end raises errors of its own
         raise ConfigError(f"the list of shards {path} cannot be read: {_describe(error)}", "shards", path) from error
-    return [url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path))]
+    return [
+        url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path), columns)
+    ]
 
 
 def _glob(name: str) -> list[str]:
@@ -137,8 +167,13 @@ def _glob(name: str) -> list[str]:
         root = Path(name).anchor
         names = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
     shards = sorted(path for path in names if _path(path).lower().endswith(_SUFFIXES))
+    if not shards and folder and not remote:
+        shards = source_shards(Path(name), TableColumns())
     if not shards and folder:
-        raise ConfigError.of("shards", name, "holds no .tar or .tar.gz; use a pattern such as 'data/*/*.tar'")
+        problem = (
+            "holds no .tar or .tar.gz, and no picture (jpg, jpeg, png, webp); use a pattern such as 'data/*/*.tar'"
+        )
+        raise ConfigError.of("shards", name, problem)
     if not shards:
         raise ConfigError.of("shards", name, "matches no .tar or .tar.gz; use a pattern such as 'data/x-*.tar'")
     return shards

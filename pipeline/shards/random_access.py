@@ -40,7 +40,7 @@ def read_samples(shard: Shard, positions: Collection[int]) -> Iterator[RawSample
     Of a local uncompressed tar only the headers and the wanted samples are read. Raises ShardError.
     """
     last = max(positions)
-    if not shard.is_local or is_compressed(shard):
+    if shard.is_remote or is_compressed(shard):
         with closing(iter(ShardReader(shard))) as samples:
             for raw in samples:
                 if raw.index in positions:

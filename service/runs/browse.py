@@ -128,11 +128,12 @@ class ShardSamples:
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
         stem, index = row["shard"], int(row["index"])
-        path = _find_local(folder, url)
-        if path is None:
+        virtual = Shard(url).is_virtual
+        path = None if virtual else _find_local(folder, url)
+        if path is None and not virtual:
             raise SampleGone(f"shard {stem} is not where it was when the run was scored")
         try:
-            raw = self._sample(path, index)
+            raw = self._sample(path, index) if path else next(read_samples(Shard(url), [index]), None)
         except (ShardError, OSError) as error:
             raise SampleGone(f"shard {stem} cannot be read again") from error
         if raw is None or not _is_same(raw, row):
