@@ -92,7 +92,7 @@ def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limit
         picture = thumbnail(decode_image(data, limits))
     except BadSample as error:
         return Shown(caption=caption, problem=str(error))
-    return Shown(_data_uri(picture), picture.width, picture.height, caption)
+    return Shown(data_uri(picture), picture.width, picture.height, caption)
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
@@ -106,7 +106,8 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
     return small
 
 
-def _data_uri(image: Image.Image) -> str:
+def data_uri(image: Image.Image) -> str:
+    """The picture as a JPEG in an address."""
     data = io.BytesIO()
     image.save(data, "JPEG", quality=85, subsampling=0, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
