@@ -17,6 +17,7 @@ from .run_scores import RunScores
 
 ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
 CLEAN_DATA = 0.05  # upper end below which data counts as clean
+MOST_LABELS = 0.5  # upper end above which clean says nothing of labels whose noise is not shown
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -66,6 +67,12 @@ class Summary:
             warnings.append(
                 f"{self.flags['duplicate']:,} of {self.samples:,} samples are flagged as near duplicates; if they are not, "
                 "all embeddings point nearly the same way: subtract their mean, or do not drop by that flag"
+            )
+        if self.labels and labels_unknown(self.labels):
+            most = self.labels["noise_interval"][1]
+            warnings.append(
+                f"between none and {most:.0%} of the labels are wrong: the embeddings hardly tell the classes apart, "
+                "or there are too few labels; do not drop samples by clean"
             )
         near = self.neighbourhood if self.neighbourhood and self.neighbourhood["alone"] else None
         if near and not near["calibration"]:
@@ -119,10 +126,19 @@ class Summary:
 
 
 def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Precision and recall that label scoring expects of its cut; None if it found no noise to tell them by."""
-    if not facts.get("noise_rate") and not facts.get("repairs", True):
-        return None
-    return facts.get("expected") or None
+    """Precision and recall that label scoring expects of its cut; None if it found no noise to tell them by, or cannot tell."""
+    nothing_found = not facts.get("noise_rate") and not facts.get("repairs", True)
+    return None if nothing_found or labels_unknown(facts) else facts.get("expected") or None
+
+
+def labels_unknown(facts: Mapping[str, Any]) -> bool:
+    """Whether no noise is shown, and yet more than half of the labels may be wrong.
+
+    >>> labels_unknown({"repairs": False, "noise_interval": [0.0, 0.7]})
+    True
+    """
+    low, high = facts.get("noise_interval", (0.0, 0.0))
+    return not facts.get("repairs", True) and low == 0 and high > MOST_LABELS
 
 
 def changed_labels(facts: Mapping[str, Any], count: int) -> str:

@@ -1,5 +1,6 @@
 """What a summary warns of before somebody trusts the weights."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from noisegate.pipeline.cli.annotate import print_summary
 from noisegate.pipeline.cli.output import Output
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import calibrate_pairs
-from noisegate.pipeline.scoring.summary import Summary
+from noisegate.pipeline.scoring.summary import Summary, label_promise
 from tests.embeddings import clusters, scored
 
 RNG = np.random.default_rng(5)
@@ -161,6 +162,18 @@ def test_what_is_said_of_labels_does_not_contradict_itself(
     said = " ".join(capsys.readouterr().out.split())
     assert all(words in said for words in shown), said
     assert not any(words in said for words in hidden), said
+
+
+def test_labels_that_nothing_is_known_of_are_not_to_be_dropped(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((400, 12)).astype(np.float32)
+    (note,) = scored(tmp_path, noise, labels=rng.integers(0, 4, 400)).warnings
+    assert re.fullmatch(r"between none and \d+% of the labels are wrong: .*; do not drop samples by clean", note)
+    images, true = clusters(count=400)
+    assert scored(tmp_path / "good", images, labels=true).warnings == []
+    unknown = FUSED | {"repairs": False, "noise_interval": [0.0, 0.7]}
+    assert label_promise(unknown) is None
+    assert label_promise(unknown | {"noise_interval": [0.0, 0.4]}) == FUSED["expected"]
 
 
 def test_captions_that_all_pass_say_nothing_of_the_labels() -> None:
