@@ -88,8 +88,9 @@ def fuse(
     """Fuse posteriors (N, C) of the given label, none of which may have seen that row's own label, or functions of rows.
 
     labels: (N,), anything outside 0..classes-1 is no label. A row of a source that is not finite or sums to 0 abstains.
-    A class that no label names is never predicted. At most `entries` numbers are held at a time: the fit samples
-    rows with `seed` where there are more, and scoring goes in chunks. The noise rate cannot see label errors that the
+    A class that no label names is never predicted. At most `entries` numbers of the sources are looked at in one go: the fit
+    samples rows with `seed` where there are more, and scoring goes in chunks. Matrices of classes by classes come on top,
+    about a dozen: 2 GB for 4,000 classes. The noise rate cannot see label errors that the
     sources make as well: noise that follows the embeddings in every detail passes as clean.
 
     >>> rng = np.random.default_rng(0)
@@ -115,7 +116,7 @@ def fuse(
     if len(present) < 2:
         return _unanimous(names, given, known, policy)
     rng = np.random.default_rng(seed)
-    rows = max(1, entries // (2 * len(names) * len(present)))
+    rows = max(2, entries // (2 * len(names) * len(present)))  # a fold of one row leaves another to fit to
     fit_rows = _sample(len(known), rows, rng)
     votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
     with threadpool_limits(1, user_api="blas"):  # the products are small; one thread is several times faster

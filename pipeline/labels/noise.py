@@ -55,8 +55,8 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     """Fit the models to log votes (S, n, C) and labels y (n,), and choose between them by cross-validation over the rows.
 
     The interval has the error of leaving out one fold of the rows at a time (jackknife), and spans the models that the
-    labels do not refute. Its upper end spans the share of confident disagreement too; its lower end is 0 where noise is
-    not shown.
+    labels do not refute. Its upper end spans the share of confident disagreement too, and what so few labels cannot
+    exclude; its lower end is 0 where noise is not shown.
     """
     models = fit_models(votes, y, policy)
     fold = rng.permutation(len(y)) % policy.folds
@@ -75,7 +75,8 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     considered = slice(1, 2 if refuted else 3)
     low = (whole - error)[considered].min()
     joint = confident_joint(models.detailed.predict(votes), y)
-    high = max((whole + error)[considered].max(), 1 - np.trace(joint) / joint.sum() + error.max())
+    unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which so many labels may all be right by chance
+    high = max((whole + error)[considered].max(), 1 - np.trace(joint) / joint.sum() + error.max(), unseen)
     shown = low > 0 and max(_gain(simple, none), _gain(detailed, none)) > policy.shown
     model, classes = models.simple if refuted else models.detailed, votes.shape[2]
     return NoiseEstimate(

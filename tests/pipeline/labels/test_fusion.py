@@ -189,6 +189,7 @@ def test_sampling_and_chunks_do_not_change_the_picture() -> None:
         sources, labels, 4, entries=2 * 3 * 4 * 3000
     )  # all rows for the fit, a quarter at a time for the scores
     np.testing.assert_allclose(chunked.label_quality, whole.label_quality, rtol=1e-5)
+    assert np.isfinite(fuse(sources, labels, 4, entries=1).noise_rate)  # two rows, the fewest
     sampled = fuse(sources, labels, 4, entries=2 * 3 * 4 * 1500)
     assert auroc(sampled, labels, truth) == pytest.approx(auroc(whole, labels, truth), abs=0.005)
     assert sampled.noise_rate == pytest.approx(whole.noise_rate, abs=0.02)

@@ -7,6 +7,7 @@ import pytest
 from cleanlab.count import compute_confident_joint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from benchmarks.label_grid import KINDS, Case, draw
 from noisegate.pipeline.labels.noise import confident_joint, estimate_noise, fit_models, noise_parts
@@ -84,6 +85,16 @@ def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
     found = estimate_noise(votes, y, RepairPolicy(), rng)
     assert (found.name, found.shown, found.interval[0]) == ("simple", False, 0.0)
     assert estimate_noise(votes, y, RepairPolicy(refuted=1e9), rng).name == "detailed"
+
+
+@pytest.mark.parametrize("count", [2, 30, 300])
+def test_labels_that_are_all_right_do_not_exclude_what_chance_may_hide(count: int) -> None:
+    """Without one wrong label among n, the exact binomial interval (Clopper and Pearson) ends at this rate."""
+    y = np.arange(count) % 2
+    votes = log_votes(np.eye(2)[y], np.arange(2))[None]
+    found = estimate_noise(votes, y, RepairPolicy(), np.random.default_rng(0))
+    assert found.interval[0] == 0
+    assert found.interval[1] >= binomtest(0, count).proportion_ci(0.95, "exact").high - 1e-9
 
 
 def repaired(case: Case) -> tuple[LabelScores, float]:
