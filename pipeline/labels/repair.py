@@ -9,7 +9,9 @@ from noisegate.pipeline.system.array_types import Float64, Index
 
 @dataclass(frozen=True)
 class RepairPolicy:
-    """All constants of the noise estimate and of the repair, chosen by `benchmarks/labels.py --split chosen`.
+    """The constants of the noise estimate and of the repair that were chosen, by `benchmarks/labels.py --split chosen`.
+
+    Numerical floors stand beside what they guard, in `pool` and `noise`.
 
     A label is changed where noise is shown in the run and the posterior of another class, P(true c | x, given y), is
     above `sure`; with `repair="likely"`, where another class is the likeliest; with `"never"`, nowhere.
