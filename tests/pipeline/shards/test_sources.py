@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import noisegate as ng
 from noisegate import read_table
 from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.export import export
@@ -21,6 +22,7 @@ from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.random_access import read_samples
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.sources import ROWS, TableColumns, VirtualTar, open_virtual
+from noisegate.service.runs.browse import ShardSamples
 from tests.commands import called
 from tests.errors import refused
 from tests.fakes import picture, write_tar
@@ -133,6 +135,12 @@ def test_what_comes_after_works_on_a_folder(photos: Path) -> None:
     assert done.written == done.kept > 0
     with tarfile.open(next((photos / "tars").glob("*.tar"))) as tar:
         assert any(name.endswith(".png") for name in tar.getnames())
+    loader = ng.WeightedShards(None, photos / "out", batch_size=8, text=lambda texts: texts)
+    texts = [text for batch in loader for text in batch.texts]
+    assert sorted(texts) == sorted(sample(number)[1] for number in range(COUNT))
+    row = read_table(photos / "out").slice(3, 1).to_pylist()[0]
+    raw = ShardSamples().read(photos / "out", find_shards(folder)[0].url, row)
+    assert (raw.key, raw.parts["png"]) == ("003", sample(3)[0])
     (Path(folder) / "001.txt").write_text("number 1 is brown")
     assert score(folder, photos / "out").encoded == COUNT  # the shard is another one now
 
