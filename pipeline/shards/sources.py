@@ -68,9 +68,6 @@ class TableColumns:
     text: str | None = None
     label: str | None = None
 
-    def __bool__(self) -> bool:
-        return any((self.image, self.text, self.label))
-
 
 def is_virtual(url: str) -> bool:
     """Whether this is the URL of a virtual shard."""
