@@ -60,7 +60,7 @@ def loop_of(name: str, folder: Path, model: str, batch_size: int) -> tuple[Loop,
     context = RunContext(config, [target], data, fabric.device, 1, lambda text: None)
     streams = Streams(data, 0)
     loop = Loop(config, fabric, method, [target], context, streams, TrainFolder(folder), None, Progress(), None, "rsum")
-    method.prepare(context)
+    method.start(context)
     target.train()
     return loop, list(data)
 

@@ -58,6 +58,7 @@ def check_config(config: TrainConfig) -> CheckedConfig:
         run = open_finished_run(data.table, f"method.name={config.method['name']}")
     if data.where is not None:
         require_columns(data.table, parse_where(data.where).columns, f"data.where={data.where!r}")
+    method.check_weights(data.table)
     method.check(data.table)
     where = join_rules(data.where, method.where())
     if run is not None:

@@ -142,7 +142,7 @@ def _run_loop(
         held_out = evaluation_data(config.data, config.task.name, networks[0])
         stack.callback(held_out.close)
         evaluate = functools.partial(measure, as_one(networks), held_out, config.task)
-    method.prepare(context)
+    method.start(context)
     folder = resumed or _make_folder(config, fabric)
     if fabric.is_global_zero:
         stack.enter_context(folder_lock(folder.path))
@@ -227,7 +227,7 @@ def _training_data(config: TrainConfig, checked: CheckedConfig, fabric: Fabric) 
         **d.read_options(config.task.name),
         batch_size=d.batch_size,
         seed=config.seed,
-        columns=checked.method.columns(),
+        columns=checked.method.table_columns(),
         where=checked.where,
         sampler=checked.sampler,
         window_shards=d.window_shards,

@@ -60,6 +60,9 @@ def train(
     device: Annotated[str | None, _option("--device", "auto, cpu, cuda or mps.", TRAINING)] = None,
     workers: Annotated[int | None, _option("--workers", "Decoding processes per device.", DATA, "-w")] = None,
     seed: Annotated[int | None, _option("--seed", "Of everything random.", TRAINING)] = None,
+    weights: Annotated[
+        str | None, _option("--weights", "Column of the table that multiplies each sample's loss, such as osa_weight.")
+    ] = None,
     settings: Settings = None,
     resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
     paper: Annotated[
@@ -94,7 +97,8 @@ def train(
     from noisegate.trainers.write_table import write_table as write
 
     flags = {
-        "method.name": method, "data.shards": shards, "data.table": table, "data.eval_shards": eval_shards,
+        "method.name": method, "method.weights": weights, "data.shards": shards, "data.table": table,
+        "data.eval_shards": eval_shards,
         "task.name": task, "target.classes": classes, "target.pretrained": pretrained, "out": out, "loop.epochs": epochs,
         "data.batch_size": batch_size, "optimizer.lr": learning_rate, "loop.device": device, "data.workers": workers,
         "seed": seed, **_target_settings(target),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
@@ -39,6 +40,8 @@ from noisegate.trainers.targets import Encoded, Target, TargetConfig
 # ruff: noqa: B027 - most methods leave most hooks as they are
 
 ALL = "all"
+NO_WEIGHTS = ("index", "label", "refined_label", "predicted_label")
+"""columns of numbers that count or name something"""
 Array = NDArray[Any]
 LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "cross_entropy", "contrastive"]
 LOSSES: Mapping[str, tuple[str, ...]] = {  # of each task, the usual one first
@@ -61,6 +64,10 @@ class MethodConfig(BaseModel):
     """None: the target's own, which CLIP learns"""
     mask_same: bool = True
     """two samples with the same picture or the same caption are no negatives for one another"""
+    weights: str | None = Field(default=None, examples=["osa_weight"])
+    """a numeric column of data.table that multiplies each sample's loss before the mean; docs/methods.md: of each method"""
+    weights_scale: Literal["mean1", "raw"] = "mean1"
+    """mean1: `weights` divided by their mean over the data, so that the learning rate keeps its meaning; raw: as they are"""
 
 
 @dataclass(frozen=True)
@@ -182,12 +189,18 @@ class Method(ABC):
         self.config = config
         self.task = task
         self.loss_name = self._loss_for(task)
+        self._weights: Tensor | None = None  # (total_rows,) of method.weights
 
     # --- what it needs ---------------------------------------------------------------------------------------------------
 
     def columns(self) -> tuple[str, ...]:
         """Of the table, to come with every batch."""
         return ()
+
+    def table_columns(self) -> tuple[str, ...]:
+        """`columns` and `method.weights`: a resumed run refuses a table in which these have changed."""
+        own = self.columns() if self.config.weights is None else (*self.columns(), self.config.weights)
+        return tuple(dict.fromkeys(own))
 
     def where(self) -> str | None:
         """A rule over the table's columns that narrows the data for the whole run."""
@@ -199,6 +212,32 @@ class Method(ABC):
 
     def check(self, table: Path | None) -> None:
         """Raises ConfigError, before anything is loaded, where the table lacks what the method needs."""
+
+    def check_weights(self, table: Path | None) -> None:
+        """Raise ConfigError where the table has no numbers in the column `method.weights`."""
+        name = self.config.weights
+        if name is None:
+            return
+        require_columns(table, [name], f"method.weights={name}")
+        if not pa.types.is_primitive(ALL_COLUMNS[name][0]) or name in NO_WEIGHTS:
+            problem = "is no weight; use a column of numbers such as osa_weight, clean_probability or label_quality"
+            raise ConfigError.of("method.weights", name, problem)
+
+    def start(self, run: Run) -> None:
+        """Load `method.weights`, then `prepare`; the loop calls it before the first step and after every resume."""
+        name = self.config.weights
+        if name is not None:
+            values = np.nan_to_num(run.column(name).astype(np.float32), nan=0.0).clip(min=0)
+            mean = run.row_mean(values)
+            if not mean > 0:
+                problem = "is 0 for all samples; see the table by: noisegate show, or use another column"
+                raise ConfigError.of("method.weights", name, problem)
+            self.set_weights(values / np.float32(mean) if self.config.weights_scale == "mean1" else values)
+        self.prepare(run)
+
+    def set_weights(self, weights: Array) -> None:
+        """Multiply the loss of row i by weights[i] from now on; (total_rows,), none negative."""
+        self._weights = torch.from_numpy(np.asarray(weights, np.float32))
 
     def prepare(self, run: Run) -> None:
         """Once, before the first step and after every resume: what can be computed again and need not be saved."""
@@ -245,10 +284,20 @@ class Method(ABC):
 
     # --- what several share ------------------------------------------------------------------------------------------------
 
+    def weights_of(self, rows: Tensor) -> Tensor | None:
+        """(B,) `method.weights` of these rows, on their device; None where there are none."""
+        return None if self._weights is None else self._weights[rows.cpu()].to(rows.device)
+
+    def weigh(self, each: Tensor, rows: Tensor) -> Tensor:
+        """w_i L_i of losses (B,), or of soft labels (B, C), with the weights of `method.weights`; without these as given."""
+        weights = self.weights_of(rows)
+        return each if weights is None else each * weights.to(each).view(-1, *[1] * (each.ndim - 1))
+
     def losses(self, seen: Seen, negatives: Tensor | None = None, trust: Tensor | None = None) -> Tensor:
         """(B,) by `config.loss` and the task; `negatives` (B,) bool may leave samples out of the others' negatives.
 
-        trust: (B,) how much each counts as one of its class for the others, where the loss puts images of a class together.
+        trust: (B,) how much each counts as one of its class for the others, where the loss puts images of a class together;
+        None: by `method.weights`.
         """
         temperature = self.config.temperature or seen.temperature
         same = seen.same if self.config.mask_same else None
@@ -258,6 +307,8 @@ class Method(ABC):
         assert seen.similarity is not None
         if self.loss_name == "contrastive":
             assert seen.labels is not None
+            if trust is None:
+                trust = self.weights_of(seen.rows)
             return losses.contrastive(seen.similarity, seen.labels, temperature, negatives, trust)
         if self.loss_name == "info_nce":
             return losses.info_nce(seen.similarity, temperature, same, negatives)

@@ -25,7 +25,8 @@ class Baseline(Method):
         return self.loss_name == "info_nce" and self.config.temperature is None
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
-        return StepLoss(self.losses(run.forward(batches[ALL])).mean())
+        seen = run.forward(batches[ALL])
+        return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
 
 
 class SelectConfig(MethodConfig):

@@ -62,7 +62,7 @@ class PartnerView:
 
 @dataclass(frozen=True)
 class NetworkStep:
-    """One network's step on one batch: a loss to learn by, and (B,) each, what is remembered of the samples."""
+    """One network's step on one batch, (B,) each: the losses to learn by, and what is remembered of the samples."""
 
     loss: Tensor
     division: Tensor
@@ -195,7 +195,7 @@ class CoTeaching(Method):
                 step = self.warm_up(seen, network, run)
             else:
                 step = self.train(seen, network, self._ask_partner(batch, rows, network, run), run)
-            losses.append(step.loss)
+            losses.append(self.weigh(step.loss, seen.rows).mean())
             logs |= {f"{name}/{key}": value.detach() for key, value in step.logs.items()}
             self.prediction[network, rows] = step.prediction.detach().float().cpu().numpy()
             if self.config.procedure == "lean":

@@ -130,7 +130,8 @@ class Crcl(Method):
         labels = torch.from_numpy(y).to(matched)
         each = active_complementary_loss(images, texts, labels, self.config.complementary)
         return StepLoss(
-            each.mean(), {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())}
+            self.weigh(each, seen.rows).mean(),
+            {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())},
         )
 
     def _labels_of(self, rows: Index, matched: Float32, epoch: int) -> Float32:

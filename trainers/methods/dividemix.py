@@ -130,7 +130,8 @@ class DivideMix(Method):
                 end: batches[stream] for end in ("", "_labelled", "_unlabelled") if (stream := name + end) in batches
             }
             if warming or not self.config.mixmatch:
-                losses += [self.losses(run.forward(batch, k)).mean() for batch in parts.values()]
+                seen = [run.forward(batch, k) for batch in parts.values()]
+                losses += [self.weigh(self.losses(view), view.rows).mean() for view in seen]
             elif parts:
                 losses.append(self._mixmatch(k, parts.get("_labelled"), parts.get("_unlabelled"), run))
         return StepLoss(torch.stack(losses).sum() if losses else None)
@@ -155,11 +156,25 @@ class DivideMix(Method):
                 p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
                 p = p + other.class_logits(run.encode_images(images[-1], 1 - k), _prompts(other)).softmax(dim=1)
             targets.append(sharpen(p / 2, self.config.sharpen))
-        mixed, soft = mixup(torch.cat(images), torch.cat(targets), run.random(f"mixup {k}"), self.config.mixup)
+        labels = torch.cat(targets)
+        rows = torch.cat([batch.rows for batch in (labelled, unlabelled) if batch is not None])
+        weights = self.weights_of(rows)
+        if weights is not None:  # mixed as the labels are: of the given ones, of the guessed ones apart from them
+            w = weights.to(labels)[:, None]
+            labels = torch.cat([w * labels, labels, w], dim=1)
+        mixed, soft = mixup(torch.cat(images), labels, run.random(f"mixup {k}"), self.config.mixup)
         logits = network.class_logits(run.encode_images(mixed, k), prompts)
         count = 0 if labelled is None else len(labelled)
-        halves = [run.gather(part) for part in (logits[:count], soft[:count], logits[count:], soft[count:])]
-        return mixmatch_loss(*halves, weight=self.unlabelled_weight(run.epoch))
+        classes = logits.shape[1]
+        given, guessed = (
+            soft[:count, :classes],
+            soft[count:, -1 - classes : -1] if weights is not None else soft[count:],
+        )
+        halves = [run.gather(part) for part in (logits[:count], given, logits[count:], guessed)]
+        mixed_weights = None
+        if weights is not None:
+            mixed_weights = torch.cat([run.gather(part) for part in (soft[:count, -1], soft[count:, -1])])
+        return mixmatch_loss(*halves, weight=self.unlabelled_weight(run.epoch), weights=mixed_weights)
 
     def unlabelled_weight(self, epoch: int) -> float:
         """λ_u, from 0 in the first epoch after the warm-up."""
@@ -196,18 +211,28 @@ def refine_labels(labels: Tensor, p: Tensor, w: Tensor, temperature: float = 0.5
     return sharpen(w[:, None] * labels + (1 - w)[:, None] * p, temperature)
 
 
-def mixmatch_loss(labelled: Tensor, y: Tensor, unlabelled: Tensor, guess: Tensor, *, weight: float) -> Tensor:
+def mixmatch_loss(
+    labelled: Tensor, y: Tensor, unlabelled: Tensor, guess: Tensor, *, weight: float, weights: Tensor | None = None
+) -> Tensor:
     """L_x + λ_u L_u + L_reg of logits and soft labels, (L, C) twice and (U, C) twice; L or U may be 0.
 
     L_reg = Σ_c π_c log(π_c / p̄_c), π_c = 1 / C, p̄ the mean prediction over all.
+    weights: (L + U,) of the samples: y comes multiplied by its own, L_u is multiplied here, p̄ is the weighted mean, and
+    L_reg counts by the mean weight.
     """
-    every = torch.cat([labelled, unlabelled])
-    mean = every.softmax(dim=1).mean(dim=0)
-    loss = -(mean * mean.shape[0]).log().mean()
+    p = torch.cat([labelled, unlabelled]).softmax(dim=1)
+    if weights is None:
+        mean = p.mean(dim=0)
+    else:
+        mean = (weights[:, None] * p).sum(dim=0) / weights.sum().clamp(min=torch.finfo(p.dtype).tiny)
+    loss = -(mean.clamp(min=torch.finfo(p.dtype).tiny) * mean.shape[0]).log().mean()
+    if weights is not None:
+        loss = weights.mean() * loss
     if len(labelled):
         loss = loss + cross_entropy(labelled, y).mean()
     if len(unlabelled):
-        loss = loss + weight * (unlabelled.softmax(dim=1) - guess).square().mean()
+        squares = (unlabelled.softmax(dim=1) - guess).square()
+        loss = loss + weight * (squares if weights is None else weights[len(labelled) :, None] * squares).mean()
     return loss
 
 

@@ -85,7 +85,7 @@ class Gsl(CoTeaching):
         each = self.plain_loss(seen, hardest)
         with torch.no_grad():
             division, _ = self.measure_batch(seen, network, run)
-        return NetworkStep(each.mean(), division, torch.full_like(division, torch.nan))
+        return NetworkStep(each, division, torch.full_like(division, torch.nan))
 
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
         label = self._correct(seen, network, partner.clean)
@@ -94,7 +94,7 @@ class Gsl(CoTeaching):
         with torch.no_grad():
             division = self._hardest(seen) + constraint
         logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
-        return NetworkStep(loss.mean(), division, label, logs)
+        return NetworkStep(loss, division, label, logs)
 
     def _hardest(self, seen: Seen) -> Tensor:
         """L_w with all labels 1."""

@@ -39,8 +39,8 @@ Recast = Literal["linear", "exponential", "sine", "sigmoid"]
 
 
 def momentum_loss(prediction: Tensor, gamma: Tensor) -> Tensor:
-    """LNC Eq. 4: L_mr = mean_i (P_i - γ_i)²; γ, the predictions until now, is a constant."""
-    return (prediction - gamma.detach()).square().mean()
+    """LNC Eq. 4: (B,) (P_i - γ_i)², of which L_mr is the mean; γ, the predictions until now, is a constant."""
+    return (prediction - gamma.detach()).square()
 
 
 def update_gamma(gamma: Tensor, prediction: Tensor, momentum: float) -> Tensor:
@@ -168,7 +168,7 @@ class Lnc(CoTeaching):
     def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
         """Eq. 4-6."""
         each, prediction = self.measure_batch(seen, network, run)
-        loss = (self.plain_loss(seen) if self.loss_name == "info_nce" else each).mean()
+        loss = self.plain_loss(seen) if self.loss_name == "info_nce" else each
         if self.config.momentum_weight > 0:
             rows = seen.rows.cpu().numpy()
             gamma = torch.from_numpy(self.gamma[network, rows]).to(each)
@@ -200,7 +200,7 @@ class Lnc(CoTeaching):
         if run.epoch < self.config.noisy_from * self.total_epochs:
             loss = loss * partner.clean
         logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
-        return NetworkStep(loss.mean(), each, prediction, logs)
+        return NetworkStep(loss, each, prediction, logs)
 
     def sample_columns(self) -> dict[str, Array]:
         """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""

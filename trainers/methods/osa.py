@@ -74,6 +74,9 @@ class Osa(Method):
         if self.config.mode == "reference" and self.source != "osa_weight":
             problem = f"is about image-text pairs, and the weight is {self.source}; use method.mode=mean1"
             raise ConfigError.of("method.mode", "reference", problem)
+        if self.config.weights == self.source:
+            problem = f"is what osa weighs by already (method.weight={weight}); leave it out"
+            raise ConfigError.of("method.weights", self.source, problem)
         if self.source in ("prompts", "images"):
             check_beta_mode(self.config.beta)
 
@@ -143,7 +146,7 @@ class Osa(Method):
         seen = run.forward(batch)
         weight = weight.to(seen.rows.device, non_blocking=True)
         each = self.losses(seen, negatives=weight > 0 if self.config.drop_negatives else None, trust=weight)
-        total = weighted(each, weight, mode=self.config.mode, mean_weight=self.mean_weight)
+        total = weighted(self.weigh(each, seen.rows), weight, mode=self.config.mode, mean_weight=self.mean_weight)
         return StepLoss(total, {"weighted_share": held / len(weight)})
 
     def weights(self, batch: Batch) -> Tensor:

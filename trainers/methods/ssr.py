@@ -103,7 +103,7 @@ class Ssr(Method):
         labels = torch.from_numpy(self.labels[rows]).to(batch.labels.device)
         labels = torch.where(labels < 0, batch.labels, labels)
         weights = torch.from_numpy(self.weights[rows]).to(labels.device)
-        soft = one_hot(labels, len(target.classes)) * weights[:, None]
+        soft = self.weigh(one_hot(labels, len(target.classes)) * weights[:, None], batch.rows)
         mixed, soft = mixup(target.pixels(batch.images), soft, run.random("mixup"), self.config.mixup)
         each = cross_entropy(target.class_logits(run.encode_images(mixed)), soft)
         return StepLoss(run.gather(each).mean())

@@ -148,11 +148,14 @@ class Tango(Method):
         assert batch.images is not None and batch.labels is not None
         images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
         clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
-        mixed, soft = mixup(images, self._soft_labels(rows, batch.labels), run.random("mixup"), self.config.mixup)
+        labels = self.weigh(self._soft_labels(rows, batch.labels), batch.rows)
+        mixed, soft = mixup(images, labels, run.random("mixup"), self.config.mixup)
         logits = self._classify(run, torch.cat([images[clean], mixed]))
         own, of_mixed = logits[: -len(mixed)], logits[-len(mixed) :]
         each_clean = torch.zeros(len(images), device=images.device)
-        each_clean = each_clean.masked_scatter(clean, cross_entropy(own, batch.labels[clean]).float())
+        each_clean = each_clean.masked_scatter(
+            clean, self.weigh(cross_entropy(own, batch.labels[clean]), batch.rows[clean]).float()
+        )
         each = cross_entropy(of_mixed, soft)
         chosen = run.gather(clean.float())
         on_clean = run.gather(each_clean).sum() / chosen.sum().clamp(min=1)  # 0 where the batch has none

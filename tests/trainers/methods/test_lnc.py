@@ -82,7 +82,7 @@ def test_g9_momentum_recursion() -> None:
 def test_momentum_loss_and_its_gradient() -> None:
     prediction = vector(0.5, 1.0).requires_grad_()
     gamma = vector(1.0, 0.8).requires_grad_()
-    loss = momentum_loss(prediction, gamma)
+    loss = momentum_loss(prediction, gamma).mean()
     assert loss.item() == pytest.approx((0.25 + 0.04) / 2)
     loss.backward()
     assert prediction.grad is not None and prediction.grad.tolist() == pytest.approx([-0.5, 0.2])
