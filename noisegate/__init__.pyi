@@ -22,6 +22,7 @@ from .service.client import Client as Client
 from .trainers.config import TrainConfig as TrainConfig
 from .trainers.data import Batch as Batch
 from .trainers.data import WeightedShards as WeightedShards
+from .trainers.data import with_table as with_table
 from .trainers.evaluate import ModelFigures as ModelFigures
 from .trainers.evaluate import evaluate_model as evaluate_model
 from .trainers.losses import info_nce as info_nce

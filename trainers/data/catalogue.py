@@ -94,15 +94,24 @@ def make_catalogue(
         return Catalogue(located, None, RowMask(_rows_from_shards(located, needs, cache, notes)), notes)
     run = RunFolder(Path(table))
     located, notes = _match_shards(run, shards)
-    return Catalogue(located, run, RowMask(_rows_from_tables(run, located, needs)), notes)
+    return Catalogue(located, run, RowMask(usable_rows(run, shard.stem, needs) for shard in located), notes)
 
 
-def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
-    """The shards that have a table, in the run's order, and notes for the user."""
+def finished_run(run: RunFolder) -> dict[str, Any]:
+    """`_run.json`; raise TableError if the run is not finished, or was made from arrays without shards."""
     facts = run.recorded()
     if facts.get("finished") is False:
         problem = "holds a run that is not finished; run the same annotate command again, it goes on"
         raise TableError.of("table", str(run.path), problem)
+    if "limits" not in facts["reading"]:
+        problem = "was made from arrays and knows no shards; give score-embeddings --shards, or annotate the shards"
+        raise TableError.of("table", str(run.path), problem)
+    return facts
+
+
+def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | None) -> tuple[list[Shard], list[str]]:
+    """The shards that have a table, in the run's order, and notes for the user."""
+    facts = finished_run(run)
     urls = {entry["table"]: str(entry["url"]) for entry in facts["shards"]}
     given = {
         shard.stem: shard
@@ -131,23 +140,22 @@ def _match_shards(run: RunFolder, shards: str | Path | Iterable[str | Path] | No
     return [given[stem] for stem in urls if stem in given], notes
 
 
-def _rows_from_tables(run: RunFolder, shards: Sequence[Shard], needs: RowNeeds) -> Iterator[Mask]:
+def usable_rows(run: RunFolder, stem: str, needs: RowNeeds) -> Mask:
+    """(N,) bool: the rows of a table that have the status ok and what is needed."""
     rule = parse_where(needs.where) if needs.where is not None else None
     names = ["status", *(rule.columns if rule else ())]
     names += ["text_sha256"] if needs.caption else []
     names += [needs.label] if needs.label is not None else []
-    names = [name for name in dict.fromkeys(names) if name != "shard"]
-    for shard in shards:
-        table = run.read(shard.stem, names)
-        ok = pc.equal(table["status"].cast(pa.string()), "ok").to_numpy()
-        if needs.caption:
-            ok = ok & pc.is_valid(table["text_sha256"]).to_numpy()
-        if needs.label is not None:
-            ok = ok & pc.is_valid(table[needs.label]).to_numpy()
-        if rule is not None:
-            stem = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [shard.stem])
-            ok = ok & rule.mask(table.append_column("shard", stem))
-        yield ok
+    table = run.read(stem, [name for name in dict.fromkeys(names) if name != "shard"])
+    ok = pc.equal(table["status"].cast(pa.string()), "ok").to_numpy()
+    if needs.caption:
+        ok = ok & pc.is_valid(table["text_sha256"]).to_numpy()
+    if needs.label is not None:
+        ok = ok & pc.is_valid(table[needs.label]).to_numpy()
+    if rule is not None:
+        shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
+        ok = ok & rule.mask(table.append_column("shard", shard))
+    return np.asarray(ok, bool)
 
 
 def _rows_from_shards(shards: Sequence[Shard], needs: RowNeeds, cache: ShardCache, notes: list[str]) -> Iterator[Mask]:

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.runs import ALL_COLUMNS, RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards import IMAGE_PARTS, TarSamples, decode_text
 from noisegate.pipeline.system import Index
 
 EXAMPLES = 3  # of what is wrong, in a message
-_PROOF = ("image_sha256", "text_sha256", "label")
+PROOF_COLUMNS = ("image_sha256", "text_sha256", "label")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class JoinedShard:
         samples: TarSamples,
         positions: Index | None,
         columns: dict[str, NDArray[Any]],
-        proof: _Proof | None,
+        proof: Proof | None,
         options: DecodeOptions,
     ) -> None:
         self.samples, self.columns, self.proof, self.options = samples, columns, proof, options
@@ -80,10 +80,7 @@ def join(
         options = DecodeOptions(("pairs",), overrides.text_field, overrides.label_field, overrides.limits or Limits())
         return JoinedShard(samples, None, {}, None, options)
     metadata = read_metadata(run.table(stem))
-    if "limits" not in metadata["reading"]:
-        problem = "holds a run made from arrays, not from shards; annotate the shards to train on them"
-        raise TableError.of("table", str(run.path), problem)
-    table = run.read(stem, ["key", *_PROOF, *(name for name in columns if name not in _PROOF)])
+    table = run.read(stem, ["key", *PROOF_COLUMNS, *(name for name in columns if name not in PROOF_COLUMNS)])
     keys = table["key"].combine_chunks()
     positions = _match_keys(samples, keys, strict)
     scored = DecodeOptions.from_dict(metadata["reading"])
@@ -93,7 +90,7 @@ def join(
         overrides.label_field or scored.label_field,
         overrides.limits or scored.limits,
     )
-    proof = _Proof(keys, table, scored)
+    proof = Proof(keys, table, scored)
     return JoinedShard(samples, positions, {name: column_values(table[name]) for name in columns}, proof, options)
 
 
@@ -128,13 +125,25 @@ def format_share(count: int, of: int) -> str:
     return f"{count / of:.2%}" if of else "0%"
 
 
-class _Proof:
+class Proof:
     """Digests and labels in the table, to prove that samples have not changed."""
 
     def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions) -> None:
         self.keys, self.scored = keys, scored
         self._image, self._text = _digests(table["image_sha256"]), _digests(table["text_sha256"])
         self._label = column_values(table["label"])
+
+    def has_image(self, row: int) -> bool:
+        """Whether the table has the digest of a picture."""
+        return bool(self._image[row].any())
+
+    def has_text(self, row: int) -> bool:
+        """Whether the table has the digest of a caption."""
+        return bool(self._text[row].any())
+
+    def has_label(self, row: int) -> bool:
+        """Whether the table has a given label."""
+        return bool(self._label[row] >= 0)
 
     def check_image(self, row: int, parts: dict[str, bytes]) -> str | None:
         """What has changed in the picture; None if its bytes are those that were scored."""
@@ -143,7 +152,7 @@ class _Proof:
 
     def image_digest(self, row: int) -> str | None:
         """Digest of the scored picture in hex; None if there was none."""
-        return str(self._image[row].tobytes().hex()) if self._image[row].any() else None
+        return str(self._image[row].tobytes().hex()) if self.has_image(row) else None
 
     def check_text(self, row: int, parts: dict[str, bytes], text: str | None) -> str | None:
         """What has changed in the caption. `text` is the caption if it was decoded as the table records, else None."""
