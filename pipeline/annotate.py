@@ -19,18 +19,18 @@ from .engines import (
     ShardTask,
     remove_plan,
 )
-from .errors import LockedError, MismatchError
+from .errors import AllFailedError, LockedError, MismatchError
 from .estimators import Estimator, ModelSpec
 from .labels.anchors import anchors_file
 from .labels.classes import ClassSet
 from .neighbours import NeighbourSearch
-from .pairs.beta import Beta, cached_beta
-from .pairs.pair_fit import read_pair_fit
+from .pairs.beta import PAIRS, Beta, cached_beta
+from .pairs.pair_fit import read_pair_fit, sample_run
 from .runs.lock import SCORING, folder_lock
 from .runs.resume import Resume, RunRecord, check_settings, clear, sweep
-from .runs.table import RunFolder
+from .runs.table import RunFolder, read_metadata
 from .scoring import RunScores, Summary, learn_scores, write_scores
-from .scoring.summary import summarise
+from .scoring.summary import FEW_PAIRS, summarise, tells_nothing, unknown_data
 from .settings import AnnotateSettings, DecodeOptions
 from .shards.locate import Shard, find_shards
 from .shards.sources import TableColumns
@@ -53,6 +53,7 @@ def annotate(
     neighbourhood: bool = AnnotateSettings.neighbourhood,
     workers: int | None = AnnotateSettings.workers,
     keep_embeddings: bool = AnnotateSettings.keep_embeddings,
+    keep_going: bool = AnnotateSettings.keep_going,
     overwrite: bool = AnnotateSettings.overwrite,
     retry_failed: bool = AnnotateSettings.retry_failed,
     seed: int = AnnotateSettings.seed,
@@ -85,6 +86,7 @@ def annotate(
         neighbourhood=neighbourhood,
         workers=workers,
         keep_embeddings=keep_embeddings,
+        keep_going=keep_going,
         overwrite=overwrite,
         retry_failed=retry_failed,
         seed=seed,
@@ -116,7 +118,8 @@ def annotate_with(
 
     def start() -> AbstractContextManager[EncodingEngine]:
         if isinstance(model, ModelSpec):
-            job.progress.note(f"loading {model.model}")
+            only = ", which understands drawn scenes only; --model names another" if model.model == "embedded" else ""
+            job.progress.note(f"loading {model.model}{only}")
         return engine.start(model, len(job.shards), job.progress.note)
 
     try:
@@ -155,7 +158,11 @@ class _Job:
             if self.settings.overwrite:
                 clear(self.run, self.stems)  # only after the model is loaded: a wrong name must not cost the tables
             todo, sizes = self._find(engine, self.shards, nullcontext)
-            self._encode(engine, todo, sizes)
+            try:
+                self._encode(engine, todo, sizes)
+            except AllFailedError:
+                clear(self.run)  # nothing was scored, and the settings that failed must not bind the next try
+                raise
             return self._score_and_record(engine)
 
     def run_as_node(self, start: Callable[[], AbstractContextManager[EncodingEngine]], share: NodeShare) -> Summary:
@@ -212,13 +219,24 @@ class _Job:
         reading = self.settings.reading
         named = len(self.classes.names) if self.classes and "labels" in reading.tasks else None
         task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named)
-        totals = ProgressTotals(self.progress, sizes)
+        first_try = not self.settings.retry_failed and not any(self.run.stems())
+        fail_fast = first_try and not self.settings.keep_going
+        totals = ProgressTotals(self.progress, sizes, fail_fast, self._judge_model if first_try else None)
         began = time.monotonic()
         if todo:
             engine.encode(task, todo, totals)
         self.encode_seconds, self.encoded = time.monotonic() - began, totals.encoded
         self.record.notes = totals.notes
         self.record.failed |= {shard.url: totals.failed[shard.url] for shard in todo if shard.url in totals.failed}
+
+    def _judge_model(self, stem: str) -> None:
+        """Warn after the first shard if the model cannot tell its pairs from shuffled ones."""
+        if "pairs" not in self.settings.tasks or not self.run.embeddings(stem).exists():
+            return
+        calibration = sample_run(self.run, [stem], PAIRS, self.settings.seed).calibration
+        if calibration and calibration.pairs >= FEW_PAIRS and tells_nothing(calibration):
+            model = read_metadata(self.run.table(stem))["scorer"]["model"]
+            self.progress.note(f"after the first shard: {unknown_data(model, calibration)}")
 
     def _score_and_record(self, engine: EncodingEngine) -> Summary:
         """Learn the scores from all tables of the folder, write them, and mark the run as finished."""

@@ -2,6 +2,7 @@
 
 NoisegateError
 ├── ConfigError        a setting that cannot work: names the setting, the value given and one that works
+│   └── AllFailedError the first samples of a job all fail alike, so that a setting must be wrong
 ├── ShardError         a shard that cannot be read at all
 ├── TableError         a weight table that is missing, damaged or of another version
 │   └── MismatchError  a folder made by another scorer, or a table that does not belong to its shard
@@ -38,6 +39,10 @@ class NoisegateError(Exception):
 
 class ConfigError(NoisegateError):
     """A setting that cannot work."""
+
+
+class AllFailedError(ConfigError):
+    """The first samples of a job all fail alike; `setting` is what is most likely wrong, `value` their status."""
 
 
 class ShardError(NoisegateError):

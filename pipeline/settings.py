@@ -233,6 +233,9 @@ class AnnotateSettings:
         True, "Do not keep embeddings; scores then cannot be recomputed without the model.", None, "--drop-embeddings"
     )
     retry_failed: bool = _setting(False, "Read only the failed samples again.")
+    keep_going: bool = _setting(
+        False, "Score on even if the first samples all fail alike, which stops the job otherwise."
+    )
     overwrite: bool = _setting(False, "Remove what an earlier run left in the folder, and start again.")
     devices: str | None = _setting(
         None,

@@ -24,7 +24,8 @@ def annotate(
     [cyan]noisegate annotate 'data/{000000..000099}.tar' --model ViT-B-32 --pretrained laion2b_s34b_b79k --out tables[/]
 
     Stop it at any time and run the same command again: it goes on, and the tables are the same to the byte.
-    Exit code 0: done; failed samples are rows with a status. 1: a shard could not be read at all. 2: a setting is wrong.
+    Exit code 0: done; failed samples are rows with a status. 1: a shard could not be read at all, or no sample could be
+    scored. 2: a setting is wrong.
     """
     from noisegate.pipeline.annotate import annotate_with
     from noisegate.pipeline.labels.classes import load_classes
@@ -35,8 +36,8 @@ def annotate(
     summary = annotate_with(settings, shards, out, classes=classes, progress=progress_for(quiet))
     output = Output(as_json)
     print_summary(summary, output)
-    if summary.samples and not summary.waits_for:
+    if summary.statuses.get("ok") and not summary.waits_for:
         output.say(f"Next: [cyan]{escape(program('show', str(out)))}[/]")
     output.result(summary.to_dict())
-    if summary.failed_shards:
+    if summary.failed_shards or (summary.samples and not summary.statuses.get("ok")):
         raise typer.Exit(1)

@@ -81,7 +81,7 @@ def calibrate(
             "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"
         )
     if pairs is not None and pairs.calibration and tells_nothing(pairs.calibration):
-        output.tell(f"[yellow]note[/]: {unknown_data(model)}")
+        output.tell(f"[yellow]note[/]: {unknown_data(model, pairs.calibration)}")
     if known:
         output.tell("random_inputs was remembered from an earlier run.")
     output.result(

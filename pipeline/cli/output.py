@@ -119,7 +119,7 @@ def program(*arguments: str) -> str:
 
 def print_summary(summary: "Summary", output: Output) -> None:
     """Print the table at the end of a run."""
-    from noisegate.pipeline.scoring.summary import hours_for
+    from noisegate.pipeline.scoring.summary import hours_for, tells_nothing, unknown_noise
 
     beta, calibration = summary.beta, summary.calibration
     rows = _count_rows(summary)
@@ -130,7 +130,9 @@ def print_summary(summary: "Summary", output: Output) -> None:
         quantiles = summary.similarity_quantiles.items()
         rows += [("similarity", "  ".join(f"{f'{100 * float(share):g} %':>6}" for share, _ in quantiles))]
         rows += [("", "  ".join(f"{value:6.3f}" for _, value in quantiles))]
-    if calibration and beta:
+    if calibration and beta and tells_nothing(calibration):
+        rows += [("estimated noise", unknown_noise(calibration))]
+    elif calibration and beta:
         expected = calibration.expected(beta.value)
         rows += [
             ("estimated noise", _rate(calibration.noise_rate, calibration.noise_interval)),
@@ -181,7 +183,12 @@ def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
 
 def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Facts about pairs that are judged by their neighbourhoods."""
+    from noisegate.pipeline.pairs.calibration import PairCalibration
+    from noisegate.pipeline.scoring.summary import tells_nothing, unknown_noise
+
     calibration, expected = facts["calibration"], facts["expected"]
+    if tells_nothing(fitted := PairCalibration.from_dict(calibration)):
+        return [("estimated noise", f"{unknown_noise(fitted)}, by neighbourhoods")]
     return [
         ("estimated noise", f"{_rate(calibration['noise_rate'], calibration['noise_interval'])} by neighbourhoods"),
         ("  calibration error", f"{percent(calibration['ece'])} on held-out pairs"),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from noisegate.pipeline.errors import ConfigError, MismatchError
+from noisegate.pipeline.errors import AllFailedError, ConfigError, MismatchError
 from noisegate.pipeline.estimators.base import Estimator, Identity
 from noisegate.pipeline.pairs.scorer import encode_samples
 from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings, write_embeddings
@@ -30,13 +30,29 @@ Rows = NDArray[np.float32]
 _READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 
 
+FIRST_SAMPLES = (
+    200  # a job stops if so many samples at its start all fail alike; chosen: more than a bad shard's first page
+)
+_REMEDIES = {  # the setting that is most likely wrong, and what to do, by status
+    "no_text": ("text_field", "name the caption's JSON field with --text-field, or score labels with --task labels"),
+    "bad_text": ("text_field", "name the JSON field of a caption with --text-field"),
+    "no_label": ("label_field", "name the label's JSON field with --label-field"),
+    "bad_label": ("label_field", "name the JSON field of a class number with --label-field"),
+    "too_large": ("max_pixels", "raise the limit that it names, such as --max-pixels"),
+}
+
+
 @dataclass(frozen=True)
 class Advanced:
-    """`samples` more of a shard are read; `position` is the number of its bytes read so far."""
+    """`samples` more of a shard are read; `position` is the number of its bytes read so far.
+
+    `failure` is their status and the first reason if all of them have the same status other than `ok`.
+    """
 
     shard: Shard
     samples: int
     position: int
+    failure: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,11 +87,21 @@ Event = Advanced | Written | Unreadable | Note
 class ProgressTotals:
     """Sums of all events. `sizes` are the shards' bytes, None if unknown; `failed` is the reason by url.
 
-    `notes` are the recorded ones, each once.
+    `notes` are the recorded ones, each once. With `fail_fast`, `add` raises AllFailedError if the first samples all fail alike.
+    `first_shard` is called with the stem of the first shard that is written.
     """
 
-    def __init__(self, progress: Progress, sizes: Mapping[str, int | None]) -> None:
-        self._progress, self._sizes = progress, sizes
+    def __init__(
+        self,
+        progress: Progress,
+        sizes: Mapping[str, int | None],
+        fail_fast: bool = False,
+        first_shard: Callable[[str], None] | None = None,
+    ) -> None:
+        self._first_shard = first_shard
+        self._progress, self._sizes, self._fail_fast = progress, sizes, fail_fast
+        self._first: tuple[str, str] | None = None  # status and reason of all samples so far
+        self._failed_samples = 0
         self._open: dict[str, tuple[int, int]] = {}  # samples and bytes read of unfinished shards
         self.failed: dict[str, str] = {}
         self.encoded = 0
@@ -88,7 +114,8 @@ class ProgressTotals:
                 self._progress.note(text)
                 if recorded and text not in self.notes:
                     self.notes.append(text)
-            case Advanced(shard, samples, position):
+            case Advanced(shard, samples, position, failure):
+                self._check_first(samples, failure)
                 before, reached = self._open.get(shard.url, (0, 0))
                 self._open[shard.url] = before + samples, position
                 self._progress.advance(samples, position - reached)
@@ -100,12 +127,33 @@ class ProgressTotals:
                 self._end(shard)
                 self.encoded += encoded
                 self._progress.shard(shard.stem, rows, failed)
+                if self._first_shard:
+                    self._first_shard(shard.stem)
+                    self._first_shard = None
 
     def discard(self, shard: Shard) -> None:
         """The worker died; discard its partial progress on this shard."""
         samples, reached = self._open.pop(shard.url, (0, 0))
         if samples or reached:
             self._progress.advance(-samples, -reached)
+
+    def _check_first(self, samples: int, failure: tuple[str, str] | None) -> None:
+        if not self._fail_fast:
+            return
+        if failure is None or (self._first and failure[0] != self._first[0]):
+            self._fail_fast = False
+            return
+        self._first = self._first or failure
+        self._failed_samples += samples
+        if self._failed_samples >= FIRST_SAMPLES:
+            status, reason = self._first
+            setting, remedy = _REMEDIES.get(status, ("shards", "look at one of these samples"))
+            raise AllFailedError(
+                f"the first {self._failed_samples:,} samples all have the status {status} ({reason}), so nothing is scored; "
+                f"{remedy}, or insist with --keep-going",
+                setting,
+                status,
+            )
 
     def _end(self, shard: Shard) -> None:
         _, reached = self._open.pop(shard.url, (0, 0))
@@ -163,7 +211,7 @@ def encode_shards(
             for item in items:
                 if isinstance(item, Chunk):
                     _check_labels(item, task.classes)
-                    report(Advanced(item.shard, len(item.samples), item.position))
+                    report(Advanced(item.shard, len(item.samples), item.position, _common_failure(item.samples)))
                     part.add(item)
                     continue
                 if isinstance(item, ShardFailed):
@@ -181,6 +229,14 @@ def encode_shards(
                 part = EncodedShard(model)
         finally:
             no_more()
+
+
+def _common_failure(samples: Sequence[Decoded]) -> tuple[str, str] | None:
+    """The status of all samples and the first one's reason, None if they differ or one is `ok`."""
+    statuses = {sample.status for sample in samples}
+    if len(statuses) != 1 or "ok" in statuses:
+        return None
+    return samples[0].status, _printable(samples[0].error) or ""
 
 
 def _check_labels(chunk: Chunk, classes: int | None) -> None:

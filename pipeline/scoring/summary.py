@@ -16,6 +16,8 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from .run_scores import RunScores
 
 ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
+WIDEST = 0.5  # width of the noise interval above which its figures mean nothing (chosen; see the test)
+FEW_PAIRS = 200  # pairs below which their number is the likeliest reason that nothing can be told (chosen)
 CLEAN_DATA = 0.05  # upper end below which data counts as clean
 MOST_LABELS = 0.5  # upper end above which clean says nothing of labels whose noise is not shown
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -85,7 +87,7 @@ class Summary:
         if self.beta is None or not self.scored:
             return warnings
         if self.calibration and tells_nothing(self.calibration):
-            warnings.append(unknown_data(self.model))
+            warnings.append(unknown_data(self.model, self.calibration))
         if self.zero_weight == self.scored:
             warnings.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
@@ -114,7 +116,7 @@ class Summary:
         expected = self.calibration.expected(self.beta.value) if self.calibration and self.beta else None
         plain = {**asdict(self), "zero_share": self.zero_share, "warnings": self.warnings}
         plain["calibration"] = None
-        if self.calibration and expected:
+        if self.calibration and expected and not tells_nothing(self.calibration):
             plain["calibration"] = {
                 "noise_rate": self.calibration.noise_rate,
                 "noise_interval": list(self.calibration.noise_interval),
@@ -152,12 +154,23 @@ def changed_labels(facts: Mapping[str, Any], count: int) -> str:
 
 
 def tells_nothing(calibration: PairCalibration) -> bool:
-    """Whether the model cannot tell the given pairs from shuffled ones."""
-    return calibration.noise_interval[1] > ALL_NOISE
+    """Whether the calibration is void: the noise rate may be anything, so no figure that follows from it is shown."""
+    low, high = calibration.noise_interval
+    return high > ALL_NOISE or high - low > WIDEST
 
 
-def unknown_data(model: str) -> str:
+def unknown_noise(calibration: PairCalibration) -> str:
+    """What to show in place of the figures if `tells_nothing`."""
+    return f"cannot be told {'from these few pairs' if calibration.pairs < FEW_PAIRS else 'by this model'}"
+
+
+def unknown_data(model: str, calibration: PairCalibration) -> str:
     """The warning if `tells_nothing`."""
+    if calibration.pairs < FEW_PAIRS:
+        return (
+            f"{calibration.pairs:,} pairs are too few to tell how many are wrong and what P(clean) means; "
+            "score 1,000 or more"
+        )
     if model == ARRAYS:
         return (
             "the cosines hardly tell your pairs from shuffled ones, so the weights mean little; "

@@ -164,7 +164,8 @@ def test_a_reason_reads_as_words() -> None:
 
 def test_the_summary_says_why_samples_failed(work: Path) -> None:
     done = called("annotate", "clean/*.tar", "--out", "no_field", *QUICK, "--text-field", "title", cwd=work)
-    assert done.returncode == 0
+    assert done.returncode == 1
+    assert "Next:" not in done.stdout
     assert "no_text  40  100.0 %  no json field 'title'" in done.stdout
     assert "no sample could be scored: no json field 'title'" in done.stdout
     assert "β" not in done.stdout, "nothing was weighed"

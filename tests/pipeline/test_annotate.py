@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from noisegate import read_table
 from noisegate.pipeline.errors import NoisegateError, TableError
@@ -283,6 +286,20 @@ def test_a_full_disk_is_said_and_the_run_goes_on_later(tmp_path: Path, small_dis
 
 
 # --- telling how far it is ----------------------------------------------------------------------------------------------
+def test_a_model_that_knows_nothing_of_the_data_is_named_after_the_first_shard(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    members: list[tuple[str, bytes]] = []
+    for i in range(250):
+        data = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(data, "PNG")
+        members += [(f"{i}.png", data.getvalue()), (f"{i}.txt", f"word {i}".encode())]
+    write_tar(tmp_path / "s" / "x.tar", members)
+    write_tar(tmp_path / "s" / "y.tar", pairs(3))
+    progress = Notes()
+    score(tmp_path / "s", tmp_path / "out", progress=progress)
+    assert [note for note in progress.said if note.startswith("after the first shard: the model hardly tells")]
+
+
 def test_progress_adds_up(shards: Path, tmp_path: Path) -> None:
     progress = Notes()
     score(shards, tmp_path / "out", progress=progress)

@@ -8,6 +8,7 @@ from typing import Any
 
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.scoring.summary import tells_nothing, unknown_noise
 from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData, ScoreView, TableRow, original_key
@@ -58,7 +59,8 @@ def headline(
     if data.scored == 0:
         lead.append("No sample could be scored; see what failed below.")
     elif rate is None:
-        lead.append(f"There are too few {view.noun}s to estimate how many are wrong.")
+        reason = unknown_noise(view.calibration) if view.calibration else f"cannot be told from so few {view.noun}s"
+        lead.append(f"How many {view.noun}s are wrong {reason}.")
     else:
         lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
     if data.scored and labels:
@@ -92,7 +94,7 @@ def _range(interval: Sequence[float] | None) -> str:
 
 def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:
     """Estimated share of wrong samples and its 95 % interval: by the pairs' calibration, or as label scoring recorded it."""
-    if view.calibration:
+    if view.calibration and not tells_nothing(view.calibration):
         return view.calibration.noise_rate, view.calibration.noise_interval
     labels = metadata.get("labels") or {}
     if view.noun == "label" and labels.get("noise_rate") is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.calibration import Expected
-from noisegate.pipeline.scoring.summary import changed_labels, label_promise
+from noisegate.pipeline.scoring.summary import changed_labels, label_promise, tells_nothing
 
 from .charts import Bins, Strip, draw_clean, draw_confusion, draw_histogram, draw_strips, merge_bins
 from .collect import QUANTILES, ReportData, ScoreView, ShardFacts
@@ -195,6 +195,8 @@ def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> lis
 def _expected(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[Expected | None, float]:
     """What the cut is expected to give, and the share of all samples that are right."""
     if view.calibration and view.cut is not None:
+        if tells_nothing(view.calibration):
+            return None, np.nan
         return view.calibration.expected(view.cut), view.calibration.kept_clean[0]
     labels = metadata.get("labels") or {}
     promise = label_promise(labels)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from noisegate import read_table
-from noisegate.pipeline.errors import MismatchError
+from noisegate.pipeline.errors import AllFailedError, MismatchError
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
@@ -101,3 +101,36 @@ def test_asking_for_dropped_embeddings_scores_the_shards_again(shards: Path, tmp
     assert score(shards, tmp_path / "out").encoded == 18
     score(shards, tmp_path / "fresh")
     assert files_of(tmp_path / "out") == files_of(tmp_path / "fresh")
+
+
+# --- first samples that all fail alike ----------------------------------------------------------------------------------
+@pytest.fixture
+def without_captions(tmp_path: Path) -> Path:
+    for number in range(5):
+        write_tar(tmp_path / "s" / f"{number}.tar", [(f"{i}.png", picture("red", (8, 8))) for i in range(60)])
+    return tmp_path / "s"
+
+
+def test_a_job_stops_when_its_first_samples_all_fail_alike(without_captions: Path, tmp_path: Path) -> None:
+    with refused("text_field", "no_text", AllFailedError):
+        score(without_captions, tmp_path / "out")
+    for number in range(5):  # the same folder takes other settings: nothing of the failed try binds it
+        write_tar(without_captions / f"{number}.tar", pairs(3))
+    assert dict(score(without_captions, tmp_path / "out").statuses) == {"ok": 15}
+
+
+def test_a_job_that_is_told_to_keep_going_does(without_captions: Path, tmp_path: Path) -> None:
+    summary = score(without_captions, tmp_path / "out", keep_going=True)
+    assert dict(summary.statuses) == {"no_text": 300}
+
+
+def test_few_failures_two_kinds_of_them_or_one_good_sample_stop_nothing(tmp_path: Path) -> None:
+    write_tar(tmp_path / "few" / "x.tar", [(f"{i}.png", picture("red", (8, 8))) for i in range(150)])
+    assert dict(score(tmp_path / "few", tmp_path / "1").statuses) == {"no_text": 150}
+    write_tar(
+        tmp_path / "two" / "x.tar", [("a.txt", b"red"), *((f"b{i}.png", picture("red", (8, 8))) for i in range(250))]
+    )
+    assert dict(score(tmp_path / "two", tmp_path / "2").statuses) == {"no_text": 250, "no_image": 1}
+    write_tar(tmp_path / "one" / "x.tar", [*((f"b{i}.png", picture("red", (8, 8))) for i in range(150))])
+    write_tar(tmp_path / "one" / "y.tar", [*pairs(1), *((f"b{i}.png", picture("red", (8, 8))) for i in range(150))])
+    assert dict(score(tmp_path / "one", tmp_path / "3").statuses) == {"ok": 1, "no_text": 300}

@@ -61,6 +61,18 @@ def test_a_model_that_does_not_is_named() -> None:
     assert "embedded understands drawn scenes only" in replace(blind, model="embedded").warnings[0]
 
 
+def test_a_void_calibration_gives_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    few = replace(PLAIN, calibration=calibrate_pairs(BLIND[:26], SHUFFLED[:26]))
+    for summary, words in ((calibrated(BLIND), "cannot be told by this model"), (few, "from these few pairs")):
+        assert summary.to_dict()["calibration"] is None
+        print_summary(summary, Output(as_json=False))
+        printed = capsys.readouterr().out
+        assert words in printed
+        assert "expected of w > 0" not in printed
+    assert "26 pairs are too few" in few.warnings[0]
+    assert calibrated(HALF).to_dict()["calibration"]["noise_rate"] == pytest.approx(0.4, abs=0.05)
+
+
 @pytest.mark.parametrize(("model_is_sure", "words"), [(True, "the data looks clean"), (False, "try another --beta")])
 def test_nothing_rejected_is_right_for_clean_data(model_is_sure: bool, words: str) -> None:
     summary = calibrated(CLEAN) if model_is_sure else PLAIN
