@@ -168,7 +168,7 @@ def remove_plan(folder: Path) -> None:
 def _sizes(shards: Sequence[Shard]) -> list[int | None]:
     def size(shard: Shard) -> int | None:
         try:
-            return shard.size_and_time()[0]
+            return shard.estimated_size()
         except ShardError:
             return None  # the shard's node reports the error
 

@@ -12,7 +12,18 @@ import fsspec
 
 from noisegate.pipeline.errors import ConfigError, ShardError
 
-from .sources import TABLES, TableColumns, is_virtual, open_virtual, source_shards, virtual_size_and_time
+from .sources import (
+    HUB,
+    TableColumns,
+    estimate_size,
+    find_tables,
+    find_virtual,
+    is_table,
+    is_virtual,
+    open_virtual,
+    read_classes,
+    virtual_size_and_time,
+)
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _LISTS = (".txt", ".list")
@@ -64,6 +75,10 @@ class Shard:
         except Exception as error:  # each fsspec back end raises errors of its own
             raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
 
+    def estimated_size(self) -> int | None:
+        """The size in bytes, of a table that holds pictures about the size; raises ShardError."""
+        return estimate_size(self.url) if self.is_virtual else self.size_and_time()[0]
+
     def size_and_time(self) -> tuple[int | None, float | None]:
         """Size in bytes and time of the last change in seconds, None where the store does not know; raises ShardError."""
         if self.is_virtual:
@@ -85,9 +100,9 @@ def find_shards(source: str | Path | Iterable[str | Path], columns: TableColumns
 
     A string may hold brace ranges (`x-{000000..000012}.tar`), globs, several patterns joined by `::`, a folder (all its
     tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line. A folder of
-    pictures and a table (.csv, .tsv, .jsonl, .parquet) are cut into virtual shards (`sources`); `columns` are those of tables.
-    Globs keep what ends in .tar, .tgz or .tar.gz. Raises ConfigError when a pattern matches nothing, when two shards
-    would share a table, or for `pipe:` and shell.
+    pictures, a table (.csv, .tsv, .jsonl, .parquet, COCO's .json) and `hf-dataset:NAME` are cut into virtual shards
+    (`sources`); `columns` are those of tables. Globs keep tars, or tables where they match no tar. Raises ConfigError when a
+    pattern matches nothing, when two shards would share a table, or for `pipe:` and shell.
 
     >>> [shard.url for shard in find_shards("data/x-{08..10}.tar::https://host/y.tar")]
     ['data/x-08.tar', 'data/x-09.tar', 'data/x-10.tar', 'https://host/y.tar']
@@ -106,6 +121,7 @@ def find_shards(source: str | Path | Iterable[str | Path], columns: TableColumns
         other = stems.setdefault(shard.stem, shard.url)
         if other != shard.url:
             raise ConfigError.of("shards", shard.url, f"and {other} would share a table; score them into two folders")
+    read_classes(shard.url for shard in shards)
     return shards
 
 
@@ -113,12 +129,11 @@ def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list
     """Expand one pattern; `lists` are the list files that led to it."""
     if is_virtual(pattern):
         return [pattern]
-    if _is_file(pattern.strip()) and pattern.strip().lower().endswith(TABLES):
-        return source_shards(Path(pattern.strip()), columns)
-    if _is_file(pattern.strip()) and not pattern.strip().endswith(_LISTS):
-        return [
-            str(Path(pattern.strip()))
-        ]  # brackets and braces in the name of a file that exists are part of the name
+    name = pattern.strip()
+    if name.startswith(HUB) or (_is_file(name) and is_table(name)):
+        return find_virtual(name, columns)
+    if _is_file(name) and not name.endswith(_LISTS):
+        return [str(Path(name))]  # brackets and braces in the name of a file that exists are part of the name
     urls: list[str] = []
     for part in (part.strip() for part in pattern.split("::")):
         if part.startswith("pipe:") or "|" in part:
@@ -126,7 +141,7 @@ def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list
         if part.startswith("@") or part.endswith(_LISTS):
             urls.extend(_read_list(part.removeprefix("@"), lists, columns))
         elif part:
-            urls.extend(url for name in expand_braces(part) for url in _glob(name))
+            urls.extend(url for name in expand_braces(part) for url in _glob(name, columns))
     return urls
 
 
@@ -144,7 +159,7 @@ def _read_list(path: str, lists: tuple[str, ...], columns: TableColumns) -> list
     ]
 
 
-def _glob(name: str) -> list[str]:
+def _glob(name: str, columns: TableColumns) -> list[str]:
     """List the shards that match a name without braces, sorted; the name itself where it is no pattern."""
     name = name.removeprefix("file://")
     remote = "://" in name
@@ -153,7 +168,7 @@ def _glob(name: str) -> list[str]:
         name = str(Path(name).expanduser())  # a quoted pattern reaches us with its tilde
     folder = name.endswith("/") if remote else Path(name).is_dir()
     if not folder and not re.search(r"[*?\[]", _path(name)):
-        return [name]
+        return [name] if _path(name).lower().endswith(_SUFFIXES) else _one_file(name, columns, remote)
     if remote:
         pattern = f"{name}*" if folder else name
         try:
@@ -167,16 +182,28 @@ def _glob(name: str) -> list[str]:
         root = Path(name).anchor
         names = [str(path) for path in Path(root).glob(str(Path(name).relative_to(root))) if path.is_file()]
     shards = sorted(path for path in names if _path(path).lower().endswith(_SUFFIXES))
-    if not shards and folder and not remote:
-        shards = source_shards(Path(name), TableColumns())
+    if not shards and not remote:
+        tables = [Path(path) for path in sorted(names) if is_table(path) and not path.endswith(".json")]
+        shards = find_virtual(name, columns) if folder else find_tables(tables, columns)
     if not shards and folder:
         problem = (
-            "holds no .tar or .tar.gz, and no picture (jpg, jpeg, png, webp); use a pattern such as 'data/*/*.tar'"
+            "holds no .tar, no picture (jpg, jpeg, png, webp) and no Parquet; use a pattern such as 'data/*/*.tar'"
         )
         raise ConfigError.of("shards", name, problem)
     if not shards:
         raise ConfigError.of("shards", name, "matches no .tar or .tar.gz; use a pattern such as 'data/x-*.tar'")
     return shards
+
+
+def _one_file(name: str, columns: TableColumns, remote: bool) -> list[str]:
+    """The shards of a file that is named without wildcards, and not as a tar is."""
+    if remote:
+        if is_table(_path(name)):
+            raise ConfigError.of("shards", name, "is a table, which is read from a local disk only; copy it here")
+        return [name]
+    if not _is_file(name):
+        raise ConfigError.of("shards", name, "is not there; name a tar, a table or a folder, such as 'data/*.tar'")
+    return find_virtual(name, columns) if is_table(name) else [name]
 
 
 def _path(url: str) -> str:

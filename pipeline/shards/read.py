@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # this and _META are webdataset's
 _META = re.compile(r"__[^/]*__($|/)")
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
-READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls"))
+MISSING = ".missing"  # after the name of a part that a folder or table lacks; its content is the reason
+READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls", MISSING[1:]))
 MAX_PART_BYTES = 256_000_000  # chosen; a larger part is skipped unread, smaller ones are left to Limits
 
 

@@ -19,7 +19,7 @@ from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.machine import count_processors, exit_with_parent, reuse_memory
 
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
-from .read import IMAGE_PARTS, MAX_PART_BYTES, RawSample
+from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample
 
 UNGUARDED = "in a script of your own, call annotate under `if __name__ == '__main__':`"
 STARTS = 3  # tries to start workers, which may be killed just then
@@ -52,7 +52,8 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
     try:
         if image is None:
             names = ", ".join(raw.names[:8])
-            raise _loss(raw, IMAGE_PARTS) or BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
+            absent = BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
+            raise _loss(raw, IMAGE_PARTS) or _missing_file(raw, IMAGE_PARTS, "no_image") or absent
         sample.image_sha256 = hashlib.sha256(image).digest()
         sample.pixels = _pixels(image, preprocess, options.limits)
     except BadSample as error:
@@ -65,12 +66,14 @@ def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptio
     except BadSample as error:
         if source == "txt" and "txt" in raw.parts:
             sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest()
-        problems["text"] = (error.status == "no_text" and _loss(raw, (source,))) or error
+        lost = _loss(raw, (source,)) or _missing_file(raw, ("txt", "json"), "no_text")
+        problems["text"] = (error.status == "no_text" and lost) or error
     try:
         sample.label = decode_label(raw.parts, options.label_field)
     except BadSample as error:
         source = "json" if options.label_field or "cls" not in raw.names else "cls"
-        problems["label"] = (error.status == "no_label" and _loss(raw, (source,))) or error
+        lost = _loss(raw, (source,)) or _missing_file(raw, ("cls", "json"), "no_label")
+        problems["label"] = (error.status == "no_label" and lost) or error
     needed = [problems[p] for t, p in (("pairs", "text"), ("labels", "label")) if t in options.tasks and p in problems]
     flags = ["duplicate_key"] if raw.duplicate else []
     if "image" in problems:
@@ -94,6 +97,12 @@ def _loss(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
                 "too_large", f"part {part} of {raw.oversized[part]:,} bytes; at most {MAX_PART_BYTES:,} are read"
             )
     return BadSample("broken", raw.broken) if raw.broken else None
+
+
+def _missing_file(raw: RawSample, parts: Sequence[str], status: str) -> BadSample | None:
+    """The reason why a folder or a table could not give one of these parts."""
+    reason = next((raw.parts[part + MISSING] for part in parts if part + MISSING in raw.parts), None)
+    return None if reason is None else BadSample(status, reason.rstrip(b"\0").decode("utf-8", "replace")[:300])
 
 
 def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:

@@ -63,7 +63,10 @@ class Roots:
                 raise _unknown("the patterns are empty; name shards such as x-{000000..000012}.tar")
             if len(names) > MAX_SHARDS:
                 raise _bad(f"more than {MAX_SHARDS:,} shards; split the job")
-            return [shard.url for shard in find_shards(names)]  # refuses two of one name: they would share a table
+            shards = find_shards(names)  # refuses two of one name: they would share a table
+            if table := next((shard for shard in shards if shard.is_virtual), None):  # its pictures may lie anywhere
+                raise _bad(f"{table.stem} is of a table; jobs read tars, which `noisegate convert table` makes")
+            return [shard.url for shard in shards]
         except ConfigError as error:
             raise _bad(str(error)) from error
         except (OSError, ValueError, NotImplementedError, re.error) as error:

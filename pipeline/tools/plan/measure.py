@@ -160,7 +160,7 @@ def _sizes(shards: Sequence[Shard], notes: list[str]) -> list[int]:
 
     def size(shard: Shard) -> int | ShardError | None:
         try:
-            return shard.size_and_time()[0]
+            return shard.estimated_size()
         except ShardError as error:
             return error
 

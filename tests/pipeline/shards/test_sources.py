@@ -19,9 +19,11 @@ from noisegate.pipeline.export import export
 from noisegate.pipeline.inspect.verify import verify
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.random_access import read_samples
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.sources import ROWS, TableColumns, VirtualTar, open_virtual
+from noisegate.pipeline.shards.workers import decode_sample
 from noisegate.service.runs.browse import ShardSamples
 from tests.commands import called
 from tests.errors import refused
@@ -166,9 +168,10 @@ def test_files_that_are_missing_are_rows_with_a_status(photos: Path) -> None:
     pq.write_table(table, photos / "t.parquet")
     (photos / "photos" / "002.png").write_bytes(b"junk")
     score(str(photos / "t.parquet"), photos / "out")
-    found = read_table(photos / "out", ["key", "status"]).to_pydict()
+    found = read_table(photos / "out", ["key", "status", "error"]).to_pydict()
     assert found["key"] == [f"{row:09d}" for row in range(4)]
     assert found["status"] == ["ok", "no_image", "no_image", "bad_image"]
+    assert found["error"][1:3] == ["photos/none.png is not there", "the column path is empty"]
 
 
 @pytest.mark.parametrize(
@@ -228,6 +231,7 @@ def test_a_virtual_shard_is_a_tar_of_any_reader(photos: Path) -> None:
 
 
 def test_sources_are_cut_into_shards_of_fixed_size(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(sample(0)[0])
     lines = ["path,caption", *(f"{i}.png,number {i}" for i in range(2 * ROWS + 1))]
     shards = find_shards(written(tmp_path / "t.csv", "\n".join(lines)))
     assert [shard.stem for shard in shards] == ["t-000000", "t-000001", "t-000002"]
@@ -239,11 +243,25 @@ def test_sources_are_cut_into_shards_of_fixed_size(tmp_path: Path) -> None:
         Shard(f"table:{tmp_path / 'gone.csv'}?image=path/gone-000000.tar").open()
 
 
-def test_a_file_that_changes_while_it_is_read_leaves_the_tar_whole(photos: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_named_in_its_row(photos: Path) -> None:
     (shard,) = find_shards(as_folder(photos))
     stream = shard.open()
     assert isinstance(stream, VirtualTar)
     (photos / "photos" / "003.png").write_bytes(b"short")
     (photos / "photos" / "005.png").unlink()
-    with tarfile.open(fileobj=io.BytesIO(stream.read())) as tar:
+    (photos / "photos" / "007.txt").unlink()
+    content = stream.read()
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         assert len(tar.getnames()) == 2 * COUNT
+    write = photos / "copy.tar"
+    write.write_bytes(content)
+    rows = [decode_sample(raw, Preprocess(8), DecodeOptions()) for raw in ShardReader(Shard(str(write)))]
+    assert {(row.key, row.status, row.error) for row in rows if row.status != "ok"} == {
+        ("003", "no_image", "003.png changed while it was read"),
+        ("005", "no_image", "005.png is not there"),
+        ("007", "no_text", "007.txt is not there"),
+    }
+    stream.seek(0)
+    begun = stream.read(512)  # the header of the first picture opens its file
+    (photos / "photos" / "000.json").unlink(), (photos / "photos" / "000.png").unlink()
+    assert begun + stream.read(len(sample(0)[0])) == content[: 512 + len(sample(0)[0])]

@@ -1,0 +1,175 @@
+"""The tar of some samples, made while it is read."""
+
+import io
+import os
+import stat
+import tarfile
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from noisegate.pipeline.shards.read import MISSING
+
+from .samples import FilePart, SampleParts
+
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class _FileMember:
+    """A file in the tar, with the size that it had when the tar was opened."""
+
+    member: str
+    file: FilePart
+    size: int
+
+    @property
+    def padded(self) -> int:
+        return self.size + -self.size % _BLOCK
+
+
+class _Unreadable(Exception):
+    """A file that is not what it was when the tar was opened; the text is for the sample's row."""
+
+
+class VirtualTar(io.RawIOBase):
+    """Headers and file contents in tar order; `size` is that of the whole tar, `changed` the latest change of its files.
+
+    A file that cannot be read is a member whose name ends in `.missing` and whose content says why. A file is opened with its
+    header, so one that is deleted afterwards is still read.
+    """
+
+    def __init__(self, samples: Sequence[SampleParts]) -> None:
+        self._pieces: list[bytes | _FileMember] = []  # a file stands twice: its header, then its content
+        self._starts: list[int] = []
+        self.size, self.changed, self._position = 0, 0.0, 0
+        self._current: tuple[int, BinaryIO | bytes] = (-1, b"")  # place of a content, and its file or bytes
+        for sample in samples:
+            for part, content in sample.parts.items():
+                self._add(f"{sample.key}.{part}", content)
+        self._append(bytes(2 * _BLOCK), 2 * _BLOCK)
+
+    def _add(self, member: str, content: bytes | FilePart) -> None:
+        if isinstance(content, FilePart):
+            try:
+                facts = _check_file(Path(content.path).stat(), content)
+            except (OSError, ValueError, _Unreadable) as error:  # ValueError: a NUL in the name
+                member, content = member + MISSING, _reason(content, error).encode("utf-8", "backslashreplace")
+            else:
+                self.changed = max(self.changed, facts.st_mtime)
+                piece = _FileMember(member, content, facts.st_size)
+                self._append(piece, len(_header(member, piece.size)))
+                self._append(piece, piece.padded)
+                return
+        header = _header(member, len(content))
+        self._append(header, len(header))
+        self._append(content, len(content))
+        self._append(bytes(-len(content) % _BLOCK), -len(content) % _BLOCK)
+
+    def _append(self, piece: bytes | _FileMember, size: int) -> None:
+        if size:
+            self._pieces.append(piece)
+            self._starts.append(self.size)
+            self.size += size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + {0: 0, 1: self._position, 2: self.size}[whence]
+        return self._position
+
+    def close(self) -> None:
+        self._hold(-1, b"")
+        super().close()
+
+    def read(self, size: int = -1) -> bytes:
+        """As many bytes as asked for, fewer only at the end; raises OSError where a file changed since its header was read."""
+        end = self.size if size < 0 else min(self._position + size, self.size)
+        parts = []
+        while self._position < end:
+            place = bisect_right(self._starts, self._position) - 1
+            inside = self._position - self._starts[place]
+            parts.append(self._read_piece(place)[inside : inside + end - self._position])
+            self._position += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read_piece(self, place: int) -> bytes:
+        piece = self._pieces[place]
+        if isinstance(piece, bytes):
+            return piece
+        if piece is not self._pieces[place - 1]:
+            return self._read_header(place, piece)
+        if self._current[0] != place:
+            try:
+                self._hold(place, _open(piece))
+            except _Unreadable as error:
+                raise OSError(str(error)) from error
+        content = self._current[1]
+        if not isinstance(content, bytes):
+            content = content.read(piece.size).ljust(piece.padded, b"\0")
+            self._hold(place, content)
+        return content
+
+    def _read_header(self, place: int, piece: _FileMember) -> bytes:
+        header = _header(piece.member, piece.size)
+        if not piece.size:
+            return header
+        try:
+            self._hold(place + 1, _open(piece))
+        except _Unreadable as error:
+            changed = _header(piece.member + MISSING, piece.padded)
+            if len(changed) != len(
+                header
+            ):  # the longer name needs a block of its own, which would move all that follows
+                raise OSError(str(error)) from error
+            self._hold(
+                place + 1, str(error).encode("utf-8", "backslashreplace").ljust(piece.padded, b"\0")[: piece.padded]
+            )
+            return changed
+        return header
+
+    def _hold(self, place: int, content: BinaryIO | bytes) -> None:
+        if not isinstance(self._current[1], bytes):
+            self._current[1].close()
+        self._current = place, content
+
+
+def _header(member: str, size: int) -> bytes:
+    header = tarfile.TarInfo(member)
+    header.size = size
+    return header.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+
+
+def _check_file(facts: os.stat_result, file: FilePart) -> os.stat_result:
+    if not stat.S_ISREG(facts.st_mode):
+        raise _Unreadable(f"{file.name} is no file")
+    return facts
+
+
+def _open(piece: _FileMember) -> BinaryIO:
+    """Open a file of the size that it had; raises _Unreadable."""
+    try:
+        opened = open(piece.file.path, "rb", buffering=0)  # noqa: PTH123, SIM115 (paths are strings; _hold closes it)
+    except OSError as error:
+        raise _Unreadable(_reason(piece.file, error)) from error
+    if os.fstat(opened.fileno()).st_size != piece.size:
+        opened.close()
+        raise _Unreadable(f"{piece.file.name} changed while it was read")
+    return opened
+
+
+def _reason(file: FilePart, error: Exception) -> str:
+    if isinstance(error, _Unreadable):
+        return str(error)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{file.name} is not there"
+    return f"{file.name} cannot be read: {error.strerror if isinstance(error, OSError) else error}"
