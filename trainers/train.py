@@ -24,10 +24,10 @@ from .evaluate import evaluation_data, measure
 from .loop.checkpoint import Checkpoint, LoopState, read_checkpoint
 from .loop.log import TrainLog
 from .loop.loop import Loop
-from .loop.run_context import PICTURE, RunContext, Streams, network_seed
+from .loop.run_context import PICTURE, RunContext, Streams, build_network
 from .loop.run_folder import TrainFolder, explain_interrupts, make_run_folder, stop_on_signals
 from .methods import Method
-from .targets import Target, TargetConfig, as_one, build_target, load_target, resolve_target
+from .targets import Target, TargetConfig, as_one, load_target, resolve_target
 from .tasks import TASKS
 
 CHANGEABLE = (
@@ -113,8 +113,7 @@ def train(
             progress.note(note)
         described = _resolve_target(checked, data)
         networks = [
-            build_target(described, seed=network_seed(parsed.seed, i), weights=checkpoint is None)
-            for i in range(checked.method.networks)
+            build_network(described, parsed.seed, i, weights=checkpoint is None) for i in range(checked.method.networks)
         ]
         resolved = {"target": networks[0].config, "method": checked.method.config}
         parsed = parsed.model_copy(update={name: part.model_dump(mode="json") for name, part in resolved.items()})

@@ -4,14 +4,14 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from noisegate.pipeline.annotate import annotate
 from noisegate.pipeline.datasets.noise import TRUTH_FILE, noise_captions, noise_labels
@@ -28,6 +28,7 @@ from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.texts import ClipVocabulary
 
 from .cells import Cell, CellResult, run_cells
+from .pretraining import Pretrained, Pretraining, pretrain
 
 PRESETS = Path(__file__).resolve().parent / "presets"
 SHARDS = 4
@@ -67,7 +68,9 @@ class ScenePreset(PresetPart):
     """One table of results. `config` is a tree for `TrainConfig`; `settings` change it for single methods.
 
     Every method makes about `updates` updates: those that train on fewer samples see them more often. NAME@passes is
-    the exception; any other NAME@WORD is the method with the `settings` of that whole name on top.
+    the exception; any other NAME@WORD is the method with the `settings` of that whole name on top. With `epochs` in place of
+    `updates` each makes as many passes over the samples that it trains on. `pretrain` gives all cells the same pretrained
+    weights to begin with.
     """
 
     name: str
@@ -78,10 +81,18 @@ class ScenePreset(PresetPart):
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     methods: tuple[str, ...]
-    updates: int = Field(ge=1)
+    updates: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
+    pretrain: Pretraining | None = None
     config: dict[str, Any]
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     quick: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> "ScenePreset":
+        if (self.updates is None) == (self.epochs is None):
+            raise ValueError("give updates or epochs, one of them")
+        return self
 
     def with_changes(self, **changes: Any) -> "ScenePreset":
         """A copy with other rates, seeds, methods or settings; None keeps a value."""
@@ -142,7 +153,8 @@ def check_preset(kind: type[P], values: Mapping[str, Any], name: str) -> P:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"preset {name}: {place}: {first['msg']}", place, first.get("input")) from error
+        about = f"{place}: " if place else ""
+        raise ConfigError(f"preset {name}: {about}{first['msg']}", place or "preset", first.get("input")) from error
 
 
 def rate_name(rate: float) -> str:
@@ -175,6 +187,8 @@ class SceneBench:
     preset: ScenePreset
     cells: list[CellResult]
     identification: dict[float, dict[str, float]]
+    pretrained: dict[str, float] = field(default_factory=dict)
+    """figures of the pretrained weights before any fine-tuning"""
 
 
 def run_bench(
@@ -189,14 +203,19 @@ def run_bench(
     if jobs < 0:
         raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
+    start = None
+    if preset.pretrain is not None:
+        held_out = prepared[preset.rates[0]].held_out
+        start = pretrain(preset.pretrain, preset.config, preset.data.size, held_out, out, note)
     cells = [
-        plan_cell(preset, prepared[rate], method, rate, seed, out / preset.name)
+        plan_cell(preset, prepared[rate], method, rate, seed, out / preset.name, start)
         for seed in preset.seeds  # all cells of one seed before those of the next, so that mistakes show early
         for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
     ]
     results = run_cells(cells, jobs or count_processors(), progress=progress)
-    return SceneBench(preset, results, {rate: prepared[rate].identification for rate in preset.rates})
+    identification = {rate: prepared[rate].identification for rate in preset.rates}
+    return SceneBench(preset, results, identification, {} if start is None else start.figures)
 
 
 # --- data --------------------------------------------------------------------------------------------------------------
@@ -320,10 +339,18 @@ def _read_captions(shards: list[Path]) -> Iterator[str]:
 # --- cells -------------------------------------------------------------------------------------------------------------
 
 
-def plan_cell(preset: ScenePreset, prepared: PreparedScenes, method: str, rate: float, seed: int, out: Path) -> Cell:
+def plan_cell(
+    preset: ScenePreset,
+    prepared: PreparedScenes,
+    method: str,
+    rate: float,
+    seed: int,
+    out: Path,
+    start: Pretrained | None = None,
+) -> Cell:
     """Settings of a cell, with as many epochs over the method's own rows as `preset.updates` updates take.
 
-    NAME@passes makes as many passes over its own samples as plain training makes over all.
+    NAME@passes makes as many passes over its own samples as plain training makes over all. `start` replaces random weights.
     """
     plain, _, variant = method.partition("@")
     name = "select" if plain == ORACLE else plain
@@ -342,17 +369,26 @@ def plan_cell(preset: ScenePreset, prepared: PreparedScenes, method: str, rate: 
         base["target"] = {"classes": str(prepared.classes)}
     config = merge_trees(merge_trees(base, preset.config), preset.settings.get(plain, {}))
     config = merge_trees(config, preset.settings.get(method, {}) if variant else {})
+    if start is not None:
+        config["target"] = start.target(config["target"])
     if config["target"].get("anchors") == "table":
         config = merge_trees(config, {"target": {"anchors": str(anchors_file(RunFolder(prepared.table)))}})
     if config["target"].get("vocabulary") == {"kind": "captions"}:
         config = merge_trees(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
+    config = merge_trees({"loop": {**_budget(preset, prepared, config, method), "evaluate_every": 10_000}}, config)
+    file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
+    return Cell(method, rate, seed, config, file)
+
+
+def _budget(preset: ScenePreset, prepared: PreparedScenes, config: Mapping[str, Any], method: str) -> dict[str, int]:
+    """Epochs, and with `preset.updates` the most updates, of a method."""
+    if preset.updates is None:
+        assert preset.epochs is not None
+        return {"epochs": preset.epochs}
+    plain, _, variant = method.partition("@")
     rule = config["method"].get("rule") or config["data"].get("where")
     rows = prepared.count_selected(plain) if rule is None else prepared.count_where(rule)
     own_batches, all_batches = (max(1, n // int(config["data"]["batch_size"])) for n in (rows, prepared.rows))
     if variant == PASSES:
-        budget: dict[str, Any] = {"epochs": math.ceil(preset.updates / all_batches)}
-    else:
-        budget = {"epochs": math.ceil(preset.updates / own_batches), "max_steps": preset.updates}
-    config = merge_trees({"loop": {**budget, "evaluate_every": 10_000}}, config)
-    file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
-    return Cell(method, rate, seed, config, file)
+        return {"epochs": math.ceil(preset.updates / all_batches)}
+    return {"epochs": math.ceil(preset.updates / own_batches), "max_steps": preset.updates}

@@ -39,12 +39,16 @@ def to_markdown(bench: SceneBench) -> str:
     rates = sorted(preset.rates)
     percents = [f"{100 * rate:g} %" for rate in rates]
     passes = " (@passes: as many passes over its own samples)" if any("@passes" in m for m in preset.methods) else ""
+    budget = f"{preset.updates:,} updates" if preset.updates is not None else counted(preset.epochs or 0, "epoch")
     lines = [
         f"**{preset.summary}** {preset.figure.label} on {preset.data.held_out:,} held-out scenes, mean ± standard deviation of "
-        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {preset.updates:,} updates for every "
+        f"{counted(len(preset.seeds), 'seed')}, {preset.data.train:,} training samples, {budget} for every "
         f"method{passes}.",
         "",
     ]
+    if bench.pretrained:
+        start = bench.pretrained[preset.figure.name] / preset.figure.divide
+        lines[0] += f" The pretrained weights had {start:.1f} before."
     rows = []
     for method in preset.methods:
         good = [cell for cell in _cells(bench, method) if cell.error is None]
@@ -106,6 +110,7 @@ def to_json(bench: SceneBench) -> dict[str, Any]:
         "preset": preset.model_dump(mode="json"),
         "figure": preset.figure.label,
         "means": means,
+        "pretrained": json_values(bench.pretrained),
         "identification": {f"{rate:g}": json_values(found) for rate, found in bench.identification.items()},
         "cells": [json_values(asdict(cell)) for cell in bench.cells],
     }

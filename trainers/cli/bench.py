@@ -31,9 +31,9 @@ def bench(
         typer.Option(
             "--preset",
             "-p",
-            help="scenes-retrieval, scenes-classification, scenes-image-retrieval, scenes for all of them, or a data set of "
-            "the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, animal10n, cars98n, "
-            "msrvtt; or a YAML file of your own that changes a preset of scenes; repeatable.",
+            help="scenes-retrieval, scenes-pretrained, scenes-classification, scenes-image-retrieval, scenes for all of them, "
+            "or a data set of the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, "
+            "animal10n, cars98n, msrvtt; or a YAML file of your own that changes a preset of scenes; repeatable.",
             show_default=False,
         ),
     ],

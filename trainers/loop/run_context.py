@@ -19,7 +19,7 @@ from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.data import Batch, WeightedShards
 from noisegate.trainers.data.batch import map_tensors
 from noisegate.trainers.methods import Method, Seen, Stream
-from noisegate.trainers.targets import Encoded, Target, build_target, gather, gather_tensor
+from noisegate.trainers.targets import Encoded, Target, TargetConfig, build_target, gather, gather_tensor
 
 REPEAT_OFFSET = 1_000_000
 """added to the epoch's number when a short stream starts over, so that its order changes"""
@@ -35,6 +35,27 @@ Array = NDArray[Any]
 def network_seed(seed: int, network: int, restarts: int = 0) -> int:
     """Seed of a network's initial weights: different for each network and each restart."""
     return seed + 1_000 * network + 1_000_000 * restarts
+
+
+PERTURBATION = 0.01
+"""deviation of the noise on the weights of a further pretrained network, as a share of each tensor's own deviation; chosen"""
+
+
+def build_network(config: TargetConfig, seed: int, network: int, restarts: int = 0, *, weights: bool = True) -> Target:
+    """A run's network by its number. Pretrained ones after the first are perturbed: equal networks teach nothing.
+
+    Normal noise of a hundredth of each weight matrix's own deviation is added; norms, biases and scales stay.
+    """
+    own_seed = network_seed(seed, network, restarts)
+    target = build_target(config, seed=own_seed, weights=weights)
+    if network and weights and not target.config.from_scratch:
+        generator = torch.Generator().manual_seed(own_seed)
+        with torch.no_grad():
+            for parameter in target.trainable_parameters().values():
+                if parameter.ndim > 1:
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                    parameter.add_(PERTURBATION * parameter.std() * noise)
+    return target
 
 
 class RunContext:
@@ -67,6 +88,15 @@ class RunContext:
 
     def forward(self, batch: Batch, network: int = 0) -> Seen:
         return self._encode(self.on_device(batch), network, alone=False)
+
+    @torch.no_grad()
+    def observe(self, batch: Batch, network: int = 0) -> Seen:
+        target = self.networks[network]
+        was_training = target.training
+        target.eval()
+        seen = self._encode(self.on_device(batch), network, alone=False)
+        target.train(was_training)
+        return seen
 
     def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
         return self.networks[network].encode_images(images.to(self.device, non_blocking=True))
@@ -139,7 +169,7 @@ class RunContext:
     def restart(self, epochs: int) -> None:
         self.restarts += 1
         for i, network in enumerate(self.networks):
-            fresh = build_target(network.config, seed=network_seed(self.seed, i, self.restarts))
+            fresh = build_network(network.config, self.seed, i, self.restarts)
             network.load_state_dict(fresh.state_dict())
         self.on_restart(epochs)
 

@@ -122,6 +122,10 @@ class Run(Protocol):
         """Encode a batch, gather it over the ranks, and compare."""
         ...
 
+    def observe(self, batch: Batch, network: int = 0) -> Seen:
+        """As `forward`, in evaluation mode and without gradients."""
+        ...
+
     def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
         """Encode this rank's images alone: mixed ones, say."""
         ...

@@ -2,7 +2,9 @@
 
 Networks A and B (numbers 0 and 1) start from different weights and see the data in different orders. Each epoch the
 per-sample losses of each are split into clean and noisy by a mixture; A learns by B's split and B by A's, so that a network
-does not confirm its own mistakes. Evaluation averages the similarities of both.
+does not confirm its own mistakes. Evaluation averages the similarities of both. The noisy half learns only after half of the
+epochs that follow the warm-up, as in NCR's published code: a wrong pair pulls even at margin 0 (LNC Eq. 10), and by then its
+label is known best.
 
 Two procedures are known:
 
@@ -10,7 +12,8 @@ lean   each network sees each sample once in an epoch, clean and noisy ones mixe
        predictions are those of the training steps themselves, standardised batch by batch (`standardise`), so that there
        is no pass over all data: twice a plain epoch, no more.
 paper  before each epoch both networks pass over all data without learning; a step takes one clean and one noisy batch of
-       each network, the shorter half starting over, and asks both networks about the noisy one. Three to four plain epochs.
+       each network, the shorter half starting over, and labels come from a pass of their own in evaluation mode, by both
+       networks for the noisy batch. Three to four plain epochs.
 """
 
 from abc import abstractmethod
@@ -28,9 +31,12 @@ from noisegate.pipeline.methods import Split, all_clean_rule
 from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce, triplet
+from noisegate.trainers.targets import TargetConfig
 
 from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 
+PAPER_LOSS, PRETRAINED_LOSS = "hardest_triplet", "info_nce"
+"""of `loss: auto`: for a network from scratch, and for a pretrained one"""
 NAMES = ("a", "b")
 """of the networks, in streams, logs and notes"""
 
@@ -39,25 +45,32 @@ class CoTeachingConfig(MethodConfig):
     """Settings of all methods of two networks."""
 
     loss: Literal["auto", "hardest_triplet", "triplet", "info_nce"] = "auto"
-    """auto: hardest_triplet with soft margins, as the papers have it, which small networks from scratch do not survive;
-    triplet: all negatives alike; info_nce: not the papers', weighed by the soft label, for targets that learn by it"""
+    """hardest_triplet: with soft margins, as the papers have it; triplet: all negatives alike; info_nce: not the papers',
+    weighed by the soft label, for targets that learnt by it. auto: info_nce for a pretrained target, which the papers' loss
+    takes apart, else hardest_triplet, which small networks from scratch do not survive"""
     warmup: int = Field(default=3, ge=1)
     """epochs, of loop.epochs, in which all samples count as given"""
     threshold: float = Field(default=0.5, gt=0, lt=1)
     """of the clean confidence"""
     procedure: Literal["lean", "paper"] = "lean"
     """lean: losses noted while learning, about twice a plain epoch; paper: passes over all data, separate batches of halves"""
+    noisy_from: float = Field(default=0.5, ge=0, le=1)
+    """share of the epochs after the warm-up that the noisy half is held back for, rounded down to whole epochs; 1: always"""
     one_percent: bool = False
     """where a network finds everything clean, the least sure hundredth counts as noisy, as in NCR's code"""
 
 
 @dataclass(frozen=True)
 class PartnerView:
-    """What the partner network says of a batch: (B,) each. prediction is NaN where it has not seen the sample yet."""
+    """What the partner network says of a batch: (B,) each. prediction is NaN where it has not seen the sample yet.
+
+    own_prediction: of the learning network itself, where that was predicted in evaluation mode too.
+    """
 
     clean: Tensor
     confidence: Tensor
     prediction: Tensor
+    own_prediction: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,8 @@ class CoTeaching(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.loss_name = "hardest_triplet" if config.loss == "auto" else config.loss
+        self.loss_name = PAPER_LOSS if config.loss == "auto" else config.loss
+        self.total_epochs = 1
         self.division = self.prediction = self.confidence = np.zeros((2, 0), np.float32)
         self.clean = np.zeros((2, 0), bool)
         self.kept = np.zeros(0, bool)
@@ -115,14 +129,26 @@ class CoTeaching(Method):
 
     # --- an epoch ----------------------------------------------------------------------------------------------------------
 
+    def target_settings(self, config: TargetConfig) -> TargetConfig:
+        """Choose `loss: auto` by whether the target is pretrained; its settings stay as they are."""
+        if self.config.loss == "auto" and not config.from_scratch:
+            self.loss_name = PRETRAINED_LOSS
+        return config
+
     def epochs(self, wanted: int) -> int:
         if wanted <= self.config.warmup:
             warmup, most = self.config.warmup, max(1, wanted // 4)
             problem = f"leaves nothing of loop.epochs={wanted}; use {most} or loop.epochs={warmup + max(2, wanted)}"
             raise ConfigError.of("method.warmup", warmup, problem)
+        self.total_epochs = wanted
         return wanted
 
     def prepare(self, run: Run) -> None:
+        if self.config.loss == "auto" and self.loss_name == PRETRAINED_LOSS:
+            run.note(
+                f"{self.config.name}: the target is pretrained, so pairs learn by {PRETRAINED_LOSS} weighed by their labels; "
+                f"the paper's own loss is method.loss={PAPER_LOSS}"
+            )
         shape = (2, run.total_rows)
         self.division, self.prediction = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
         self.confidence, self.clean = np.full(shape, np.nan, np.float32), np.ones(shape, bool)
@@ -130,6 +156,11 @@ class CoTeaching(Method):
 
     def is_warm_up(self, run: Run) -> bool:
         return run.epoch < self.config.warmup
+
+    def holds_noisy_back(self, run: Run) -> bool:
+        """Whether only the clean half learns: after the warm-up, for `noisy_from` of the epochs that follow it."""
+        after_warm_up = run.epoch - self.config.warmup
+        return 0 <= after_warm_up < int(self.config.noisy_from * (self.total_epochs - self.config.warmup))
 
     def begin_epoch(self, run: Run) -> None:
         self.kept = np.ones(run.total_rows, bool)
@@ -177,7 +208,8 @@ class CoTeaching(Method):
             else:
                 clean = self.clean[1 - network]
                 streams[f"{name}_clean"] = Stream(clean, order=network)
-                streams[f"{name}_noisy"] = Stream(~clean, order=network)
+                if not self.holds_noisy_back(run):
+                    streams[f"{name}_noisy"] = Stream(~clean, order=network)
         return streams
 
     # --- a step ------------------------------------------------------------------------------------------------------------
@@ -209,12 +241,13 @@ class CoTeaching(Method):
         def on_device(values: Array) -> Tensor:
             return torch.from_numpy(values[rows]).to(run.device)
 
-        prediction = on_device(self.prediction[partner])
+        prediction, own = on_device(self.prediction[partner]), None
         clean = on_device(self.clean[partner])
-        if self.config.procedure == "paper" and self.asks_partner and not bool(clean.all()):
-            with torch.no_grad():
-                prediction = self.measure_batch(run.forward(batch, partner), partner, run)[1]
-        return PartnerView(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction)
+        if self.config.procedure == "paper" and self.asks_partner:
+            own = self.measure_batch(run.observe(batch, network), network, run)[1]
+            if not bool(clean.all()):
+                prediction = self.measure_batch(run.observe(batch, partner), partner, run)[1]
+        return PartnerView(clean, on_device(self.confidence[partner]).nan_to_num(1.0), prediction, own)
 
     def plain_loss(self, seen: Seen, hardest: bool = False) -> Tensor:
         """(B,) the loss of the warm-up, in which all pairs count as given."""

@@ -88,7 +88,7 @@ class Crcl(Method):
 
     def prepare(self, run: Run) -> None:
         target = run.network()
-        self.pretrained = target.logit_scale is not None and not getattr(target.config, "from_scratch", True)
+        self.pretrained = target.logit_scale is not None and not target.config.from_scratch
         self.labels = np.ones(run.total_rows, np.float32)
         self.probabilities = np.full(run.total_rows, np.nan, np.float32)
 

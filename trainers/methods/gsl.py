@@ -91,6 +91,8 @@ class Gsl(CoTeaching):
         label = self._correct(seen, network, partner.clean)
         constraint = self._constraint(seen, network, run)
         loss = self.soft_loss(seen, label, soft_margin(label, self.config.margin)) + constraint
+        if self.holds_noisy_back(run):
+            loss = loss * partner.clean
         with torch.no_grad():
             division = self._hardest(seen) + constraint
         logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}

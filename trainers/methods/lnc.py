@@ -7,7 +7,7 @@
     L_w  = L_tri + λ L_mr                                                    Eq. 6     `Lnc.warm_up`
     leave a random half of {w^A < ½ and w^B < ½} out of a warm-up epoch      Eq. 7     `abandon_noisy`
     ŷ_i  = w_i + (1 - w_i) P^k_i if clean, (P^A_i + P^B_i) / 2 if noisy      Eq. 8     `rectify`
-    P_i  = clip(s_i, 0, α) / τ                                               Eq. 9     pipeline.methods.lnc: `predict_match`
+    P_i  = clip(s_i / τ, 0, 1)                                               Eq. 9     pipeline.methods.lnc: `predict_match`
     L_soft = [α̂_i - S_ii + S(v_i, t_h)]_+ + [α̂_i - S_ii + S(v_h, t_i)]_+     Eq. 10    `CoTeaching.soft_loss`
     α̂_i = Ψ(ŷ_i)                                                             Eq. 11    `soft_margin`
 
@@ -116,14 +116,12 @@ class RectifierConfig(CoTeachingConfig):
     """λ of Eq. 6; 0 leaves the momentum regularisation out"""
     abandon: float = Field(default=0.5, ge=0, le=1)
     """share of the doubly noisy samples that a warm-up epoch leaves out (Eq. 7)"""
-    prediction: Literal["similarity", "hinges"] = "similarity"
-    """similarity: Eq. 9; hinges: as NCR's published code"""
+    prediction: Literal["similarity", "clamped", "hinges"] = "similarity"
+    """similarity: Eq. 9, τ of s as it is; clamped: τ of s within [0, α]; hinges: as NCR's published code"""
     recast: Recast = "exponential"
     """Ψ1 linear, Ψ2 exponential, Ψ3 sine, Ψ4 sigmoid"""
     recast_base: float = Field(default=10.0, gt=0)
     """m of Ψ2"""
-    noisy_from: float = Field(default=0.0, ge=0, le=1)
-    """share of the epochs after which noisy pairs contribute too"""
 
 
 class LncConfig(RectifierConfig):
@@ -137,21 +135,18 @@ class Lnc(CoTeaching):
 
     Config: ClassVar[type[MethodConfig]] = LncConfig
     config: RectifierConfig
-    remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "gamma")
+    remembers: ClassVar[tuple[str, ...]] = (*CoTeaching.remembers, "gamma", "boundary")
     column: ClassVar[str] = "lnc"
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
         self.gamma = np.ones((2, 0), np.float32)
-        self.total_epochs = 1
-
-    def epochs(self, wanted: int) -> int:
-        self.total_epochs = super().epochs(wanted)
-        return self.total_epochs
+        self.boundary = np.full(2, 0.5, np.float32)
 
     def prepare(self, run: Run) -> None:
         super().prepare(run)
         self.gamma = np.ones((2, run.total_rows), np.float32)
+        self.boundary = np.full(2, 0.5, np.float32)
 
     def split(self, losses: Float32) -> Split:
         """Eq. 3."""
@@ -162,8 +157,10 @@ class Lnc(CoTeaching):
         assert seen.similarity is not None
         same = self.same(seen)
         loss = triplet(seen.similarity, self.config.margin, same=same)
-        predict = predict_match if self.config.prediction == "similarity" else predict_match_by_hinges
-        return loss, predict(seen.similarity, self.config.margin, same)
+        if self.config.prediction == "hinges":
+            return loss, predict_match_by_hinges(seen.similarity, self.config.margin, same)
+        clamp = self.config.margin if self.config.prediction == "clamped" else None
+        return loss, predict_match(seen.similarity, same, clamp=clamp)
 
     def warm_up(self, seen: Seen, network: int, run: Run) -> NetworkStep:
         """Eq. 4-6."""
@@ -184,45 +181,62 @@ class Lnc(CoTeaching):
         threshold, share = self.config.threshold, self.config.abandon
         self.kept = ~abandon_noisy(self.confidence, threshold, share, run.random("abandon"))
 
+    def divide(self, run: Run) -> None:
+        """Find the halves, and with them div of Ψ4, which lies between the mean labels of the two halves of the data."""
+        super().divide(run)
+        for network in (0, 1):
+            labels = self.rectified(network, self.confidence, self.clean)
+            self.boundary[network] = halfway(labels, self.clean[1 - network])
+
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
         """Eq. 8-11."""
         with torch.no_grad():
             each, prediction = self.measure_batch(seen, network, run)
+            if partner.own_prediction is not None:
+                prediction = partner.own_prediction
             label = rectify(partner, prediction)
             margin = soft_margin(
                 label,
                 self.config.margin,
                 self.config.recast,
                 base=self.config.recast_base,
-                boundary=_boundary(label, partner.clean),
+                boundary=float(self.boundary[network]),
             )
         loss = self.soft_loss(seen, label, margin)
-        if run.epoch < self.config.noisy_from * self.total_epochs:
+        if self.holds_noisy_back(run):
             loss = loss * partner.clean
         logs = {"clean_share": partner.clean.float().mean(), "label": label.mean()}
         return NetworkStep(loss, each, prediction, logs)
 
+    def rectified(self, network: int, confidence: Float32, clean: Mask) -> Float32:
+        """(N,) ŷ of all rows for one network, by what is remembered; NaN where it has not seen a row."""
+        partner = 1 - network
+        w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
+        own, others = (torch.from_numpy(self.prediction[k]) for k in (network, partner))
+        labels: Float32 = rectify(PartnerView(torch.from_numpy(clean[partner]), w, others), own).numpy()
+        return labels
+
     def sample_columns(self) -> dict[str, Array]:
         """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""
         confidence, clean = self.final_division()
-        predictions = [torch.from_numpy(of_network) for of_network in self.prediction]
-        labels = []
-        for network, partner in ((0, 1), (1, 0)):
-            w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
-            view = PartnerView(torch.from_numpy(clean[partner]), w, predictions[partner])
-            labels.append(rectify(view, predictions[network]).numpy())
+        labels = np.stack([self.rectified(network, confidence, clean) for network in (0, 1)])
         return {
             f"{self.column}_confidence": mean_of_known(confidence),
             f"{self.column}_prediction": mean_of_known(self.prediction),
-            f"{self.column}_label": mean_of_known(np.stack(labels)),
+            f"{self.column}_label": mean_of_known(labels),
         }
 
 
-def _boundary(label: Tensor, clean: Tensor) -> float:
-    """div of Ψ4: half-way between the mean labels of clean and noisy pairs, or the mean where all are of one kind."""
-    if bool(clean.all()) or not bool(clean.any()):
-        return float(label.mean())
-    return float(label[clean].mean() + label[~clean].mean()) / 2
+def halfway(labels: Float32, clean: Mask) -> float:
+    """div of Ψ4: half-way between the mean labels (N,) of the clean and of the noisy half; ½ where there is only one half.
+
+    >>> halfway(np.float32([1.0, 0.5, 0.25, np.nan]), np.array([True, True, False, False]))
+    0.5
+    """
+    halves = [labels[half & ~np.isnan(labels)] for half in (clean, ~clean)]
+    if not all(len(half) for half in halves):
+        return 0.5
+    return float(np.mean([half.mean(dtype=np.float64) for half in halves]))
 
 
 # --- NCR, as a yardstick -------------------------------------------------------------------------------------------------
@@ -232,14 +246,13 @@ class NcrConfig(RectifierConfig):
     """NCR, Noisy Correspondence Rectifier (Huang et al., NeurIPS 2021), with the settings of its published code.
 
     LNC without momentum regularisation (Eq. 4-6) and random abandon (Eq. 7); P by `predict_match_by_hinges` in place of
-    Eq. 9; the noisy half contributes from the middle of the epochs on. Where that code crosses margins, this does not.
+    Eq. 9. Where that code crosses margins, this does not.
     """
 
     name: Literal["ncr"] = "ncr"
     momentum_weight: float = Field(default=0.0, ge=0)
     abandon: float = Field(default=0.0, ge=0, le=1)
-    prediction: Literal["similarity", "hinges"] = "hinges"
-    noisy_from: float = Field(default=0.5, ge=0, le=1)
+    prediction: Literal["similarity", "clamped", "hinges"] = "hinges"
 
 
 class Ncr(Lnc):

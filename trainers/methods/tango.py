@@ -78,7 +78,7 @@ class Tango(Method):
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
         """Forty sentences per class for a pretrained tower (K of the paper), which measure it as well."""
-        if "prompts" in config.model_fields_set or config.anchors is not None or getattr(config, "from_scratch", True):
+        if "prompts" in config.model_fields_set or config.anchors is not None or config.from_scratch:
             return config
         return config.model_copy(update={"prompts": TEMPLATES})
 
@@ -234,7 +234,7 @@ def make_anchors(run: Run, source: str) -> Anchors:
                 raise ConfigError.of("method.anchors", source, problem)
         else:
             return _require_fitting(Anchors.load(file), target, str(file))
-    scratch = bool(getattr(target.config, "from_scratch", True))
+    scratch = target.config.from_scratch
     names = target.classes.names
     sentences = target.classes.prompts
     made = counted(len(sentences[0]), "prompt")

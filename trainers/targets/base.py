@@ -139,6 +139,11 @@ class TargetConfig(BaseModel):
         """Whether images come as precomputed features, the part npy of a sample, and not as pictures."""
         return False
 
+    @property
+    def from_scratch(self) -> bool:
+        """Whether image-text similarities mean nothing before training."""
+        return True
+
     def class_set(self) -> ClassSet | None:
         """The classes with their sentences, or None."""
         if not self.classes:

@@ -18,8 +18,9 @@ S = torch.tensor([[0.9, 0.1, 0.3, 0.2], [0.2, 0.5, 0.6, 0.1], [0.0, 0.4, 0.7, 0.
 
 def test_prediction_by_hand() -> None:
     """s = .9 - (.6 + .7)/8, .5 - (.9 + .6)/8, .7 - (.7 + 1.1)/8, .4 - (.8 + .6)/8 = .7375, .3125, .475, .225."""
-    assert predict_match(S, 1.0).tolist() == pytest.approx([1, 0.3125 / 0.7375, 0.475 / 0.7375, 0.225 / 0.7375])
-    assert predict_match(S, 0.4).tolist() == pytest.approx([1, 0.3125 / 0.4, 1, 0.225 / 0.4])
+    assert predict_match(S).tolist() == pytest.approx([1, 0.3125 / 0.7375, 0.475 / 0.7375, 0.225 / 0.7375])
+    assert predict_match(S, clamp=0.4).tolist() == pytest.approx([1, 0.3125 / 0.4, 1, 0.225 / 0.4])
+    assert predict_match(S, clamp=0.2).tolist() == pytest.approx([1, 1, 1, 1]), "all stand α above their negatives"
 
 
 def test_the_best_tenth_sets_the_scale() -> None:
@@ -27,7 +28,15 @@ def test_the_best_tenth_sets_the_scale() -> None:
     s = torch.diag(torch.arange(20, dtype=torch.float64) / 100)
     tau = (0.19 + 0.18 + 0.17) / 3
     expected = torch.clamp(torch.arange(20) / 100 / tau, max=1.0)
-    torch.testing.assert_close(predict_match(s, 0.2), expected.double())
+    torch.testing.assert_close(predict_match(s), expected.double())
+
+
+def test_pairs_below_their_negatives_are_0_and_do_not_lower_the_scale() -> None:
+    """s = .5, -.3 and ten zeros: the two best are .5 and 0, their mean .25."""
+    s = torch.diag(torch.tensor([0.5, -0.3, *[0.0] * 10], dtype=torch.float64))
+    assert predict_match(s).tolist() == [1.0, *[0.0] * 11]
+    half = torch.diag(torch.tensor([0.5, 0.2, *[0.0] * 10], dtype=torch.float64))
+    assert predict_match(half).tolist() == pytest.approx([1.0, 0.2 / 0.35, *[0.0] * 10])
 
 
 def test_nothing_that_beats_its_negatives_is_predicted_as_nothing() -> None:
@@ -42,7 +51,7 @@ def test_equal_pictures_are_no_negatives() -> None:
     same = torch.eye(4, dtype=torch.bool)
     same[0, 1] = same[1, 0] = True
     stands = [0.9 - (0.3 / 3 + 0.3 / 3) / 2, 0.9, 0.5, 0.5 - (0.3 / 4 + 0.3 / 4) / 2]
-    assert predict_match(s, 1.0, same).tolist() == pytest.approx([x / 0.9 for x in stands])
+    assert predict_match(s, same).tolist() == pytest.approx([x / 0.9 for x in stands])
 
 
 def test_predictions_pass_gradients_inside_the_clip() -> None:
@@ -50,7 +59,7 @@ def test_predictions_pass_gradients_inside_the_clip() -> None:
     stands = s.diagonal() - (s.sum(0) + s.sum(1) - 2 * s.diagonal()) / 8
     tau = stands.max()
     s.requires_grad_()
-    predict_match(s, 1.0)[1:].sum().backward()
+    predict_match(s)[1:].sum().backward()
     expected = torch.zeros(4, 4, dtype=torch.float64)
     for i in (1, 2, 3):  # the first pair alone is τ, a constant
         expected[i, i] += 1 / tau
@@ -59,7 +68,7 @@ def test_predictions_pass_gradients_inside_the_clip() -> None:
             expected[j, i] -= 1 / tau / 8
     torch.testing.assert_close(s.grad, expected)
     s.grad = None
-    predict_match(s, 0.2).sum().backward()
+    predict_match(s, clamp=0.2).sum().backward()
     assert not s.grad.any(), "all are beyond the clip"
 
 
@@ -86,8 +95,8 @@ def test_it_is_eq_9_up_to_alpha_over_b_where_no_hinge_is_cut_off() -> None:
     generator = torch.Generator().manual_seed(1)
     s = 0.02 * torch.rand(64, 64, generator=generator, dtype=torch.float64)
     s += 0.05 * torch.diag(torch.rand(64, generator=generator, dtype=torch.float64))
-    assert (predict_match_by_hinges(s, 0.2) - predict_match(s, 0.2)).abs().max() < 0.2
-    assert np.corrcoef(predict_match_by_hinges(s, 0.2), predict_match(s, 0.2))[0, 1] > 0.99
+    assert (predict_match_by_hinges(s, 0.2) - predict_match(s, clamp=0.2)).abs().max() < 0.2
+    assert np.corrcoef(predict_match_by_hinges(s, 0.2), predict_match(s, clamp=0.2))[0, 1] > 0.99
 
 
 # --- columns --------------------------------------------------------------------------------------------------------------
@@ -104,10 +113,9 @@ def loops_lnc(s: np.ndarray, margin: float) -> tuple[list[float], list[float]]:
             + sum(max(0, margin + s[j, i] - s[i, i]) for j in others) / size
         )
         stands.append(s[i, i] - (sum(s[i, j] for j in others) / size + sum(s[j, i] for j in others) / size) / 2)
-    clipped = [min(max(x, 0), margin) for x in stands]
-    best = sorted(clipped)[-(size // 10 + 1) :]
+    best = sorted(stands)[-(size // 10 + 1) :]
     tau = sum(best) / len(best)
-    return losses, [min(1.0, x / tau) if tau > 1e-12 else 0.0 for x in clipped]
+    return losses, [min(1.0, max(0.0, x / tau)) if tau > 1e-12 else 0.0 for x in stands]
 
 
 def test_lnc_is_the_mean_over_permutations_of_plain_loops() -> None:

@@ -14,11 +14,13 @@ from noisegate.trainers.bench.scene_bench import (
     SceneBench,
     ScenePreset,
     check_methods,
+    check_preset,
     load_preset,
     plan_cell,
     preset_names,
     run_bench,
 )
+from noisegate.trainers.bench.scene_tables import to_markdown
 from noisegate.trainers.cli.bench import expand_presets
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.methods import METHODS
@@ -148,6 +150,33 @@ def test_settings_of_a_method_are_its_own_and_change_its_digest() -> None:
     assert dataclasses.replace(osa, config=json.loads(json.dumps(osa.config))).digest == osa.digest
 
 
+def test_a_pretrained_bench_begins_with_weights_from_other_scenes(out: Path) -> None:
+    """All cells from the same weights, as many epochs each; a learning rate of nothing leaves their figures as they were."""
+    tree = TINY.model_dump(exclude={"updates"}) | {"name": "begun", "epochs": 2, "methods": ["baseline", "select"]}
+    tree["pretrain"] = {"train": 64, "config": {"loop": {"epochs": 1}}}
+    tree["config"] = merge_trees(tree["config"], {"optimizer": {"lr": 1e-9}, "task": {"name": "retrieval"}})
+    preset = ScenePreset.model_validate(tree)
+    notes: list[str] = []
+    found = run_bench(preset, out, jobs=1, note=notes.append)
+    assert notes == ["pretraining on 64 clean scenes"]
+    assert [cell.error for cell in found.cells] == [None, None]
+    assert [cell.figures for cell in found.cells] == [found.pretrained] * 2
+    (scenes,) = (out / "data").glob("pretrained-*/scenes")
+    drawn = {path.read_bytes() for path in scenes.glob("*.tar")}
+    others = (out / "data" / "shuffle-captions-120-32px-3").glob("*/*.tar")
+    assert len(drawn) == 4 and not drawn & {path.read_bytes() for path in others}
+    assert "2 epochs for every method" in (text := to_markdown(found))
+    assert f"The pretrained weights had {found.pretrained['rsum'] / 6:.1f} before." in text
+    run_bench(preset, out, jobs=1, note=notes.append)
+    assert len(notes) == 1, "trained once"
+
+
+def test_a_preset_says_its_updates_or_its_epochs() -> None:
+    with refused("preset") as caught:
+        check_preset(ScenePreset, TINY.model_dump() | {"epochs": 2}, "both")
+    assert "give updates or epochs, one of them" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> None:
     preset = load_preset(name)
@@ -156,7 +185,7 @@ def test_presets_name_methods_that_exist_and_are_quick_on_request(name: str) -> 
     assert {name.partition("@")[0] for name in preset.settings} <= {*METHODS, "oracle"}
     quick = preset.quick_version()
     assert len(quick.seeds) == 1 and len(quick.rates) == 2
-    assert quick.updates < preset.updates
+    assert (quick.updates or quick.epochs) < (preset.updates or preset.epochs)
 
 
 def test_an_unknown_preset_is_answered_with_those_there_are() -> None:

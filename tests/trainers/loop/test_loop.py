@@ -17,8 +17,10 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, 
 from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.loop.log import read_log
+from noisegate.trainers.loop.run_context import build_network
 from noisegate.trainers.losses import info_nce, triplet
 from noisegate.trainers.methods import Method, MethodConfig, Run, StepLoss, Stream
+from noisegate.trainers.targets import build_target, target_config
 from tests.errors import refused
 from tests.fakes import tar_bytes
 from tests.trainers.runs import BATCH, TARGET, curve, same_weights, settings, weights
@@ -60,6 +62,35 @@ def test_best_weights_measure_as_recorded_and_open_clip_loads_them(scored: Path,
         ours = target.encode_texts(target.tokenize(captions))["vectors"]
     theirs = torch.from_numpy(estimator.encode_texts(captions))
     torch.testing.assert_close(torch.nn.functional.normalize(theirs, dim=-1), ours, atol=2e-3, rtol=0)
+
+
+def test_two_pretrained_networks_differ_a_little_and_learn_by_a_loss_they_survive(
+    scored: Path, baseline: TrainResult, tmp_path: Path
+) -> None:
+    """The first is the pretrained one; matrices of the second differ by a hundredth of their deviation, the rest not at all."""
+    described = target_config({"name": "clip", "model": f"local-dir:{baseline.folder / 'open_clip'}"})
+    given, first, second = (
+        {name: parameter.detach() for name, parameter in network.named_parameters()}
+        for network in (build_target(described), build_network(described, 0, 0), build_network(described, 0, 1))
+    )
+    for name, weight in given.items():
+        assert torch.equal(first[name], weight)
+        if weight.ndim < 2:
+            assert torch.equal(second[name], weight), name
+        else:
+            moved = float((second[name] - weight).std() / weight.std())
+            assert moved == pytest.approx(0.01, rel=0.5 if weight.numel() < 500 else 0.1), name
+    notes: list[str] = []
+    shown = Progress()
+    shown.note = notes.append  # type: ignore[method-assign]
+    method = {"name": "ncr", "warmup": 1}
+    config = settings(scored, tmp_path, target=described.model_dump(), method=method, loop__max_steps=1)
+    result = train(config, settings=["optimizer.lr=1e-9"], display=shown)
+    assert notes[0].startswith("ncr: the target is pretrained, so pairs learn by info_nce weighed by their labels")
+    plain = settings(scored, tmp_path, "baseline", target=described.model_dump(), loop__max_steps=1)
+    alone = train(plain, settings=["optimizer.lr=1e-9"], quiet=True)
+    both = curve(result.folder, "loss")[0][0]
+    assert both == pytest.approx(2 * curve(alone.folder, "loss")[0][0], rel=0.1), "two networks, by InfoNCE"
 
 
 def test_other_seeds_are_other_runs(scored: Path, baseline: TrainResult, tmp_path: Path) -> None:

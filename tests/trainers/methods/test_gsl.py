@@ -50,7 +50,7 @@ def test_the_warm_up_learns_by_the_triplet_alone_and_notes_the_whole_loss(negati
 
 def test_info_nce_in_place_of_the_triplet() -> None:
     run = noisy_run(9, 3)
-    gsl = prepared(run, name="gsl", warmup=1, loss="info_nce")
+    gsl = prepared(run, name="gsl", warmup=1, loss="info_nce", noisy_from=0)
     images, texts, s = sides(run)
     assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(info_nce(s, 0.05).mean()))
     run.epoch = 1
@@ -85,7 +85,7 @@ def test_the_division_is_the_beta_mixture_of_the_whole_loss() -> None:
 )
 def test_a_step_learns_by_the_partners_halves_and_the_anchors_labels(how: dict[str, Any]) -> None:
     run = noisy_run(12, 4)
-    gsl = prepared(run, name="gsl", warmup=1, **how)
+    gsl = prepared(run, name="gsl", warmup=1, noisy_from=0, **how)
     run.epoch = 1
     gsl.clean[0], gsl.clean[1] = True, np.arange(12) >= 4  # A must take B's
     step = gsl.loss({"a": everything(run)}, run)
@@ -101,6 +101,19 @@ def test_a_step_learns_by_the_partners_halves_and_the_anchors_labels(how: dict[s
     assert step.loss.item() == pytest.approx(float(expected), rel=1e-4)
     np.testing.assert_allclose(gsl.prediction[0], label.numpy(), rtol=1e-5)
     assert run.forwards == [0], "its partner is not asked"
+
+
+def test_noisy_pairs_are_held_back_for_half_of_the_training() -> None:
+    """Of ten epochs with one of warm-up: up to the fifth."""
+    run = noisy_run(12, 4)
+    gsl = prepared(run, name="gsl", warmup=1)
+    gsl.clean[1] = np.arange(12) >= 4
+    _, _, s = sides(run)
+    clean_alone = (triplet(s, 0.2, hardest=True) + constraint(run))[4:].sum() / 12
+    run.epoch = 4
+    assert gsl.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(clean_alone), rel=1e-4)
+    run.epoch = 5
+    assert gsl.loss({"a": everything(run)}, run).loss.item() > float(clean_alone) + 1e-3
 
 
 def test_without_two_anchors_a_label_stays_or_is_a_half() -> None:

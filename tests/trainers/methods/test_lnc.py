@@ -97,7 +97,7 @@ def test_warm_up_loss_is_eq_6_and_moves_gamma() -> None:
     expected = 0.0
     for network in (0, 1):
         s = run.images[network] @ run.texts[network].T
-        p = predict_match(s, 0.2)
+        p = predict_match(s)
         expected += float(triplet(s, 0.2).mean() + 2.0 * (p - 1).square().mean())
         np.testing.assert_allclose(lnc.gamma[network], 0.75 + 0.25 * p.numpy(), rtol=1e-6)
         np.testing.assert_allclose(lnc.prediction[network], p.numpy(), rtol=1e-6)
@@ -168,7 +168,7 @@ def test_clean_rows_at_the_threshold() -> None:
 def swapped() -> tuple[Any, TwoNetworks]:
     """A method in its training phase: A's losses call the first half noisy, B's the second."""
     run = noisy_run(12, 0)
-    lnc = prepared(run, name="lnc", warmup=1)
+    lnc = prepared(run, name="lnc", warmup=1, noisy_from=0)
     run.epoch = 1
     lnc.division[0] = [1.0 + 0.01 * i if i < 6 else 0.01 * i for i in range(12)]
     lnc.division[1] = [0.01 * i if i < 6 else 1.0 + 0.01 * i for i in range(12)]
@@ -181,7 +181,7 @@ def test_each_network_learns_by_the_others_halves(swapped: tuple[Any, TwoNetwork
     lnc, run = swapped
     assert lnc.clean[0].tolist() == [False] * 6 + [True] * 6, "by A's losses"
     s = run.images[0] @ run.texts[0].T
-    p = predict_match(s, 0.2)
+    p = predict_match(s)
     w = torch.from_numpy(gmm_split(lnc.division[1].copy()).clean_probability).float()
     clean = torch.arange(12) < 6  # A learns by B's
     assert (w[:6] > 0.5).all() and (w[6:] < 0.5).all()
@@ -195,7 +195,7 @@ def test_each_network_learns_by_the_others_halves(swapped: tuple[Any, TwoNetwork
 
 def test_streams_of_halves_are_the_partners(swapped: tuple[Any, TwoNetworks]) -> None:
     _, run = swapped
-    lnc = prepared(run, name="lnc", warmup=1, procedure="paper")
+    lnc = prepared(run, name="lnc", warmup=1, procedure="paper", noisy_from=0)
     lnc.begin_epoch(run)
     assert run.passes == 1, "one pass over the data for both networks"
     for network in (0, 1):
@@ -211,18 +211,69 @@ def test_streams_of_halves_are_the_partners(swapped: tuple[Any, TwoNetworks]) ->
 
 def test_the_papers_procedure_asks_both_networks_about_noisy_pairs() -> None:
     run = noisy_run(12, 0)
-    lnc = prepared(run, name="lnc", warmup=1, procedure="paper")
+    lnc = prepared(run, name="lnc", warmup=1, procedure="paper", noisy_from=0)
     run.epoch = 1
     lnc.clean[:] = False
     step = lnc.loss({"a_noisy": everything(run)}, run)
-    predictions = [predict_match(run.images[k] @ run.texts[k].T, 0.2) for k in (0, 1)]
+    predictions = [predict_match(run.images[k] @ run.texts[k].T) for k in (0, 1)]
     s = run.images[0] @ run.texts[0].T
     expected = triplet(s, soft_margin(sum(predictions) / 2), hardest=True).mean()
     assert float(step.loss) == pytest.approx(float(expected), rel=1e-5)
-    assert run.forwards == [0, 1]
+    assert (run.forwards, run.observed) == ([0], [0, 1]), "labels come from passes of their own, in evaluation mode"
     lnc.clean[:] = True
     lnc.loss({"b_clean": everything(run)}, run)
-    assert run.forwards == [0, 1, 1], "not about clean ones"
+    assert (run.forwards, run.observed) == ([0, 1], [0, 1, 1]), "the other is not asked about clean ones"
+
+
+def test_labels_are_predicted_in_evaluation_mode() -> None:
+    """Networks that see something else in training: label and margin follow what they see in evaluation mode."""
+    run = noisy_run(12, 0)
+    shift = units(run.texts.roll(1, dims=1) + 0.5 * run.texts)
+    run.observed_texts, run.texts = run.texts, shift
+    lnc = prepared(run, name="lnc", warmup=1, procedure="paper", noisy_from=0)
+    run.epoch = 1
+    lnc.clean[:], lnc.confidence[:] = True, 0.25
+    step = lnc.loss({"a_clean": everything(run)}, run)
+    label = 0.25 + 0.75 * predict_match(run.images[0] @ run.observed_texts[0].T)
+    expected = triplet(run.images[0] @ shift[0].T, soft_margin(label), hardest=True).mean()
+    assert float(step.loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_boundary_of_the_sigmoid_lies_between_the_halves_of_the_data() -> None:
+    """Four clean rows with P = 1 and w = 1, four noisy ones with P = .2: div = .6, though a batch is all of one kind."""
+    run = noisy_run(8, 0)
+    lnc = prepared(run, name="lnc", warmup=1, recast="sigmoid", noisy_from=0)
+    run.epoch = 1
+    lnc.division[:] = np.array([0.0, 0.01, 0.02, 0.03, 1.0, 1.01, 1.02, 1.03])
+    lnc.prediction[:] = np.array([1.0] * 4 + [0.2] * 4)
+    lnc.begin_epoch(run)
+    assert lnc.clean.tolist() == [[True] * 4 + [False] * 4] * 2
+    assert lnc.boundary.tolist() == pytest.approx([0.6, 0.6], abs=1e-3)
+    shares = soft_margin(vector(1.0, 0.2), 1.0, "sigmoid", boundary=0.6)
+    assert shares.tolist() == pytest.approx([1 / (1 + math.exp(-8)), 1 / (1 + math.exp(8))])
+    clean = lnc.loss({"a": rows_from(0, 4)}, run)
+    s, w = (run.images[0] @ run.texts[0].T)[:4, :4], torch.from_numpy(lnc.confidence[1, :4])
+    label = w + (1 - w) * predict_match(s)
+    margin = soft_margin(label, 0.2, "sigmoid", boundary=float(lnc.boundary[0]))
+    assert float(clean.loss) == pytest.approx(float(triplet(s, margin, hardest=True).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lnc", "ncr", "gsl"])
+@pytest.mark.parametrize(
+    ("warmup", "epochs", "share", "first"), [(10, 30, 0.5, 20), (3, 43, 0.5, 23), (1, 4, 0.5, 2), (2, 4, 1.0, 4)]
+)
+def test_the_noisy_half_enters_after_half_of_the_epochs_that_follow_the_warm_up(
+    name: str, warmup: int, epochs: int, share: float, first: int
+) -> None:
+    """COCO: 10 epochs of warm-up, 20 of training, the noisy half from epoch 20 on; an odd number is rounded down."""
+    run = noisy_run()
+    method = prepared(run, name=name, warmup=warmup, noisy_from=share, procedure="paper", epochs=epochs)
+    entered = []
+    for run.epoch in range(epochs):
+        streams = method.streams(run)
+        entered.append("a_noisy" in streams)
+        assert ("a_clean" in streams) == (run.epoch >= warmup)
+    assert entered == [epoch >= first for epoch in range(epochs)]
 
 
 def test_the_lean_procedure_never_passes_over_the_data() -> None:
@@ -251,10 +302,10 @@ def test_rectified_by_hand() -> None:
 def test_other_losses_take_the_same_labels(swapped: tuple[Any, TwoNetworks], loss: str) -> None:
     """All negatives alike with the soft margin, or InfoNCE weighed by the label; in the warm-up as given."""
     before, run = swapped
-    lnc = prepared(run, name="lnc", warmup=1, loss=loss, momentum_weight=0.0)
+    lnc = prepared(run, name="lnc", warmup=1, loss=loss, momentum_weight=0.0, noisy_from=0)
     lnc.load_state_dict(before.state_dict())
     s = run.images[0] @ run.texts[0].T
-    p = predict_match(s, 0.2)
+    p = predict_match(s)
     w = torch.from_numpy(before.confidence[1])
     label = torch.where(w >= 0.5, w + (1 - w) * p, (p + 0.75) / 2)
     expected = triplet(s, soft_margin(label)) if loss == "triplet" else label * info_nce(s, 0.05)
@@ -363,7 +414,7 @@ def test_state_comes_back_whole() -> None:
     run.epoch = 1
     lnc.begin_epoch(run)
     other.load_state_dict(lnc.state_dict())
-    assert set(lnc.state_dict()) == {"division", "prediction", "confidence", "clean", "kept", "gamma"}
+    assert set(lnc.state_dict()) == {"division", "prediction", "confidence", "clean", "kept", "gamma", "boundary"}
     for name, values in lnc.state_dict().items():
         np.testing.assert_array_equal(other.state_dict()[name], values)
     assert other.kept is not lnc.kept and not lnc.kept.all()

@@ -30,7 +30,7 @@ def test_the_warm_up_is_the_plain_triplet_over_everything() -> None:
 
 @pytest.mark.parametrize(("epoch", "noisy"), [(4, 0.0), (5, 1.0)])
 def test_noisy_pairs_wait_for_the_second_half(epoch: int, noisy: float) -> None:
-    """Of ten epochs."""
+    """Of nine epochs after one of warm-up: four without, as the published code rounds down."""
     run = noisy_run()
     ncr = prepared(run, name="ncr", warmup=1)
     ncr.loss({"a": everything(run), "b": everything(run)}, run)

@@ -35,14 +35,21 @@ class TwoNetworks:
         self.epoch = self.step = 0
         self.said: list[str] = []
         self.forwards: list[int] = []
+        self.observed: list[int] = []
+        self.observed_texts: Tensor | None = None
+        """other texts for evaluation mode"""
         self.passes = 0
 
     def forward(self, batch: Batch, network: int = 0) -> Seen:
         self.forwards.append(network)
         return self._seen(batch.rows, network)
 
-    def _seen(self, rows: Tensor, network: int) -> Seen:
-        images, texts = self.images[network][rows], self.texts[network][rows]
+    def observe(self, batch: Batch, network: int = 0) -> Seen:
+        self.observed.append(network)
+        return self._seen(batch.rows, network, self.observed_texts)
+
+    def _seen(self, rows: Tensor, network: int, all_texts: Tensor | None = None) -> Seen:
+        images, texts = self.images[network][rows], (self.texts if all_texts is None else all_texts)[network][rows]
         same = self.pictures[rows][:, None] == self.pictures[rows][None, :]
         return Seen(
             rows,
@@ -88,10 +95,10 @@ def noisy_run(count: int = 20, wrong: int = 6, seed: int = 0) -> TwoNetworks:
     return TwoNetworks(near(centres), near(centres[place]))
 
 
-def prepared(run: TwoNetworks, **how: Any) -> Any:
+def prepared(run: TwoNetworks, *, epochs: int = 10, **how: Any) -> Any:
     """A method for that run."""
     made: Method = build_method(TrainConfig.parse({"method": how}))
-    made.epochs(10)
+    made.epochs(epochs)
     made.prepare(run)  # type: ignore[arg-type]
     return made
 

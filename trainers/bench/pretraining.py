@@ -1,0 +1,75 @@
+"""Pretrained weights for a bench: a network trained on clean scenes that no cell trains or is measured on."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.system import write_atomically
+from noisegate.trainers.config import merge_trees
+
+FACTS = "pretrained.json"
+FROM_SCRATCH_ONLY = ("architecture", "preprocess", "vocabulary")
+"""settings of a target that pretrained weights bring with them"""
+
+
+class Pretraining(BaseModel):
+    """Clean scenes to draw and the settings of the training on them, on top of the preset's `config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    train: int = Field(ge=10)
+    seed: int = 1011
+    """of the scenes, other than those of `data` and its held-out ones"""
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Folder of the weights in open_clip's format, and their figures on the held-out scenes before any fine-tuning."""
+
+    weights: Path
+    figures: dict[str, float]
+
+    def target(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """A preset's target, beginning with these weights instead of random ones."""
+        kept = {name: value for name, value in settings.items() if name not in FROM_SCRATCH_ONLY}
+        return {**kept, "model": f"local-dir:{self.weights}"}
+
+
+def pretrain(
+    pretraining: Pretraining,
+    config: Mapping[str, Any],
+    size: int,
+    held_out: Path,
+    out: Path,
+    note: Callable[[str], None],
+) -> Pretrained:
+    """Train a retrieval network by `config` on clean scenes of `size` pixels, unless that is done."""
+    from noisegate.trainers.train import train  # imports torch
+
+    given = json.dumps([pretraining.model_dump(), config, size, held_out.name], sort_keys=True, default=str)
+    folder = out / "data" / f"pretrained-{hashlib.sha256(given.encode()).hexdigest()[:12]}"
+    weights = folder / "open_clip"
+    if not (folder / FACTS).exists():  # written last
+        note(f"pretraining on {pretraining.train:,} clean scenes")
+        shutil.rmtree(folder, ignore_errors=True)
+        write_scenes(folder / "scenes", pretraining.train, 4, pretraining.seed, size)
+        settings: dict[str, Any] = {
+            "data": {"shards": [str(folder / "scenes" / "*.tar")], "eval_shards": [str(held_out / "*.tar")]},
+            "method": {"name": "baseline"},
+            "loop": {"evaluate_every": 10_000},
+            "logging": {"every": 1_000_000, "tensorboard": False},
+            "out": str(folder / "runs"),
+        }
+        trained = train(merge_trees(merge_trees(settings, config), pretraining.config), quiet=True)
+        shutil.move(trained.folder / "open_clip", weights)
+        shutil.rmtree(folder / "runs")
+        write_atomically(folder / FACTS, (json.dumps(trained.last) + "\n").encode())
+    return Pretrained(weights, json.loads((folder / FACTS).read_text(encoding="utf-8")))
