@@ -4,6 +4,7 @@ The command line, `annotate(...)`, the service's job requests and `_run.json` ar
 imported here, because `noisegate --help` shows these texts.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -81,7 +82,7 @@ class ScoreSettings:
     repair: str = "sure"
 
     def __post_init__(self) -> None:
-        check_beta_mode(self.beta)
+        object.__setattr__(self, "beta", check_beta_mode(self.beta))
         if self.repair not in REPAIRS:
             raise ConfigError.of("repair", self.repair, f"is unknown; use {', '.join(REPAIRS)}")
         if self.k is not None and self.k < 1:
@@ -103,8 +104,11 @@ class ScoreSettings:
             raise ConfigError.of("beta", self.beta, "is for cosines, and two encoders have none; leave it out")
 
 
-def check_beta_mode(mode: str, has_data: bool = True) -> str:
-    """Return the mode; raise ConfigError if it is unknown, or if it needs data and there is none."""
+def check_beta_mode(mode: str | float, has_data: bool = True) -> str:
+    """Return the mode (`fixed:VALUE` for a bare number); raise ConfigError for an unknown one, or one that lacks its data."""
+    mode = str(mode).strip()
+    with contextlib.suppress(ValueError):
+        mode = f"fixed:{float(mode)}"
     if mode.startswith("fixed:"):
         try:
             value = float(mode.removeprefix("fixed:"))

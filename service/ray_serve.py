@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system import install_line
 
 from .api.state import Service
 from .app import create_app
@@ -48,7 +49,7 @@ def deployed(settings: Settings) -> Iterator[str]:
         import ray
         from ray import serve
     except ModuleNotFoundError as error:
-        raise ConfigError("engine ray needs the extra: pip install 'noisegate[ray]'", "engine", "ray") from error
+        raise ConfigError(f"engine ray needs the package ray; {install_line('ray')}", "engine", "ray") from error
     own = "RAY_ADDRESS" not in os.environ
     ray.init(address="local" if own else None, logging_level="ERROR", **({"include_dashboard": False} if own else {}))
     try:

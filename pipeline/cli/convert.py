@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
+from noisegate.pipeline.system.machine import format_size
 from noisegate.pipeline.system.progress import progress_for
 
 from .options import Quiet, panel
@@ -119,7 +120,7 @@ def _print(converted: "Converted", output: Output) -> None:
             *([("layout", str(facts["layout"]))] if "layout" in facts else []),
             *([("a sample for each of the", str(facts["rows"]))] if "rows" in facts else []),
             *([("noise", f"{facts['noisy']:,} noisy, {facts['noise_protocol']}")] if "noisy" in facts else []),
-            ("shards", f"{len(converted.shards):,}, {converted.bytes / 1e6:,.1f} MB"),
+            ("shards", f"{len(converted.shards):,}, {format_size(converted.bytes)}"),
         ],
     )
     output.say(f"Shards: [cyan]{escape(converted.out)}[/]/*.tar")

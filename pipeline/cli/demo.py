@@ -86,11 +86,11 @@ def demo(
         summary = annotate(shards, tables, progress=progress_for(), overwrite=True)
     print_summary(summary, output)
     evaluation = evaluate(tables)
-    output.say("\nThe scores never saw which captions were shuffled. Judged by the truth:\n")
+    output.say("\n[bold]4[/] judged by the truth, which the scores never saw:\n")
     print_evaluation(evaluation, output)
     page = write_report(tables)
     output.say(
-        f"[bold]4[/] a report with the worst, the borderline and the best pairs: [cyan]{escape(str(page.path))}[/]\n"
+        f"[bold]5[/] a report with the worst, the borderline and the best pairs: [cyan]{escape(str(page.path))}[/]\n"
     )
     commands = {
         "the run at a glance, with its worst pairs": program("show", str(tables)),

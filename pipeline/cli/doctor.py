@@ -57,9 +57,9 @@ def print_facts(facts: "Facts", output: Output) -> None:
     machine += [(f"free in {place}", f"{free:,.0f} GB") for place, free in facts.free_disk_gb.items()]
     output.table("Machine", machine)
 
-    from noisegate.pipeline.system.extras import EXTRAS
+    from noisegate.pipeline.system.extras import EXTRAS, install_line
 
-    states = {name: f"absent: pip install 'noisegate[{name}]' for " for name in facts.absent_extras}
+    states = {name: f"absent: {install_line(name)} for " for name in facts.absent_extras}
     extras = [(name, states.get(name, "installed: ") + extra.gives) for name, extra in EXTRAS.items()]
     output.table("Extras", extras)
 

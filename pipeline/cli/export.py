@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.pipeline.system.machine import format_size
+
 from .options import Folder
 from .output import JsonOption, Output, percent
 
@@ -78,7 +80,7 @@ def _print(done: "Exported", output: Output) -> None:
         ("kept", f"{done.kept:,} ({share})"),
         ("written", f"{done.written:,}"),
         *((f"left out: {why}", f"{count:,}") for why, count in done.left_out.items()),
-        ("files", f"{files}, {done.bytes / 1e6:,.1f} MB"),
+        ("files", f"{files}, {format_size(done.bytes)}"),
     ]
     output.table(f"Exported as {done.kind} to {done.out}", rows)
     if done.empty_shards:

@@ -168,7 +168,9 @@ def print_summary(summary: "Summary", output: Output) -> None:
 
 
 def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
-    """Counts of shards, samples, statuses and flags; a failure with its first reason."""
+    """Counts of shards, samples, statuses and flags; a failure with its first reason, a flag with its meaning."""
+    from noisegate.pipeline.runs.table import FLAGS
+
     counts = [summary.shards, summary.samples, *summary.statuses.values(), *summary.flags.values()]
     width = max(len(f"{count:,}") for count in counts)
     rows = [("shards", f"{summary.shards:{width},}"), ("samples", f"{summary.samples:{width},}")]
@@ -178,7 +180,11 @@ def _count_rows(summary: "Summary") -> list[tuple[str, str]]:
         rows.append(
             (f"  {status}", f"{share}  {reason if len(reason) <= 80 else reason[:79] + '…'}" if reason else share)
         )
-    return rows + [(f"  flag {flag}", f"{count:{width},}") for flag, count in summary.flags.items()]
+    for flag, count in summary.flags.items():
+        rows.append(
+            (f"  flag {flag}", f"{count:{width},}  {percent(count / summary.samples):>7}  {FLAGS.get(flag, '')}")
+        )
+    return rows
 
 
 def _neighbourhood_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from noisegate.pipeline.system.machine import format_size
+
 from .options import Folder, Seed
 from .output import JsonOption, Output, escape, number, percent, print_summary
 
@@ -93,7 +95,7 @@ def report(
     made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)
     output.say(
         f"Report: [cyan]{escape(str(made.path))}[/]  "
-        f"({made.size / 1e6:,.1f} MB, {made.samples:,} samples, {made.pictures:,} pictures)"
+        f"({format_size(made.size)}, {made.samples:,} samples, {made.pictures:,} pictures)"
     )
     if made.missing:
         output.say(escape(made.missing))

@@ -6,9 +6,11 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -77,6 +79,35 @@ def _find_hub_problem(endpoint: str) -> str | None:
     except Exception as error:  # the errors depend on the HTTP library, which the hub's client changed more than once
         return f"{endpoint} does not answer ({type(error).__name__})"
     return f"{endpoint} answers with status {status}" if status >= 500 else None
+
+
+def find_mismatch(checkpoint: Path, build_model: Callable[[], torch.nn.Module]) -> str | None:
+    """Say why a checkpoint file does not fit the model: no tensors, other names or other shapes; None if it seems to fit."""
+    try:
+        with quietly():
+            loaded = (
+                load_file(checkpoint)
+                if checkpoint.suffix == ".safetensors"
+                else torch.load(checkpoint, map_location="cpu", weights_only=True)
+            )
+    except Exception as error:  # a file of any kind; torch, zipfile and pickle raise errors of their own
+        return f"it cannot be read as a file of weights ({type(error).__name__}); give a .pt or .safetensors file"
+    loaded = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
+    given = {
+        str(key).removeprefix("module."): tuple(value.shape) for key, value in loaded.items() if hasattr(value, "shape")
+    }
+    if not given:
+        return "it holds no tensors"
+    with quietly():
+        wanted = {key: tuple(value.shape) for key, value in build_model().state_dict().items()}
+    other = next((key for key in wanted if key in given and given[key] != wanted[key]), None)
+    if other:
+        return f"{other} has the shape {given[other]} there and {wanted[other]} in the model; is it of another model?"
+    missing, unknown = [key for key in wanted if key not in given], [key for key in given if key not in wanted]
+    if missing:
+        extra = f", and has {unknown[0]}, which the model lacks" if unknown else ""
+        return f"it lacks {len(missing)} of the model's {len(wanted)} tensors, such as {missing[0]}{extra}"
+    return f"it has {unknown[0]}, which the model lacks" if unknown else None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from noisegate.pipeline.system.output_files import write_atomically
 from . import openclip_towers as towers
 from .base import Identity, Pixels, array_digest, describe_error
 from .device import Device, TorchEstimator
-from .loading import allow_torchvision, hub_or_cache, quietly, weights_only
+from .loading import allow_torchvision, find_mismatch, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
@@ -100,10 +100,15 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                 tokenizer = open_clip.get_tokenizer(source)
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
         except Exception as error:  # an unknown checkpoint and three libraries may raise anything
+            if pretrained and Path(pretrained).is_file():
+                reason = find_mismatch(Path(pretrained), lambda: open_clip.create_model(source, pretrained=None))
+                raise ConfigError.of(
+                    "pretrained", pretrained, f"is no checkpoint of {name}: {reason or describe_error(error)}"
+                ) from error
             reason = f"{f'{problem}; ' if problem else ''}{describe_error(error)}"
-            advice = "Offline, use --model local-dir:FOLDER or --pretrained FILE"
+            advice = ". Offline, use --model local-dir:FOLDER or --pretrained FILE" if problem else ""
             weights = f"with pretrained {pretrained!r} " if pretrained else ""
-            raise ConfigError.of("model", name, f"{weights}cannot be loaded: {reason}. {advice}") from error
+            raise ConfigError.of("model", name, f"{weights}cannot be loaded: {reason}{advice}") from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
         compiler = towers.Compiler(towers.torch_compile) if compile else None
         return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler)

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _OTHER_KINDS = "embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
@@ -63,15 +63,21 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
             raise ConfigError.of("model", name, "names no model; use one such as hf-hub:timm/ViT-B-16-SigLIP")
         return
     if name not in open_clip.list_models():
+        if name.count("/") == 1:  # a name of the hub
+            raise ConfigError.of(
+                "model", name, f"needs its library: use hf:{name} (transformers) or hf-hub:{name} (open_clip)"
+            )
         close = difflib.get_close_matches(name, [*open_clip.list_models(), "embedded"], 3, 0.4)
         hint = f"did you mean {', '.join(close)}?" if close else "try ViT-B-32."
         raise ConfigError.of("model", name, f"is unknown; {hint} Other kinds: {_OTHER_KINDS}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
-        raise ConfigError(f"pretrained is missing for {name}; use {', '.join(tags[:6]) or 'a file'}", "pretrained")
+        raise ConfigError(f"pretrained is missing for {name}; use {', '.join(tags) or 'a file'}", "pretrained")
     if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
-        close = difflib.get_close_matches(pretrained, tags, 3, 0.3) or tags[:6]
-        raise ConfigError.of("pretrained", pretrained, f"is no file and no tag; tags: {', '.join(close) or 'none'}")
+        near = did_you_mean(pretrained, tags)
+        raise ConfigError.of(
+            "pretrained", pretrained, f"is no file and no tag{near} Tags of {name}: {', '.join(tags) or 'none'}"
+        )
 
 
 def _check_folder(name: str, folder: Path) -> None:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import ProcessorPixels
+from noisegate.pipeline.system.extras import install_line
 
 from .base import Identity, array_digest, describe_error, normalise
 from .device import Device, TorchEstimator
@@ -60,7 +61,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         try:
             import transformers
         except ImportError as error:
-            raise ConfigError.of("model", spec, f"needs transformers ({error}); pip install 'noisegate[hf]'") from error
+            raise ConfigError.of("model", spec, f"needs transformers ({error}); {install_line('hf')}") from error
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
             try:

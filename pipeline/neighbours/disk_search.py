@@ -131,7 +131,8 @@ def find_neighbours_on_disk(
         _finish(search.run, [Task(str(folder), "build", part) for part in range(plan.parts)])
         probing = _tune(plan, folder, search.run)
         note(f"neighbours: {plan.kind} with {probing.probes} probes, recall {probing.recall:.3f} on a sample")
-    note(f"neighbours: {len(plan.spans())} spans of queries, {plan.parts} parts of {plan.part:,} rows")
+    if plan.parts > 1:
+        note(f"neighbours: searching {len(rows):,} rows in {plan.parts} parts of {plan.part:,}, as memory allows")
     graph = _open_graph(folder, len(rows), others, distinct, plan, probing.recall if probing else None)
     _search_spans(plan, distinct, folder, graph, search.run, probing.probes if probing else 0, progress)
     del graph

@@ -94,7 +94,7 @@ def estimate_beta(
     >>> estimate_beta(mode="fixed:0.215").value
     0.215
     """
-    check_beta_mode(mode)
+    mode = check_beta_mode(mode)
     if mode.startswith("fixed:"):
         return Beta(float(mode.removeprefix("fixed:")), "fixed", "given by the user")
     if random_inputs is None and estimator is not None:

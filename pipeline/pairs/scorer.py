@@ -189,7 +189,7 @@ def load_scorer(
     `model`, `dtype` and `beta` win over what the run records. Raises MismatchError if the model is not the run's own; other
     versions of libraries are a note.
     """
-    check_beta_mode(beta, has_data=False)
+    beta = check_beta_mode(beta, has_data=False)
     if run is None:
         estimator = ModelSpec(model or "embedded", pretrained, device, dtype)()
         return Scorer(estimator, _beta_of_model(estimator, beta))

@@ -46,6 +46,17 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 """Type and meaning by name; every table has all of them, null where nothing was computed."""
 
+FLAGS = {
+    "duplicate": "nearly the same picture as another sample",
+    "duplicate_key": "a key that occurred before in the same shard",
+    "no_neighbours": "no labelled neighbour",
+    "indegree0": "not a neighbour of any sample",
+    "unpicked": "not among the nearest samples of any class text",
+    "no_text": "no caption, scored by its label alone",
+    "no_label": "no label, scored as a pair alone",
+}
+"""Meaning of each flag; a near duplicate's flag is `duplicate_of:KEY` in the table."""
+
 # Columns from frozen embeddings (`rescore --with`), or learnt in training. A table has those that were made for it, after
 # the columns of the contract. A name is the method's, then what it is; `_sd` is the spread over the permutations where the
 # value is their mean.

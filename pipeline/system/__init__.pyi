@@ -3,9 +3,11 @@ from .array_types import Float64 as Float64
 from .array_types import Floats as Floats
 from .array_types import Index as Index
 from .array_types import Mask as Mask
+from .extras import install_line as install_line
 from .extras import require_extra as require_extra
 from .machine import count_processors as count_processors
 from .machine import exit_with_parent as exit_with_parent
+from .machine import format_size as format_size
 from .machine import reuse_memory as reuse_memory
 from .output_files import whole_path as whole_path
 from .output_files import write_atomically as write_atomically

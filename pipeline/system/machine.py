@@ -56,6 +56,18 @@ def read_size(text: str) -> int:
     return int(size)
 
 
+def format_size(size: float) -> str:
+    """A size in bytes for people.
+
+    >>> format_size(870), format_size(81_920), format_size(12_345_678), format_size(7.1e9)
+    ('0.9 kB', '81.9 kB', '12.3 MB', '7.1 GB')
+    """
+    for unit, step in (("GB", 1e9), ("MB", 1e6)):
+        if size >= step:
+            return f"{size / step:,.1f} {unit}"
+    return f"{size / 1e3:,.1f} kB"
+
+
 def default_memory(gpus: Sequence[int] = ()) -> int:
     """Return half of the bytes that this machine or container has free, at most what fits the given GPUs."""
     free = [_available()]

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from .machine import format_size
+
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
@@ -51,7 +53,7 @@ class Lines(Progress):
     def start(self, todo: int, size: int, done: int) -> None:
         self._todo, self._began = todo, time.monotonic()
         already = f", {done} done already" if self._verb == "score" else ""
-        self.note(f"{todo} shards to {self._verb}{already}, {size / 1e6:,.1f} MB to read")
+        self.note(f"{todo} shards to {self._verb}{already}, {format_size(size)} to read")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
         self._shards += 1

@@ -8,9 +8,10 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
+from .extras import install_line
+
 STORE_BYTES = 80_000_000  # object store of a Ray started here: nothing large is kept in it
 STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
-MISSING = "engine ray needs the package ray; pip install 'noisegate[ray]'"
 
 
 def import_ray() -> Any:
@@ -20,7 +21,7 @@ def import_ray() -> Any:
         import ray
         import ray.cloudpickle
     except ImportError as error:
-        raise ConfigError(MISSING, "engine", "ray") from error
+        raise ConfigError(f"engine ray needs the package ray; {install_line('ray')}", "engine", "ray") from error
     return ray
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.cli.help_layout import GROUPS
+from noisegate.pipeline.system import install_line
 from tests.commands import FAKE, called, command
 from tests.fakes import pairs, picture, write_tar
 
@@ -107,7 +108,7 @@ def test_a_missing_extra_is_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert absent in line
-    assert line.endswith(f"pip install 'noisegate[{extra}]'")
+    assert line.endswith(install_line(extra))
 
 
 # --- colours ---------------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Osa(Method):
             effective = self.mean_weight**2 / run.row_mean(
                 values.astype(np.float64) ** 2
             )  # Kish: 1 where all are equal
-            run.note(f"weights by {self.source} are worth {effective:.0%} of as many samples of equal weight")
+            run.note(f"the weights by {self.source} leave an effective sample size of {effective:.0%} of the data")
         if share == 1:
             run.note(f"every sample has a weight by {self.source}: nothing is taken for wrong")
         elif share < FEW_WEIGHTED:

@@ -7,22 +7,12 @@ from importlib.metadata import version
 from typing import Any
 
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.table import FLAGS, RunFolder
 from noisegate.pipeline.scoring.summary import tells_nothing, unknown_noise
 from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData, ScoreView, TableRow, original_key
 from .pictures import CAPTION, SIDE, Album, Shown, printable
-
-FLAGS = {
-    "duplicate": "nearly the same picture as another sample",
-    "duplicate_key": "a key that occurred before in the same shard",
-    "no_neighbours": "no labelled neighbour",
-    "indegree0": "not a neighbour of any sample",
-    "unpicked": "not among the nearest samples of any class text",
-    "no_text": "no caption, scored by its label alone",
-    "no_label": "no label, scored as a pair alone",
-}
 
 
 def percent(share: float | None, digits: int = 1) -> str:

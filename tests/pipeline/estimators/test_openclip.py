@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import load_estimator, normalise
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.loading import allow_torchvision
@@ -282,21 +281,34 @@ class TestCheckpoints:
 
         for name, write in (("new.pt", torch.save), ("old.pt", lambda v, p: p.write_bytes(pickle.dumps(v)))):
             write({"state_dict": {"a": torch.zeros(1)}, "trap": Trap()}, tmp_path / name)
-            with pytest.raises(ConfigError, match=f"with pretrained '.*{name}' cannot be loaded: UnpicklingError"):
+            with refused("pretrained", str(tmp_path / name)) as caught:
                 load_estimator(built_in, str(tmp_path / name))
+            assert "UnpicklingError" in str(caught.value)
         assert not (tmp_path / "sprung").exists()
 
     @pytest.mark.parametrize("content", [b"", b"no weights", b"PK\x03\x04" + bytes(60)])
     @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
     def test_file_that_is_no_checkpoint(self, built_in: str, tmp_path: Path, name: str, content: bytes) -> None:
         (tmp_path / name).write_bytes(content)
-        with refused("model", built_in):
+        with refused("pretrained", str(tmp_path / name)) as caught:
             load_estimator(built_in, str(tmp_path / name))
+        assert "file of weights" in str(caught.value)
 
     def test_weights_of_another_model(self, built_in: str, tmp_path: Path) -> None:
-        save_file(weights(tiny(layers=1)), tmp_path / "x.safetensors")
-        with pytest.raises(ConfigError, match="Missing key"):
-            load_estimator(built_in, str(tmp_path / "x.safetensors"))
+        whole = weights(tiny())
+        wider = {
+            name: torch.zeros(*value.shape, 2) if name == "text_projection" else value for name, value in whole.items()
+        }
+        for state, words in (
+            (weights(tiny(layers=1)), "it lacks"),
+            (wider, "text_projection has the shape"),
+            ({}, "it holds no tensors"),
+        ):
+            save_file(state, tmp_path / "x.safetensors")
+            with refused("pretrained", str(tmp_path / "x.safetensors")) as caught:
+                load_estimator(built_in, str(tmp_path / "x.safetensors"))
+            assert words in str(caught.value)
+            assert "Offline" not in str(caught.value)
 
     def test_random_weights_depend_on_the_seed_and_leave_other_randomness_alone(self, built_in: str) -> None:
         torch.manual_seed(1)
@@ -328,6 +340,8 @@ class TestRefused:
             ("embedded", "openai", "pretrained", "leave it out"),
             ("hf-hub:a/b", "openai", "pretrained", "leave it out"),
             ("hf-hub:", None, "model", "hf-hub:timm"),
+            ("openai/clip-vit-base-patch32", None, "model", "use hf:openai/clip-vit-base-patch32"),
+            ("ViT-B-32", "openia", "pretrained", "did you mean openai.*laion400m_e31.*datacomp_xl"),
             ("local-dir:missing", None, "model", "saved by open_clip"),
         ],
     )
