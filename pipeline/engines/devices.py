@@ -1,6 +1,5 @@
 """One encoder process per GPU, or per group of processors, on this host."""
 
-import multiprocessing
 import os
 import pickle
 import queue
@@ -16,8 +15,8 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.shards.workers import UNGUARDED
 from noisegate.pipeline.system.machine import count_processors
+from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
 
 from .fleet import Fleet, Link, Lost, Message, Reply, serve
 
@@ -95,8 +94,8 @@ def place_on(estimator: Any, device: str) -> Any:
 
 
 class _Process:
-    def __init__(self, process: BaseProcess, connection: "Connection[Message, Reply]") -> None:
-        self.process, self.connection = process, connection
+    def __init__(self, process: BaseProcess, connection: "Connection[Message, Reply]", of_main: bool) -> None:
+        self.process, self.connection, self.of_main = process, connection, of_main
 
     def send(self, message: Message) -> None:
         try:
@@ -116,16 +115,16 @@ class _Processes:
 
     def __init__(self, estimator: Any, threads: int | None) -> None:
         self._estimator, self._threads = estimator, threads
-        self._context = multiprocessing.get_context("spawn")
 
     def start(self, place: str) -> _Process:
         make = pickle_factory(place_on(self._estimator, place))
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_main, args=(there, make, _environment(place, self._threads)))
+        context = spawn_context(make)
+        here, there = context.Pipe()
+        process = context.Process(target=_main, args=(there, make, _environment(place, self._threads)))
         with _sigint_blocked():
             process.start()
         there.close()
-        return _Process(process, here)
+        return _Process(process, here, is_of_main(make))
 
     def receive(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
         by_connection = {link.connection: link for link in links if isinstance(link, _Process)}
@@ -138,7 +137,7 @@ class _Processes:
                     replies.append(link.connection.recv())
             except (EOFError, OSError):
                 link.process.join(10)
-                replies.append(Lost(_reason(link.process.exitcode)))
+                replies.append(Lost(_reason(link.process.exitcode, link.of_main)))
             received.append((link, replies))
         return received
 
@@ -199,10 +198,10 @@ def _sigint_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _reason(code: int | None) -> str:
+def _reason(code: int | None, of_main: bool) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}; {UNGUARDED}"
+    return f"exit code {code}; {UNGUARDED}" if of_main else f"exit code {code}"
 
 
 def _gpus() -> int:

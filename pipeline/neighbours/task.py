@@ -5,7 +5,6 @@ A task reads the plan and the rows by name, and writes one whole file.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -25,6 +24,7 @@ from noisegate.pipeline.runs.rows import MappedRows, gather, take_unit, unit_row
 from noisegate.pipeline.system.array_types import Float32, Index
 from noisegate.pipeline.system.machine import count_threads, exit_with_parent, free_unused_memory
 from noisegate.pipeline.system.output_files import whole_path
+from noisegate.pipeline.system.processes import spawn_context
 from noisegate.pipeline.system.ray_connection import connect_to_ray, first_line, import_ray
 
 from .distinct import NearestLists, open_distinct
@@ -183,7 +183,7 @@ def process_executor(count: int) -> Iterator[RunTasks]:
     if count < 1:
         raise ConfigError.of("neighbour-workers", count, "is too few; use 2, or leave it out")
     threads = max(1, count_threads() // count)
-    context = multiprocessing.get_context("spawn")
+    context = spawn_context()
     with ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(os.getpid(), threads)) as pool:
 
         def run(tasks: Iterable[Task]) -> Iterator[Task]:

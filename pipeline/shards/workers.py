@@ -1,8 +1,8 @@
 """Decode in worker processes, in order; a crash of the decoder costs one sample, not the job."""
 
 import hashlib
-import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.machine import count_processors, exit_with_parent, reuse_memory
+from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
 
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample
 
-UNGUARDED = "in a script of your own, call annotate under `if __name__ == '__main__':`"
 STARTS = 3  # tries to start workers, which may be killed just then
 
 
@@ -126,6 +126,10 @@ def _set_up_worker(parent: int) -> None:
     exit_with_parent(parent)
 
 
+def _accept(preprocess: Preprocessor) -> None:
+    """A worker that runs this has started, and can import what decoding needs."""
+
+
 def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:
     return [decode_sample(raw, preprocess, options) for raw in chunk]
 
@@ -195,19 +199,25 @@ class DecodePool:
                 self._executor = self._start_pool(self._workers)
 
     def _start_pool(self, workers: int) -> ProcessPoolExecutor:
+        try:
+            of_main = is_of_main(self._preprocess)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            problem = f"cannot go to worker processes ({error}); use a function of a module, or workers=0"
+            raise ConfigError.of("preprocess", type(self._preprocess).__name__, problem) from error
         # spawn, because this process may already run torch's threads, which do not survive a fork
-        context = multiprocessing.get_context("spawn")
-        for left in reversed(range(STARTS)):
+        context = spawn_context(self._preprocess)
+        for left in reversed(range(1 if of_main else STARTS)):
             executor = ProcessPoolExecutor(
                 workers, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
             )
             try:
-                executor.submit(os.getpid).result()
+                executor.submit(_accept, self._preprocess).result()
                 break
             except BrokenProcessPool as error:  # killed while starting, or unable to start
                 executor.shutdown(wait=False, cancel_futures=True)
                 if not left:
-                    raise ConfigError.of("workers", workers, f"could not start; {UNGUARDED}, or use 0") from error
+                    reason = UNGUARDED if of_main else "they were killed, perhaps for want of memory; use fewer"
+                    raise ConfigError.of("workers", workers, f"could not start: {reason}, or use 0") from error
         return executor
 
 

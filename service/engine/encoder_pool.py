@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.system import spawn_context
 from noisegate.service.errors import Unavailable
 from noisegate.service.metrics import Metrics
 
@@ -284,7 +284,7 @@ def specs_for(spec: ModelSpec, device: str) -> list[ModelSpec]:
     """
     names = [name.strip() for name in device.split(",") if name.strip()]
     if device == "all":
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:  # torch stays out of this process
+        with ProcessPoolExecutor(1, spawn_context()) as other:  # torch stays out of this process
             names = [f"cuda:{i}" for i in range(other.submit(_count_gpus).result())]
     if not names or len(set(names)) < len(names):
         raise ConfigError.of("device", device, "names no device, or one twice; use auto, cpu, or cuda:0,cuda:1")

@@ -3,7 +3,6 @@
 The service sends batches and the process answers in the same order; it receives the next batch while it encodes one.
 """
 
-import multiprocessing
 import os
 import pickle
 import queue
@@ -24,7 +23,7 @@ from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, normalise
 from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards import Preprocessor
-from noisegate.pipeline.system import exit_with_parent
+from noisegate.pipeline.system import exit_with_parent, spawn_context
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
@@ -167,7 +166,7 @@ class EncoderProcess:
     ) -> None:
         self._on_message, self._on_end = on_message, on_end
         self._outbox: queue.SimpleQueue[EncodeRequest | None] = queue.SimpleQueue()
-        context = multiprocessing.get_context("spawn")  # this process has threads, which do not survive a fork
+        context = spawn_context()  # this process has threads, which do not survive a fork
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=run_encoder, args=(theirs, os.getpid(), spec, measure), name="noisegate-encoder", daemon=True

@@ -36,23 +36,23 @@ def test_the_commands(repository: Path, arguments: tuple[str, ...]) -> None:
 
 
 def test_python_and_its_worker_processes(repository: Path) -> None:
-    """Decode workers start from a fresh interpreter: they must find noisegate's modules too."""
+    """Decode workers and loaders start from a fresh interpreter: they find noisegate's modules, and do not run the script."""
     script = repository / "script.py"
     script.write_text(
         "import noisegate as ng\n"
         "from noisegate import METHODS, WeightedShards, annotate, read_table, weighted\n"
         "from noisegate.pipeline.datasets.scenes import write_scenes\n"
         "from pathlib import Path\n"
-        "if __name__ == '__main__':\n"
-        "    write_scenes(Path('scenes'), 40, 2, seed=1, size=32)\n"
-        "    annotate('scenes/*.tar', 'tables', workers=1)\n"
-        "    print(len(read_table('tables')), sorted(METHODS)[0], ng.weighted is weighted)\n"
+        "write_scenes(Path('scenes'), 40, 2, seed=1, size=32)\n"
+        "annotate('scenes/*.tar', 'tables', workers=1)\n"
+        "batches = list(WeightedShards('scenes', 'tables', batch_size=20, workers=1))\n"
+        "print(len(read_table('tables')), len(batches), sorted(METHODS)[0], ng.weighted is weighted)\n"
     )
     done = subprocess.run(
         [sys.executable, str(script)], cwd=repository, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["40", "baseline", "True"]
+    assert done.stdout.split() == ["40", "2", "baseline", "True"]
 
 
 def test_python_m(repository: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
-from noisegate.pipeline.system import Mask, exit_with_parent, write_atomically
+from noisegate.pipeline.system import Mask, exit_with_parent, spawn_context, write_atomically
 
 CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
@@ -97,7 +97,7 @@ def _run_in_processes(
     left = list(todo)
     while left:
         before, broken = len(left), False
-        context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+        context, others = spawn_context(run), set(multiprocessing.active_children())
         with ProcessPoolExecutor(jobs, context, exit_with_parent, (os.getpid(),)) as pool:
             waiting = {pool.submit(run, cells[place]): place for place in left[: jobs * CELLS_PER_PROCESS]}
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import weakref
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.shards import BadSample, Shard
-from noisegate.pipeline.system import Index
+from noisegate.pipeline.system import Index, forkserver_context
 
 from .batch import Batch, Dropped
 from .join import JoinedShard, ReadOverrides, join
@@ -223,7 +222,7 @@ def make_loader(
     context = None
     if workers:
         # forkserver: torch's threads in this process do not survive a fork, and the server imports torch only once
-        context = multiprocessing.get_context("forkserver")
+        context = forkserver_context(source)
         context.set_forkserver_preload(["noisegate.trainers.data.batch_loader"])
     return DataLoader(
         source,

@@ -230,6 +230,14 @@ class TestPool:
         assert 1 <= default_workers() <= 16
 
 
+IMPORTS = (
+    "import numpy as np\n"
+    "from noisegate.pipeline.shards.preprocess import Preprocess\n"
+    "from noisegate.pipeline.shards.read import RawSample\n"
+    "from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool\n"
+)
+
+
 class TestProcesses:
     def test_workers_do_not_outlive_a_killed_parent(self, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
@@ -249,17 +257,34 @@ class TestProcesses:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)  # the workers hold the other end of this pipe: it ends when the last has gone
 
-    def test_script_without_main_guard_is_told_so(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("from_stdin", [False, True])
+    def test_a_script_needs_no_main_guard(self, from_stdin: bool, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
-            "from noisegate.pipeline.shards.preprocess import Preprocess\n"
-            "from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool\n"
-            "with DecodePool(1, Preprocess(size=4), DecodeOptions()) as pool:\n"
-            "    print('started')\n"
+            f"{IMPORTS}print('once')\nwith DecodePool(1, Preprocess(size=4), DecodeOptions()) as pool:\n    pass\n"
+        )
+        name, text = ("-", script.read_text()) if from_stdin else (str(script), None)
+        done = subprocess.run([sys.executable, name], input=text, capture_output=True, text=True, cwd=ROOT, timeout=120)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
+
+    @pytest.mark.parametrize("guarded", [False, True])
+    def test_preprocessing_of_the_script_itself_needs_one(self, guarded: bool, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        guard = "__name__ == '__main__'" if guarded else "True"
+        script.write_text(
+            f"{IMPORTS}def mine(image):\n    return np.zeros((4, 4, 3), np.uint8)\nif {guard}:\n"
+            f"    raw = RawSample('a', 0, {{'png': {picture(0)!r}, 'txt': b'it is red'}}, ['png', 'txt'])\n"
+            "    with DecodePool(1, mine, DecodeOptions()) as pool:\n"
+            "        print(pool.collect([raw], pool.submit([raw]))[0].status)\n"
         )
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, timeout=120)
-        assert done.returncode == 1 and "started" not in done.stdout
-        assert done.stderr.splitlines()[-1].startswith(
-            "noisegate.pipeline.errors.ConfigError: workers 1 could not start"
-        )
-        assert "`if __name__ == '__main__':`" in done.stderr
+        assert done.stdout == ("ok\n" if guarded else "")
+        assert (done.returncode == 0) == guarded
+        if not guarded:
+            error = done.stderr.splitlines()[-1]
+            assert error.startswith("noisegate.pipeline.errors.ConfigError: workers 1 could not start")
+            assert "`if __name__ == '__main__':`" in error
+
+    def test_preprocessing_that_no_process_can_get(self) -> None:
+        with refused("preprocess", "function"):
+            DecodePool(1, lambda image: np.zeros((4, 4, 3), np.uint8), DecodeOptions())

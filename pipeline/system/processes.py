@@ -1,0 +1,89 @@
+"""Start worker processes that do not run the caller's script again.
+
+Python's `spawn` and `forkserver` import the caller's `__main__` in every new process, so that a script without
+`if __name__ == '__main__':` starts itself over and over, and one that is read from standard input cannot start any. Workers
+of noisegate only need its own modules, unless what is sent to them is defined in the script.
+"""
+
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import context, spawn
+from typing import Any
+
+UNGUARDED = (
+    "what workers need is defined in your script or notebook: move it to a module of its own, or in a script call this under "
+    "`if __name__ == '__main__':`"
+)
+_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # of spawn's preparation data
+_this_thread = threading.local()
+_spawn_preparation = spawn.get_preparation_data
+
+
+def _prepare(name: str) -> dict[str, Any]:
+    data = _spawn_preparation(name)
+    if getattr(_this_thread, "leaves_out_main", False):
+        for key in _MAIN_KEYS:
+            data.pop(key, None)
+    return data
+
+
+spawn.get_preparation_data = _prepare  # differs from Python's own only within `_without_main`
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    _this_thread.leaves_out_main = True
+    try:
+        yield
+    finally:
+        _this_thread.leaves_out_main = False
+
+
+class _SpawnProcess(context.SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _without_main():
+            return context.SpawnProcess._Popen(process_obj)
+
+
+class _ForkServerProcess(context.ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _without_main():
+            return context.ForkServerProcess._Popen(process_obj)
+
+
+class _SpawnContext(context.SpawnContext):
+    Process = _SpawnProcess
+
+
+class _ForkServerContext(context.ForkServerContext):
+    Process = _ForkServerProcess
+
+
+def spawn_context(sent: object = None) -> context.SpawnContext:
+    """For processes that start afresh. They import `__main__` only if `sent`, an object they get, is defined there.
+
+    >>> spawn_context().get_start_method()
+    'spawn'
+    """
+    return context.SpawnContext() if _needs_main(sent) else _SpawnContext()
+
+
+def forkserver_context(sent: object = None) -> context.ForkServerContext:
+    """The same for processes that a server forks, which has imported what they need."""
+    return context.ForkServerContext() if _needs_main(sent) else _ForkServerContext()
+
+
+def _needs_main(sent: object) -> bool:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a worker runs the script again
+        raise SystemExit(UNGUARDED)
+    return is_of_main(sent)
+
+
+def is_of_main(value: object) -> bool:
+    """Whether pickling `value` refers to a class or function of the script or notebook that runs."""
+    return b"__main__" in pickle.dumps(value)
