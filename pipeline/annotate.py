@@ -22,7 +22,7 @@ from .engines import (
 from .errors import AllFailedError, LockedError, MismatchError
 from .estimators import Estimator, ModelSpec
 from .labels.anchors import anchors_file
-from .labels.classes import ClassSet
+from .labels.classes import SOURCE, ClassSet, source_classes
 from .neighbours import NeighbourSearch
 from .pairs.beta import PAIRS, Beta, cached_beta
 from .pairs.pair_fit import read_pair_fit, sample_run
@@ -113,7 +113,10 @@ def annotate_with(
     engine = engine or choose_engine(settings)
     nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
     columns = TableColumns(settings.image_column, settings.text_column, settings.label_column)
-    job = _Job(settings, RunFolder(Path(out)), find_shards(shards, columns), classes, progress or Progress())
+    located = find_shards(shards, columns)
+    if classes is None and settings.classes == SOURCE:
+        classes = source_classes(shard.url for shard in located)
+    job = _Job(settings, RunFolder(Path(out)), located, classes, progress or Progress())
     job.record.model = model.to_dict() if isinstance(model, ModelSpec) else None
 
     def start() -> AbstractContextManager[EncodingEngine]:

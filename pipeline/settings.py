@@ -181,7 +181,8 @@ class AnnotateSettings:
     )
     classes: str | None = _setting(
         None,
-        "Class names for the text anchors of labels: cifar10, cifar100, animal10n, a file with one name per line "
+        "Class names for the text anchors of labels: cifar10, cifar100, animal10n, source (the data's own: class folders, "
+        "a column of names), a file with one name per line "
         r"in id order, or JSON of name: \[sentences].",
         LABELS,
     )
@@ -202,7 +203,7 @@ class AnnotateSettings:
     )
     text_column: str | None = _setting(None, "Column of a table with the caption (default: by its name).", READING)
     label_column: str | None = _setting(
-        None, "Column of a table with the class number (default: by its name).", READING
+        None, "Column of a table with the class number or name (default: by its name).", READING
     )
     text_field: str | None = _setting(
         None, "JSON field with the caption (default: part txt, then caption, text).", READING

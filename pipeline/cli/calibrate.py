@@ -4,19 +4,36 @@ from typing import Annotated
 
 import typer
 
-from .options import BatchSize, Device, Dtype, Model, Pretrained, Seed, TextField, Workers
+from .options import (
+    BatchSize,
+    Device,
+    Dtype,
+    ImageColumn,
+    Model,
+    Pretrained,
+    Seed,
+    TextColumn,
+    TextField,
+    Workers,
+    with_columns,
+)
 from .output import JsonOption, Output, number, percent, why
 
 
 def calibrate(
     shards: Annotated[
-        list[str] | None, typer.Argument(help="Shards to measure; without them only the model's own β (random_inputs).")
+        list[str] | None,
+        typer.Argument(
+            help="Shards, a folder or a table of pictures; without them only the model's own β (random_inputs)."
+        ),
     ] = None,
     model: Model = "embedded",
     pretrained: Pretrained = None,
     samples: Annotated[
         int, typer.Option(min=20, help="Number of pairs to read, from the start of the shards.")
     ] = 2_000,
+    image_column: ImageColumn = None,
+    text_column: TextColumn = None,
     text_field: TextField = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -45,7 +62,7 @@ def calibrate(
     from noisegate.pipeline.shards.locate import find_shards
 
     output = Output(as_json)
-    located = find_shards(shards) if shards else []
+    located = find_shards(with_columns(shards, image_column, text_column, None)) if shards else []
     with output.working(f"loading {model}"):
         estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
     known = beta_cache_file(estimator.identity, seed).exists()

@@ -1,4 +1,4 @@
-"""`noisegate convert`: the usual downloads of the papers' data sets as shards."""
+"""`noisegate convert`: your own pictures, or the usual downloads of the papers' data sets, as shards."""
 
 import inspect
 from pathlib import Path
@@ -10,12 +10,13 @@ from noisegate.pipeline.datasets.convert.kinds import KINDS, LAYOUTS
 from noisegate.pipeline.system.machine import format_size
 from noisegate.pipeline.system.progress import progress_for
 
-from .options import Quiet, panel
+from .options import Quiet, option, panel
 from .output import JsonOption, Output, escape
 
 if TYPE_CHECKING:
     from noisegate.pipeline.datasets.convert.job import Converted
 
+TABLES = "Your own tables"
 caption_option = panel("Captioned data")
 label_option = panel("Labelled data")
 shard_option = panel("Shards")
@@ -23,9 +24,12 @@ shard_option = panel("Shards")
 
 def convert(
     kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
-    source: Annotated[Path, typer.Argument(help="Folder of the download, unpacked.")],
+    source: Annotated[Path, typer.Argument(help="Your folder or table, or the folder of the download, unpacked.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards of this split.")],
     split: Annotated[str, typer.Option("--split", "-s", help="One of the kind's splits, above.")] = "train",
+    image_column: Annotated[str | None, option("image_column", rich_help_panel=TABLES)] = None,
+    text_column: Annotated[str | None, option("text_column", rich_help_panel=TABLES)] = None,
+    label_column: Annotated[str | None, option("label_column", rich_help_panel=TABLES)] = None,
     layout: Annotated[
         str | None,
         caption_option(help="features, annotations, karpathy or table, if a source has several (default: the first)."),
@@ -60,7 +64,11 @@ def convert(
     quiet: Quiet = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make shards from the usual download of one of the papers' data sets.
+    """Make shards from your own folder or table of pictures, or from the usual download of one of the papers' data sets.
+
+    [cyan]noisegate convert folder photos --out shards[/]
+
+    [cyan]noisegate convert table pairs.csv --image-column file --text-column alt --out shards[/]
 
     [cyan]noisegate convert flickr30k f30k_precomp --noise-file f30k_precomp_0.4.npy --out flickr30k/train[/]
 
@@ -89,6 +97,7 @@ def convert(
             progress=progress.samples,
             **{"layout": layout, "rows": rows, "noise_file": noise_file, "images": images, "float16": float16},
             **{"labels": labels, "label_file": label_file, "classes": classes},
+            **{"image_column": image_column, "text_column": text_column, "label_column": label_column},
         )
     finally:
         progress.stop()

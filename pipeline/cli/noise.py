@@ -7,7 +7,7 @@ import typer
 
 from noisegate.pipeline.errors import ConfigError
 
-from .options import Seed, Shards, option, panel
+from .options import ImageColumn, LabelColumn, Seed, Shards, TextColumn, option, panel, with_columns
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def noise(
     derange: Annotated[
         bool, caption_option("--derange", help="Let no caption keep its place by chance, so that the rate is exact.")
     ] = False,
+    image_column: ImageColumn = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     text_field: Annotated[str | None, option("text_field", rich_help_panel=CAPTIONS)] = None,
     classes: Annotated[
         str | None,
@@ -112,17 +115,18 @@ def noise(
     if field is not None:
         raise ConfigError.of(unread, field, f"is not read by {protocol}, which changes {changes}; leave it out")
     output = Output(as_json)
+    located = with_columns(shards, image_column, text_column, label_column)
     remove_half_written(out)
     if changes == "captions":
         if rate is None:
             raise ConfigError(f"rate is needed by {protocol}; give for example --rate 0.4", "rate")
         report = noise_captions(
-            shards, out, protocol=protocol, rate=rate, seed=seed, derange=derange, text_field=text_field
+            located, out, protocol=protocol, rate=rate, seed=seed, derange=derange, text_field=text_field
         )
         _print_captions(report, output)
         return output.result({**vars(report), "rate": report.rate})
     made = noise_labels(
-        shards,
+        located,
         out,
         protocol=protocol,
         rate=rate,

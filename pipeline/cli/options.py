@@ -74,6 +74,16 @@ def panel(title: str) -> Any:
     return functools.partial(typer.Option, rich_help_panel=title)
 
 
+def with_columns(shards: list[str], image: str | None, text: str | None, label: str | None) -> list[str]:
+    """The shards, those of tables by these columns; raises ConfigError for a slip in them, before a model is loaded."""
+    from noisegate.pipeline.shards.locate import find_shards
+    from noisegate.pipeline.shards.sources import TableColumns
+
+    columns = TableColumns(image, text, label)
+    located = find_shards(shards, columns)
+    return shards if columns == TableColumns() else [shard.url for shard in located]
+
+
 _search_option = panel("Neighbour search")
 Shards = Annotated[
     list[str],
@@ -92,6 +102,9 @@ Dtype = Annotated[str, option("dtype")]
 BatchSize = Annotated[int | None, option("batch_size")]
 Draft = Annotated[bool, option("draft")]
 TextField = Annotated[str | None, option("text_field")]
+ImageColumn = Annotated[str | None, option("image_column")]
+TextColumn = Annotated[str | None, option("text_column")]
+LabelColumn = Annotated[str | None, option("label_column")]
 Workers = Annotated[int | None, option("workers")]
 Task = Annotated[str, option("tasks")]
 Seed = Annotated[int, option("seed")]

@@ -9,7 +9,22 @@ import typer
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, read_tasks
 
-from .options import BatchSize, Device, Draft, Dtype, Model, Pretrained, Shards, Task, TextField, Workers
+from .options import (
+    BatchSize,
+    Device,
+    Draft,
+    Dtype,
+    ImageColumn,
+    LabelColumn,
+    Model,
+    Pretrained,
+    Shards,
+    Task,
+    TextColumn,
+    TextField,
+    Workers,
+    with_columns,
+)
 from .output import JsonOption, Output, escape, percent
 
 if TYPE_CHECKING:
@@ -32,6 +47,9 @@ def plan(
     drop_embeddings: Annotated[
         bool, typer.Option("--drop-embeddings", help="Calculate the disk without embeddings.")
     ] = False,
+    image_column: ImageColumn = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     text_field: TextField = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -48,16 +66,15 @@ def plan(
     and all assumptions.
     """
     from noisegate.pipeline.estimators import ModelSpec
-    from noisegate.pipeline.shards.locate import find_shards
     from noisegate.pipeline.tools.plan import plan as make
 
     output = Output(as_json)
     options = DecodeOptions(tasks=read_tasks(task), text_field=text_field)
     prices = _prices(price or [])
-    find_shards(shards)  # a slip in the pattern shows before the model is loaded
+    located = with_columns(shards, image_column, text_column, label_column)
     with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):
         forecast = make(
-            shards,
+            located,
             estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
             options=options,
             seconds=seconds,

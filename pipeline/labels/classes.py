@@ -5,7 +5,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.sources import read_classes
 
+SOURCE = "source"  # stands for the class names of the data itself
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -180,6 +182,16 @@ def with_article(name: str) -> str:
             letters[:1].lower() in tuple("aeiou") and not _CONSONANT_SOUND.match(letters)
         )
     return f"{'an' if vowel else 'a'} {plain}"
+
+
+def source_classes(urls: Iterable[str]) -> ClassSet:
+    """The classes of shards whose labels are names: class folders, or a column of names. Raises ConfigError for numbers."""
+    names = read_classes(urls)
+    if not names:
+        raise ConfigError.of(
+            "classes", SOURCE, "has no names: its labels are numbers; give a file with one name per line"
+        )
+    return ClassSet(names, prompts(names, TEMPLATES))
 
 
 def load_classes(

@@ -34,6 +34,9 @@ _OPTIONS: dict[str, tuple[object, str]] = {  # default, and an example for messa
     "labels": (None, "worse"),
     "label_file": (None, "CIFAR-100_human.pt"),
     "classes": (None, "50"),
+    "image_column": (None, "path"),
+    "text_column": (None, "caption"),
+    "label_column": (None, "label"),
 }
 
 Progress = Callable[[int, int, str | None], None]
@@ -181,7 +184,10 @@ def _summarise(state: State, source: SampleSource, out: Path, already: bool) -> 
 def write_shards(
     source: SampleSource, out: Path, settings: Mapping[str, Any], size: ShardSize, progress: Progress
 ) -> tuple[State, bool]:
-    """Write `KIND-SPLIT-000000.tar` and so on; true where the folder was complete before and stays as it is."""
+    """Write `KIND-SPLIT-000000.tar` and so on, or `NAME-000000.tar` where the settings have a name.
+
+    True where the folder was complete before and stays as it is.
+    """
     with writing_to(out), folder_lock(out):
         state = _read_state(
             out, State({**settings, "shard_samples": size.samples, "shard_bytes": size.size}, source.count)
@@ -254,7 +260,8 @@ class _Writer:
 
 
 def _shard_name(state: State) -> str:
-    return f"{state.settings['kind']}-{state.settings['split']}-{len(state.shards):06d}.tar"
+    name = state.settings.get("name") or f"{state.settings['kind']}-{state.settings['split']}"
+    return f"{name}-{len(state.shards):06d}.tar"
 
 
 def _describe_failure(bad: list[dict[str, Any]], count: int) -> str:

@@ -45,7 +45,22 @@ def _captioned(name: str, source: str, layouts: tuple[str, ...]) -> Kind:
     return Kind(name, splits, files, source, "captioned:read_captioned", _CAPTIONS, layouts)
 
 
+_COLUMNS = ("image_column", "text_column", "label_column")
+
+
+def _own(name: str, files: str, source: str) -> Kind:
+    return Kind(name, ("train",), (files,), source, "own_data:read_own_data", _COLUMNS)
+
+
 _ALL = (
+    _own(
+        "folder",
+        "pictures with .txt, .json or .cls of the same name, with metadata.csv or captions.txt, or in class folders",
+        "your own pictures",
+    ),
+    _own("table", ".csv, .tsv, .jsonl or .parquet with pictures as paths or bytes", "your own table"),
+    _own("datasets", "a folder that Hugging Face datasets saved, or hf-dataset:NAME:SPLIT", "Hugging Face datasets"),
+    _own("coco-captions", "captions_train2017.json with its pictures beside it", "COCO's annotations and images"),
     _captioned(
         "flickr30k",
         "flickr30k-images.tar.gz with Karpathy's caption_datasets.zip; f30k_precomp of SCAN; Flickr30K of NPC and OSA",
@@ -150,7 +165,12 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ALL}
 
 def find_kind(name: str) -> Kind:
     """Find a kind by name; `cifar-100`, `CIFAR100` and `cifar100` are the same."""
-    plain = name.lower().replace("-", "").replace("_", "")
-    if plain not in KINDS:
-        raise ConfigError.of("kind", name, f"is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}")
-    return KINDS[plain]
+    plain = _plain(name)
+    for kind in KINDS.values():
+        if _plain(kind.name) == plain:
+            return kind
+    raise ConfigError.of("kind", name, f"is unknown; use one of {', '.join(KINDS)}{did_you_mean(plain, KINDS)}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

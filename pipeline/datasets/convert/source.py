@@ -40,6 +40,9 @@ class Request:
     labels: str | None = None
     label_file: Path | None = None
     classes: int | None = None
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -161,10 +164,15 @@ def picture_file(path: Path, check: str = "header") -> dict[str, bytes]:
         raise BadSample("no_image", f"{path.name} is not there") from error
     except OSError as error:
         raise BadSample("bad_image", f"{path.name} cannot be read: {error.strerror}") from error
+    return picture_bytes(data, check, path.suffix.lower().lstrip(".") if is_picture(path) else None)
+
+
+def picture_bytes(data: bytes, check: str = "header", part: str | None = None) -> dict[str, bytes]:
+    """One part with these bytes, named `part` or by its content; raises BadSample where they are not a picture."""
     if check == "full":
         decode_image(data, Limits())
     content = _format(data)
-    name = path.suffix.lower().lstrip(".") if is_picture(path) else _NAMES.get(content)
+    name = part or _NAMES.get(content)
     if name is None:
         raise BadSample("bad_image", f"a {content} file; shards hold JPEG, PNG and WebP")
     return {name: data}
