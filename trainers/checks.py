@@ -163,9 +163,8 @@ def _check_size(config: TrainConfig, run: RunFolder, where: str | None) -> None:
     rule = parse_where(where) if where else None
     count = 0
     for stem in run.stems():
-        table = run.read(stem)
-        ok = pc.equal(table["status"], "ok").to_numpy(zero_copy_only=False)
-        count += int((ok & rule.mask(table)).sum() if rule else ok.sum())
+        ok = pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy(zero_copy_only=False)
+        count += int((ok & rule.rows(run, stem)).sum() if rule else ok.sum())
         if count >= config.data.batch_size:
             return
     condition = f" for which {where} holds" if where else ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from noisegate.pipeline.runs.table import COLUMNS, METHOD_COLUMNS, VERSION
+from noisegate.pipeline.runs.table import COLUMNS, METHOD_COLUMNS, REVIEW_COLUMNS, VERSION
 
 __all__ = ["table_page"]
 
@@ -21,6 +21,13 @@ included. What a row has no value for is null. This page is made from the schema
 them reads as if it were null everywhere.
 
 {method_columns}
+
+## Marks of people
+
+[Marks](../guides/review.md) are kept in `_reviews.sqlite` beside the tables, never in them. Rules, exports and `read_table`
+know them as columns.
+
+{review_columns}
 
 ## Reading it
 
@@ -41,7 +48,12 @@ digest, as JSON. `_run.json` beside the tables lists the run.
 
 def table_page() -> str:
     """Markdown."""
-    return PAGE.format(version=VERSION, columns=_rows(COLUMNS), method_columns=_rows(METHOD_COLUMNS))
+    return PAGE.format(
+        version=VERSION,
+        columns=_rows(COLUMNS),
+        method_columns=_rows(METHOD_COLUMNS),
+        review_columns=_rows(REVIEW_COLUMNS),
+    )
 
 
 def _rows(columns: Mapping[str, tuple[pa.DataType, str]]) -> str:

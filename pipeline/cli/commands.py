@@ -23,6 +23,7 @@ from .help_layout import Group, arrange, flowing
 from .noise import noise
 from .plan import plan
 from .rescore import rescore, score_embeddings
+from .review import review
 from .show import compare, report, show
 from .verify import verify
 
@@ -73,7 +74,7 @@ app = typer.Typer(
 RUNS_WITHOUT_ARGUMENTS: tuple[Callable[..., None], ...] = (calibrate, demo, doctor)
 NEEDS_ARGUMENTS: tuple[Callable[..., None], ...] = (
     *(adapt, annotate, compare, convert, evaluate, export, noise, plan),
-    *(report, rescore, scenes, score_embeddings, show, verify),
+    *(report, rescore, review, scenes, score_embeddings, show, verify),
 )
 for command in (*RUNS_WITHOUT_ARGUMENTS, *NEEDS_ARGUMENTS):
     name = command.__name__.replace("_", "-")

@@ -38,6 +38,10 @@ def export(
         str | None,
         typer.Option(help="For shards: columns to put into each sample's json, such as osa_weight or w=osa_weight."),
     ] = None,
+    review_labels: Annotated[
+        bool,
+        typer.Option("--review-labels", help="Write people's labels (noisegate review) in place of the given ones."),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,6 +54,8 @@ def export(
     [cyan]noisegate export tables --as csv --columns shard,key,caption,osa_weight --where "status = 'ok'" --out scores.csv[/]
 
     [cyan]noisegate export tables --as datasets --where "clean and not flags like 'duplicate_of:%'" --out dataset[/]
+
+    [cyan]noisegate export tables --as keys --where "review = 'keep' or (review is null and clean)" --out keys.txt[/]
 
     A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
     and + - * / %. Text is quoted; 'word' in flags searches the flags; a comparison with null is false.
@@ -66,6 +72,7 @@ def export(
         columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
         with_shard=with_shard,
         add_columns=parse_added_columns(add_columns) if add_columns else None,
+        review_labels=review_labels,
         overwrite=overwrite,
     )
     _print(done, output)

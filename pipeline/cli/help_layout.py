@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 GROUPS = {
     "Begin": ("demo", "doctor"),
     "Score shards": ("calibrate", "plan", "annotate", "rescore", "score-embeddings", "adapt"),
-    "Look at a run": ("show", "report", "verify", "compare", "export"),
+    "Look at a run": ("show", "report", "review", "verify", "compare", "export"),
     "Train with it": ("train", "evaluate-model", "bench"),
     "Ask for single scores": ("score", "serve"),
     "Data whose truth is known": ("scenes", "noise", "evaluate", "convert"),

@@ -70,13 +70,15 @@ def export(
     columns: Sequence[str] | None = None,
     with_shard: bool = False,
     add_columns: Mapping[str, str] | None = None,
+    review_labels: bool = False,
     overwrite: bool = False,
 ) -> Exported:
     """Write the run in `folder` to `out` as one of `FORMATS`, only the rows for which `where` holds.
 
     `columns` chooses those of flat files and datasets (default: key, shard and all scores that are there), `with_shard`
-    writes `shard/key`, `add_columns` maps json fields to the columns that fill them in rewritten shards. Memory holds one
-    shard's table, never the data. `out` is complete or absent. Raises ConfigError when nothing would be in it.
+    writes `shard/key`, `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
+    writes the label of a person's mark in place of the given one. Memory holds one shard's table, never the data. `out` is
+    complete or absent. Raises ConfigError when nothing would be in it.
     """
     if kind not in FORMATS:
         known = f"{', '.join(FORMATS)}{did_you_mean(kind, FORMATS)}"
@@ -89,12 +91,13 @@ def export(
             flag = name.replace("_", "-")
             raise ConfigError(f"{flag} has no meaning for {kind}; it goes with {users}", name, value)
     rule = parse_where(where) if isinstance(where, str) else where
-    rows, target = RunRows(Path(folder), rule), Path(out)
+    rows, target = RunRows(Path(folder), rule, review_labels), Path(out)
     _check_out(rows, target, chosen.is_folder, overwrite)
     record = {
         "as": kind,
         "run": str(folder),
         "where": rule.text if rule else None,
+        **({"review_labels": True} if review_labels else {}),
         "noisegate": version("noisegate"),
         "table_version": rows.facts["table_version"],
     }

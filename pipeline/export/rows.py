@@ -8,11 +8,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
-from noisegate.pipeline.runs.table import ALL_COLUMNS, COLUMNS, SCORE_COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.runs.table import (
+    ALL_COLUMNS,
+    COLUMNS,
+    READ_BY_NAME,
+    REVIEW_COLUMNS,
+    SCORE_COLUMNS,
+    RunFolder,
+    read_metadata,
+)
 from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
@@ -89,9 +98,10 @@ class ShardRows:
 class RunRows:
     """The tables of a run, filtered by a rule; `rows` and `kept` count what `parts` has read and kept."""
 
-    def __init__(self, folder: Path, where: Where | None) -> None:
+    def __init__(self, folder: Path, where: Where | None, review_labels: bool = False) -> None:
         self.run = RunFolder(folder)
         self.where = where
+        self.review_labels = review_labels  # people's labels take the place of the given ones
         self.rows = self.kept = 0
         facts = self.run.recorded()
         if facts.get("finished") is False:
@@ -126,14 +136,18 @@ class RunRows:
     def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
         """Read shard by shard, also those without a kept row."""
         needed = {"key", *columns, *(self.where.columns if self.where else ())} - {"shard", CAPTION}
+        needed |= {"label", "review_label"} if self.review_labels else set()
         self.rows = self.kept = 0
         for stem, url in self.shards.items():
             path = self.run.table(stem)
             sha256 = read_metadata(path)["shard"]["sha256"]
-            table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed]).replace_schema_metadata(None)
+            table = self.run.read(stem, [name for name in READ_BY_NAME if name in needed]).replace_schema_metadata(None)
             shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
             table = table.append_column("shard", shard)
             mask = self.where.mask(table) if self.where else np.ones(len(table), bool)
+            if self.review_labels:
+                label = pc.coalesce(table["review_label"], table["label"])
+                table = table.set_column(table.column_names.index("label"), "label", label)
             kept = table.filter(pa.array(mask)).select([name for name in columns if name != CAPTION])
             start = self.rows
             self.rows += len(table)
@@ -167,13 +181,14 @@ class RunRows:
                     facts = column.statistics
                     if facts is None or not facts.has_null_count or facts.null_count < group.num_rows:
                         filled.add(column.path_in_schema)
-        return [name for name in wanted if name in filled]
+        reviewed = REVIEW_COLUMNS if self.run.reviews.path.exists() else ()
+        return [*(name for name in wanted if name in filled), *reviewed]
 
     def choose(self, columns: Sequence[str] | None, extra: Sequence[str] = ("key", "shard")) -> list[str]:
         """Check the requested columns; by default `extra` and all scores that are there."""
         if columns is None:
             return [*extra, *(name for name in self.filled_scores() if name not in extra)]
-        known = ["shard", *ALL_COLUMNS, CAPTION]
+        known = ["shard", *READ_BY_NAME, CAPTION]
         names = list(dict.fromkeys(columns))
         for name in names:
             if name not in known:
@@ -189,7 +204,7 @@ def plain_type(name: str) -> pa.DataType:
     """The type of an exported column: as in the table, dictionary strings as plain strings."""
     if name in ("shard", CAPTION):
         return pa.string()
-    stored = ALL_COLUMNS[name][0]
+    stored = READ_BY_NAME[name][0]
     if pa.types.is_list(stored):
         return pa.list_(pa.string())
     return pa.string() if pa.types.is_dictionary(stored) else stored

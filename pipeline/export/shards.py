@@ -29,7 +29,8 @@ def parse_added_columns(text: str) -> dict[str, str]:
 def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     """Write `STEM.tar` for every shard with kept samples: parts byte for byte, in tar order, one sample in memory.
 
-    `options.add_columns` puts columns into each sample's json.
+    `options.add_columns` puts columns into each sample's json; a person's label takes the place of the given one where
+    `rows.review_labels`.
     """
     rows.need_shards("--as shards")
     add = options.add_columns
@@ -39,12 +40,13 @@ def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     left_out: Counter[str] = Counter()
     empty: list[str] = []
     written = 0
-    for part in rows.parts(columns):
+    new_label = ["review_label"] if rows.review_labels else []
+    for part in rows.parts(list(dict.fromkeys([*columns, *new_label]))):
         count = 0
         if len(part.kept):
             path = out / f"{part.stem}.tar"
             with write_shard(path) as shard:
-                _copy(part, shard, add, left_out)
+                _copy(part, shard, add, left_out, rows)
             count = shard.samples
             if not count:
                 path.unlink()
@@ -54,8 +56,9 @@ def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     return Written(written, dict(left_out), empty)
 
 
-def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str]) -> None:
+def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str], rows: RunRows) -> None:
     """Copy one shard's kept samples."""
+    labels = part.kept["review_label"].to_pylist() if rows.review_labels else None
     values = {field: json_values(part.kept[column]) for field, column in add.items()}
     last_key: str | None = None
     for row, raw in part.samples(all_parts=True):
@@ -72,8 +75,20 @@ def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out:
                 left_out["json that cannot be read"] += 1
                 continue
             parts["json"] = changed
+        if labels and labels[row] is not None:
+            parts = _with_label(parts, rows.facts["reading"].get("label_field"), labels[row])
         shard.add(raw.key, parts)
         last_key = raw.key
+
+
+def _with_label(parts: dict[str, bytes], field: str | None, label: int) -> dict[str, bytes]:
+    """The parts with another class number, in the place where `decode_label` finds it."""
+    if "json" in parts and (field or "cls" not in parts):
+        record = json.loads(parts["json"])
+        name = field or next((name for name in ("label", "cls") if record.get(name) is not None), None)
+        if name is not None:
+            return parts | {"json": json.dumps({**record, name: label}).encode()}
+    return parts | {"cls": str(label).encode()}
 
 
 def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:

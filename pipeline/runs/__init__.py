@@ -2,7 +2,7 @@
 
 `table` has the columns of the weight tables and `_run.json`; `embeddings` the files beside them, which `rows` reads as one
 matrix. `resume` decides what is left to do and writes the run's record, `lock` keeps a folder to one job, `arrays` makes a run
-from embeddings made elsewhere, and `where` (with `where_terms`) selects rows by a rule.
+from embeddings made elsewhere, `reviews` keeps people's marks, and `where` (with `where_terms`) selects rows by a rule.
 """
 
 import lazy_loader

@@ -1,8 +1,13 @@
 from .embeddings import read_embeddings as read_embeddings
 from .lock import folder_lock as folder_lock
+from .reviews import Mark as Mark
+from .reviews import Reviews as Reviews
+from .reviews import sample_order as sample_order
 from .rows import MappedRows as MappedRows
 from .table import ALL_COLUMNS as ALL_COLUMNS
 from .table import COLUMNS as COLUMNS
+from .table import READ_BY_NAME as READ_BY_NAME
+from .table import REVIEW_COLUMNS as REVIEW_COLUMNS
 from .table import VERSION as VERSION
 from .table import RunFolder as RunFolder
 from .table import read_metadata as read_metadata

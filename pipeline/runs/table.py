@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
 
+from .reviews import SAMPLE, Reviews
+
 WORD = pa.dictionary(pa.int32(), pa.string())
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
@@ -89,6 +91,13 @@ SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
 ALL_COLUMNS = COLUMNS | METHOD_COLUMNS
 """Of the contract and of the methods."""
 
+# People's marks, kept beside the tables (`reviews.py`) and joined when they are asked for.
+REVIEW_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "review": (WORD, "a person's mark: keep, drop or relabel; null where there is none"),
+    "review_label": (pa.int32(), "the right class, where the mark is relabel"),
+}
+READ_BY_NAME = ALL_COLUMNS | REVIEW_COLUMNS
+"""Everything that `RunFolder.read` can be asked for."""
 
 VERSION = 1
 
@@ -153,7 +162,7 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.T
     if (run.read_run() or {}).get("finished") is False:
         raise TableError.of("run", folder, "is not finished; run the same annotate command again, it goes on")
     names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
-    unknown = sorted(set(names) - set(ALL_COLUMNS))
+    unknown = sorted(set(names) - set(READ_BY_NAME))
     if unknown:
         raise TableError.of("columns", unknown[0], f"is unknown; a weight table has {', '.join(COLUMNS)}")
     parts = []
@@ -181,6 +190,10 @@ class RunFolder:
     @property
     def run_file(self) -> Path:
         return self.path / "_run.json"
+
+    @property
+    def reviews(self) -> Reviews:
+        return Reviews(self.path)
 
     def read_run(self) -> dict[str, Any] | None:
         """What `_run.json` says, None where there is none."""
@@ -218,8 +231,14 @@ class RunFolder:
     def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
         """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged.
 
-        So are columns that tables of earlier releases do not have.
+        So are columns that tables of earlier releases do not have. REVIEW_COLUMNS are joined from the people's marks.
         """
+        if columns is not None and REVIEW_COLUMNS.keys() & set(columns):
+            stored = [name for name in dict.fromkeys((*columns, *SAMPLE)) if name in ALL_COLUMNS]
+            table = self.read(stem, stored)
+            for name, values in self.reviews.columns(stem, table).items():
+                table = table.append_column(name, values)
+            return table.select(list(columns))
         optional = {*METHOD_COLUMNS, *ADDED_COLUMNS}
         wanted = [name for name in (ADDED_COLUMNS if columns is None else columns) if name in optional]
         try:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, TableError
 
 from . import where_terms as terms
+from .table import RunFolder
 from .where_terms import CONDITION, FLAGS, KINDS, NOTHING, NUMBER, TEXT, Term
 
 MAX_LENGTH = 10_000
@@ -72,6 +73,12 @@ class Where:
         if isinstance(values, pa.Scalar):
             return np.full(len(table), values.as_py() is True)
         return np.asarray(pc.fill_null(values, False).to_numpy(zero_copy_only=False), bool)
+
+    def rows(self, run: RunFolder, stem: str) -> NDArray[np.bool_]:
+        """(N,) bool: the rows of one of the run's tables for which the rule is true."""
+        table = run.read(stem, [name for name in self.columns if name != "shard"] or ["index"])
+        shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
+        return self.mask(table.append_column("shard", shard))
 
     def __reduce__(self) -> tuple[Callable[[str], Where], tuple[str]]:
         return parse_where, (self.text,)

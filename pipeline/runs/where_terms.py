@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .table import ALL_COLUMNS
+from .table import READ_BY_NAME
 
 NUMBER, TEXT, CONDITION, FLAGS, NOTHING = "a number", "a text", "true or false", "a list of flags", "null"
 
@@ -37,7 +37,7 @@ def _kind(stored: pa.DataType) -> str:
     return FLAGS if pa.types.is_list(stored) else TEXT
 
 
-KINDS = {"shard": TEXT} | {name: _kind(stored) for name, (stored, _) in ALL_COLUMNS.items()}
+KINDS = {"shard": TEXT} | {name: _kind(stored) for name, (stored, _) in READ_BY_NAME.items()}
 
 
 def column(name: str, at: int) -> Term:

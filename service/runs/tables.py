@@ -18,7 +18,7 @@ from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.inspect import bin_range, bin_width, read_class_names, read_overview
 from noisegate.pipeline.inspect.report import ScoreView, choose_score_view
 from noisegate.pipeline.pairs import PairCalibration
-from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder, Where, parse_where, read_metadata
+from noisegate.pipeline.runs import COLUMNS, READ_BY_NAME, RunFolder, Where, parse_where, read_metadata
 from noisegate.pipeline.system import Float64, Index
 
 DEPTH = 10_000  # rows of a view that can be paged through
@@ -270,7 +270,7 @@ class RunTables:
         """(index, table) of every shard with the columns, and `passes`: whether all rules hold for the row."""
         needed = {*columns, *(name for rule in rules for name in rule.columns)} - {"shard"}
         for place, stem in enumerate(self._stems()):
-            table = self.run.read(stem, [name for name in ALL_COLUMNS if name in needed] or ["index"])
+            table = self.run.read(stem, [name for name in READ_BY_NAME if name in needed] or ["index"])
             shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
             table = table.append_column("shard", shard)
             passes = np.ones(len(table), bool)

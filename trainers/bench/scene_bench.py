@@ -246,7 +246,7 @@ class PreparedScenes:
     def count_where(self, rule: str) -> int:
         """Rows of the table for which a rule such as clean_tango holds."""
         run, parsed = RunFolder(self.table), parse_where(rule)
-        return sum(int(parsed.mask(run.read(stem)).sum()) for stem in run.stems())
+        return sum(int(parsed.rows(run, stem).sum()) for stem in run.stems())
 
 
 def prepare_scenes(data: SceneData, rate: float, out: Path, note: Callable[[str], None]) -> PreparedScenes:

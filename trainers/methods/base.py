@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs import ALL_COLUMNS, COLUMNS, RunFolder
+from noisegate.pipeline.runs import COLUMNS, READ_BY_NAME, REVIEW_COLUMNS, RunFolder
 from noisegate.trainers import losses
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target, TargetConfig
@@ -363,7 +363,7 @@ def require_columns(table: Path | None, columns: Iterable[str], setting: str) ->
     for name in columns:
         if name == "shard":
             continue
-        if name not in ALL_COLUMNS:
+        if name not in READ_BY_NAME:
             problem = f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}"
             raise ConfigError(problem, setting.partition("=")[0], name)
         if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
@@ -372,6 +372,8 @@ def require_columns(table: Path | None, columns: Iterable[str], setting: str) ->
 
 
 def _made_by(column: str) -> str:
+    if column in REVIEW_COLUMNS:
+        return "noisegate serve --run TABLE, and mark samples in Browse"
     if column in COLUMNS:
         return _MADE_BY.get(column, _LABELS)
     return f"noisegate rescore TABLE --with {column.partition('_')[0]}"

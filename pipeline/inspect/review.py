@@ -1,0 +1,284 @@
+"""What people's marks say of a run: how often the tool agreed, and where the cut should lie (`noisegate review`)."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.stats import binomtest
+
+from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.runs.reviews import MARKS, Mark, sample_order
+from noisegate.pipeline.runs.table import READ_BY_NAME, RunFolder, read_metadata
+from noisegate.pipeline.runs.where import parse_where
+from noisegate.pipeline.system.array_types import Float64, Index, Mask
+
+from .report.collect import choose_score_view
+
+BINS = 5  # of P(clean), in the table of agreement
+MIN_MARKS = 20  # of each kind, for a cut; chosen: with fewer its interval spans most of the scores
+RESAMPLES = 1000
+RANDOM_DEPTH = 10_000  # samples of the random order that are looked at
+Place = tuple[str, int]  # a table's stem and a row
+_READ = [
+    "index",
+    "review",
+    "review_label",
+    "clean",
+    "clean_probability",
+    "label_quality",
+    "similarity",
+    "neighbourhood",
+    "predicted_label",
+]
+
+
+@dataclass(frozen=True)
+class Share:
+    """`hits` of `of`, with Wilson's 95 % interval of the share; None where there is nothing to count."""
+
+    hits: int
+    of: int
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        if self.interval is None:
+            return "–"
+        low, high = (f"{100 * end:.0f} %" for end in self.interval)
+        return f"{self.hits:,} of {self.of:,} ({100 * self.hits / self.of:.0f} %; 95 %: {low} to {high})"
+
+
+def share(hits: int, of: int) -> Share:
+    """
+    >>> str(share(8, 10))
+    '8 of 10 (80 %; 95 %: 49 % to 94 %)'
+    """
+    if not of:
+        return Share(0, 0, None)
+    low, high = binomtest(hits, of).proportion_ci(0.95, "wilson")
+    return Share(hits, of, (float(low), float(high)))
+
+
+@dataclass(frozen=True)
+class BinAgreement:
+    """Marks of samples with P(clean) from `low` to `high`: how often the person keeps, and how often the tool agrees."""
+
+    low: float
+    high: float
+    kept: Share
+    agreed: Share
+
+
+@dataclass(frozen=True)
+class ReviewFigures:
+    """The tool against people. A mark `drop` or `relabel` agrees with a sample that is not clean.
+
+    `agreed` is over all marks, so it depends on which samples were looked at. `random` is over the first samples of the random
+    order, up to the first one without a mark: an unbiased figure for the whole run, as are `kept_right` (of those the tool
+    keeps, the person keeps) and `dropped_right`. `suggested`: relabelled to the class that the tool suggests. `stale` marks are
+    of samples that have changed or are gone; they count nowhere.
+    """
+
+    marks: dict[str, int]
+    stale: int
+    reviewers: dict[str, int]
+    agreed: Share
+    random: Share
+    kept_right: Share
+    dropped_right: Share
+    suggested: Share
+    bins: tuple[BinAgreement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut of `column` fitted to marks, with its bootstrap interval and the rule that applies it after the marks.
+
+    `agreed` counts agreement with the marks it was fitted to; `held_out` is its mean share of agreement with marks left out of
+    the fit, `held_out_now` that of the present `clean` with the same marks. `keeps` of `rows` rows pass the rule.
+    """
+
+    column: str
+    value: float
+    interval: tuple[float, float]
+    agreed: Share
+    agreed_now: Share
+    held_out: float
+    held_out_now: float
+    rule: str
+    keeps: int
+    rows: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def read_judged(run: RunFolder, marks: Sequence[Mark]) -> pa.Table:
+    """The rows that have a mark, with the tool's verdict: `shard`, `keep` (the person's) and the columns that figures need."""
+    wanted = {mark.shard for mark in marks}
+    parts = []
+    for stem in run.stems():
+        if stem in wanted:
+            part = run.read(stem, _READ).replace_schema_metadata(None)
+            part = part.filter(pc.is_valid(part["review"]))
+            part = part.set_column(part.column_names.index("review"), "review", part["review"].cast(pa.string()))
+            parts.append(part.append_column("shard", pa.array([stem] * len(part), pa.string())))
+    table = pa.concat_tables(parts) if parts else _empty()
+    return table.append_column("keep", pc.equal(table["review"], "keep"))
+
+
+def _empty() -> pa.Table:
+    kinds = {name: READ_BY_NAME[name][0] for name in _READ} | {"review": pa.string(), "shard": pa.string()}
+    return pa.schema(list(kinds.items())).empty_table()
+
+
+def random_places(run: RunFolder) -> list[Place]:
+    """The first samples of the random order, of all that the tool has judged."""
+    order, places = np.zeros(0), []
+    for stem in run.stems():
+        judged = np.flatnonzero(pc.is_valid(run.read(stem, ["clean"])["clean"]).to_numpy(zero_copy_only=False))
+        places += [(stem, int(row)) for row in judged]
+        order = np.concatenate([order, sample_order(stem, int(judged.max(initial=-1)) + 1)[judged]])
+        first = np.argsort(order, kind="stable")[:RANDOM_DEPTH]
+        order, places = order[first], [places[i] for i in first]
+    return places
+
+
+def review_figures(judged: pa.Table, marks: Sequence[Mark], order: Iterable[Place]) -> ReviewFigures:
+    """Count agreement over `judged` (of `read_judged`); `order` is the run's random order, as far as it may be needed."""
+    decided = judged.filter(pc.is_valid(judged["clean"]))
+    keep, clean = _flags(decided, "keep"), _flags(decided, "clean")
+    rows = {
+        place: i
+        for i, place in enumerate(zip(*(decided[name].to_pylist() for name in ("shard", "index")), strict=True))
+    }
+    drawn = np.array([rows[place] for place in takewhile(rows.__contains__, order)], np.int64)
+    relabelled = judged.filter(pc.equal(judged["review"], "relabel"))
+    suggested = pc.sum(pc.equal(relabelled["review_label"], relabelled["predicted_label"])).as_py() or 0
+    counts = Counter(judged["review"].to_pylist())
+    return ReviewFigures(
+        marks={mark: counts[mark] for mark in MARKS},
+        stale=len(marks) - len(judged),
+        reviewers=dict(Counter(mark.reviewer or "" for mark in marks)),
+        agreed=_agreement(keep == clean),
+        random=_agreement((keep == clean)[drawn]),
+        kept_right=_agreement(keep[drawn][clean[drawn]]),
+        dropped_right=_agreement(~keep[drawn][~clean[drawn]]),
+        suggested=share(suggested, len(relabelled)),
+        bins=_bins(decided, keep, clean),
+    )
+
+
+def read_figures(folder: str | Path) -> ReviewFigures | None:
+    """The figures of a run; None where nobody has marked anything."""
+    run = RunFolder(Path(folder))
+    run.recorded()
+    marks = run.reviews.read()
+    return review_figures(read_judged(run, marks), marks, random_places(run)) if marks else None
+
+
+def _agreement(hits: Mask) -> Share:
+    return share(int(hits.sum()), len(hits))
+
+
+def _flags(table: pa.Table, name: str) -> Mask:
+    return np.asarray(table[name].to_numpy(), bool)
+
+
+def _bins(decided: pa.Table, keep: Mask, clean: Mask) -> tuple[BinAgreement, ...]:
+    chance = decided["clean_probability"].to_numpy().astype(np.float64)
+    place = np.minimum(np.floor(np.nan_to_num(chance, nan=-1) * BINS), BINS - 1)
+    found = []
+    for i in range(BINS):
+        here = place == i
+        if here.any():
+            found.append(
+                BinAgreement(i / BINS, (i + 1) / BINS, _agreement(keep[here]), _agreement((keep == clean)[here]))
+            )
+    return tuple(found)
+
+
+def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
+    """Fit the cut with the fewest disagreements with the marks; raises ConfigError for fewer than MIN_MARKS of a kind.
+
+    Where the chance that a person keeps a sample rises with its score, that is where the chance passes 1/2, whichever scores
+    were looked at: it does not matter in which order the marks were made. `clean` is not changed.
+    """
+    run = RunFolder(Path(folder))
+    run.recorded()
+    judged = read_judged(run, run.reviews.read())
+    column = _cut_column(run, judged)
+    judged = judged.filter(pc.and_(pc.is_valid(judged[column]), pc.is_valid(judged["clean"])))
+    keep, clean = _flags(judged, "keep"), _flags(judged, "clean")
+    kinds = (int(keep.sum()), int((~keep).sum()))
+    if min(kinds) < MIN_MARKS:
+        problem = f"has {kinds[0]} marks keep and {kinds[1]} drop or relabel on scored samples"
+        raise ConfigError.of(
+            "run", folder, f"{problem}; a cut needs {MIN_MARKS} of each, so mark some more around the cut"
+        )
+    scores = judged[column].to_numpy().astype(np.float64)
+    value = float(f"{fit_cut(scores, keep):.4g}")
+    rng = np.random.default_rng(seed)
+    cuts, new, now = [], [], []
+    for _ in range(RESAMPLES):
+        rows = rng.integers(0, len(keep), len(keep))
+        cuts.append(fit_cut(scores[rows], keep[rows]))
+        left = np.setdiff1d(np.arange(len(keep)), rows)
+        new.append(np.mean((scores[left] >= cuts[-1]) == keep[left]))
+        now.append(np.mean(clean[left] == keep[left]))
+    low, high = np.quantile(cuts, (0.025, 0.975)).tolist()
+    marked = (
+        "review in ('keep', 'relabel')" if judged.filter(pc.equal(judged["review"], "relabel")) else "review = 'keep'"
+    )
+    rule = f"{marked} or (review is null and {column} >= {value:g})"
+    passed = [parse_where(rule).rows(run, stem) for stem in run.stems()]
+    return Cut(
+        column,
+        value,
+        (low, high),
+        agreed=_agreement((scores >= value) == keep),
+        agreed_now=_agreement(clean == keep),
+        held_out=float(np.mean(new)),
+        held_out_now=float(np.mean(now)),
+        rule=rule,
+        keeps=sum(int(rows.sum()) for rows in passed),
+        rows=sum(len(rows) for rows in passed),
+    )
+
+
+def fit_cut(scores: Float64, keep: Mask) -> float:
+    """The cut c that makes `scores >= c` differ from `keep` least often, halfway between two scores; the middle one of several.
+
+    >>> fit_cut(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
+    0.4
+    """
+    values, place = np.unique(scores, return_inverse=True)
+    kept = np.bincount(place, keep, len(values))
+    dropped = np.bincount(place, ~keep, len(values))
+    wrong = np.concatenate([[0], np.cumsum(kept)]) + dropped.sum() - np.concatenate([[0], np.cumsum(dropped)])
+    best: Index = np.flatnonzero(wrong == wrong.min())
+    at = best[(len(best) - 1) // 2]  # cut below values[at]
+    if at in (0, len(values)):
+        return float(values[0]) if at == 0 else float(np.nextafter(values[-1], np.inf))
+    return float((values[at - 1] + values[at]) / 2)
+
+
+def _cut_column(run: RunFolder, judged: pa.Table) -> str:
+    """The score to cut: P(clean) of pairs where it is known, else what ranks them; the quality of labels."""
+    stem = next(run.stems(), None)
+    if stem is None:
+        raise TableError.of("run", run.path, "has no tables; make some: noisegate annotate SHARDS --out FOLDER")
+    view = choose_score_view(read_metadata(run.table(stem)))
+    if view.noun == "label":
+        return "label_quality"
+    return "clean_probability" if judged["clean_probability"].null_count < max(len(judged), 1) else view.rank
