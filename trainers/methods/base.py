@@ -40,7 +40,7 @@ from noisegate.trainers.targets import Encoded, Target, TargetConfig
 # ruff: noqa: B027 - most methods leave most hooks as they are
 
 ALL = "all"
-NO_WEIGHTS = ("index", "label", "refined_label", "predicted_label")
+NO_WEIGHTS = ("index", "label", "refined_label", "predicted_label", "review_label")
 """columns of numbers that count or name something"""
 Array = NDArray[Any]
 LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "cross_entropy", "contrastive"]
@@ -223,7 +223,7 @@ class Method(ABC):
         if name is None:
             return
         require_columns(table, [name], f"method.weights={name}")
-        if not pa.types.is_primitive(ALL_COLUMNS[name][0]) or name in NO_WEIGHTS:
+        if not pa.types.is_primitive(READ_BY_NAME[name][0]) or name in NO_WEIGHTS:
             problem = "is no weight; use a column of numbers such as osa_weight, clean_probability or label_quality"
             raise ConfigError.of("method.weights", name, problem)
 
