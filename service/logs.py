@@ -57,9 +57,10 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def set_up_logging(kind: str) -> None:
-    """Send all logs to standard error in one format (`json` or `text`); turn uvicorn's access log off."""
+    """Send all logs to standard error as json, text, or auto (text on a terminal); turn uvicorn's access log off."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if kind == "json" else TextLines())
+    as_text = kind == "text" or (kind == "auto" and sys.stderr.isatty())
+    handler.setFormatter(TextLines() if as_text else JsonLines())
     for name, level in (("noisegate", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate, logger.level = [handler], False, level

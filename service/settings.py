@@ -40,7 +40,9 @@ class Settings(BaseSettings):
         [], LISTEN, "A hashed key, sha256:HEX, as --hash-key prints it; repeatable", "--api-key"
     )
     allow_open: bool = _setting(False, LISTEN, "Listen beyond this machine without any key")
-    log_format: Literal["json", "text"] = _setting("json", LISTEN, "json or text")
+    log_format: Literal["auto", "json", "text"] = _setting(
+        "auto", LISTEN, "auto (text on a terminal, else json), json or text"
+    )
 
     model: str | None = _setting(
         None, SCORER, "As in annotate (default: the one of the run, else embedded)", "--model", "-m"

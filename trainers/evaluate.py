@@ -51,7 +51,8 @@ def evaluation_data(data: DataConfig, task: str, target: Target) -> WeightedShar
             workers=data.workers,
         )
     except ConfigError as error:
-        raise ConfigError.of("data.eval_shards", data.eval_shards, f"cannot be used: {error}") from error
+        problem = f"cannot be used: {error}; give others with --eval-shards (train) or --shards (evaluate-model)"
+        raise ConfigError.of("data.eval_shards", data.eval_shards, problem) from error
 
 
 def measure(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str, float]:

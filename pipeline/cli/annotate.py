@@ -42,7 +42,7 @@ def annotate(
     classes = load_classes(settings.classes) if settings.classes not in (None, "", SOURCE) else None
     summary = annotate_with(settings, shards, out, classes=classes, progress=progress_for(quiet))
     output = Output(as_json)
-    print_summary(summary, output)
+    print_summary(summary, output, named=not quiet)
     result = summary.to_dict()
     if summary.statuses.get("ok") and not summary.waits_for:
         if report:

@@ -1,6 +1,7 @@
 """Layout of the help: commands in groups by purpose, flags without a type, arguments in capitals."""
 
 import inspect
+import re
 from typing import Any
 
 import typer
@@ -15,6 +16,7 @@ GROUPS = {
     "Data whose truth is known": ("scenes", "noise", "evaluate", "convert"),
 }
 EXAMPLE = "[cyan]"
+DATA_FILE = re.compile(r"\.(tar|tar\.gz|tgz|parquet|jpg|png|csv)\b")
 
 
 class _Plain:
@@ -37,6 +39,16 @@ class Command(_Plain, TyperCommand):
 
 class Group(_Plain, TyperGroup):
     """`noisegate` itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where the shell has expanded a pattern that the command takes as one value, say so."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # UsageError, which typer has of its own from some version on
+            message = getattr(error, "message", "")
+            if message.startswith("Got unexpected extra argument") and DATA_FILE.search(message):
+                error.message = f"{message}\nThe shell has expanded a pattern; quote it: 'data/*.tar'"  # type: ignore[attr-defined]
+            raise
 
 
 def arrange(app: typer.Typer) -> None:

@@ -19,6 +19,8 @@ from rich.markup import escape as escape
 from rich.table import Table
 from rich.text import Text
 
+from noisegate.pipeline.system.progress import counted
+
 if TYPE_CHECKING:
     from noisegate.pipeline.scoring import Summary
 
@@ -117,8 +119,8 @@ def program(*arguments: str) -> str:
     return shlex.join([*start, *arguments])
 
 
-def print_summary(summary: "Summary", output: Output) -> None:
-    """Print the table at the end of a run."""
+def print_summary(summary: "Summary", output: Output, named: bool = False) -> None:
+    """Print the table at the end of a run; unreadable shards by number alone if progress has `named` them."""
     from noisegate.pipeline.scoring.summary import hours_for, tells_nothing, unknown_noise
 
     beta, calibration = summary.beta, summary.calibration
@@ -157,7 +159,9 @@ def print_summary(summary: "Summary", output: Output) -> None:
         output.tell(f"[yellow]note[/]: {escape(warning)}")
     for name, problem in summary.damaged_shards.items():
         output.tell(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
-    for problem in summary.failed_shards.values():
+    if named and summary.failed_shards:
+        output.tell(f"[red]not read[/]: {counted(len(summary.failed_shards), 'shard')}, named above")
+    for problem in () if named else summary.failed_shards.values():
         output.tell(f"[red]not read[/]: {escape(problem)}")
     if summary.waits_for:
         output.tell(

@@ -26,6 +26,7 @@ from .where_terms import CONDITION, FLAGS, KINDS, NOTHING, NUMBER, TEXT, Term
 
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50
+CAPTIONS = ("caption", "captions", "text", "txt")  # what people ask for, and a table has not
 _TOKEN = re.compile(
     r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<word>[A-Za-z_][A-Za-z_0-9]*)
@@ -345,6 +346,10 @@ class _Parser:
         if token.text not in KINDS:
             near = difflib.get_close_matches(token.text.lower(), KINDS, n=2, cutoff=0.5)
             advice = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(KINDS)};"
+            if token.word in CAPTIONS:
+                raise self._wrong(
+                    token.at, f"{token.text!r} is no column: captions stay in the shards, not in the table"
+                )
             raise self._wrong(token.at, f"unknown column {token.text!r}; {advice} Text stands in quotes")
         self.columns.add(token.text)
         return terms.column(token.text, token.at)
