@@ -18,6 +18,8 @@ from .tasks import TASKS, check_task
 
 IMAGE_FIELDS = ("image_id", "image_sha256")
 """fields that identify the rows of one image"""
+PROBE = "a picture of two red circles"
+"""a text by which tokenizers are compared, beside their vocabularies"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def measure(target: Target, data: WeightedShards, task: TaskConfig) -> dict[str,
 
 
 def evaluate_model(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     shards: str | Sequence[str] | None = None,
     *,
     which: str = "best",
@@ -71,27 +73,17 @@ def evaluate_model(
     device: str = "auto",
     settings: Mapping[str, Any] | None = None,
 ) -> ModelFigures:
-    """Measure a run (its `best` or `last` weights) or a weights file.
+    """Measure a run (its `best` or `last` weights) or a weights file; of several, the averages of their similarities.
 
-    `shards` are the evaluation shards, for a run by default its own; `settings` changes data and task options
+    Several must read the same pictures and tokens, as SGR and SAF trained on the same data do; each counts alike. `shards`
+    are the evaluation shards, by default those of the first run; `settings` changes data and task options
     (`{"data": {"eval_captions": …}, "task": {"options": {"folds": 5}}}`).
     """
-    path = Path(source)
-    if not path.exists():
-        problem = "is not there; give a run's folder, such as runs/001-osa, or a weights file of one"
-        raise ConfigError.of("source", str(path), problem)
-    values: dict[str, Any] = {}
-    if path.is_dir():
-        folder = TrainFolder(path)
-        values = folder.read_config()
-        files = folder.networks(which)
-        if not files:
-            problem = f"has no {which}.safetensors yet; train until the end of an epoch, or use which=last"
-            raise ConfigError(f"{path} {problem}", "which", which)
-    else:
-        files = [path]
-        if (path.parent / "config.yaml").is_file():
-            values = TrainFolder(path.parent).read_config()
+    sources = [Path(source)] if isinstance(source, str | Path) else [Path(one) for one in source]
+    if not sources:
+        raise ConfigError("source: none is given; give a run's folder, such as runs/001-osa", "source", ())
+    found = [_find_weights(path, which) for path in sources]
+    values = found[0][1]
     for section, changes in (settings or {}).items():
         values[section] = {**values.get(section, {}), **changes}
     if shards is not None:
@@ -102,10 +94,47 @@ def evaluate_model(
     check_task(config.task.name, config.task.options)
     if not config.data.eval_shards:
         raise ConfigError("shards: nothing to measure on; give --shards 'held-out/*.tar'", "shards", None)
-    target = as_one([load_target(file) for file in files]).to(torch.device(Device.choose(device).name))
+    targets = [as_one([load_target(file) for file in files]) for files, _ in found]
+    for path, other in zip(sources[1:], targets[1:], strict=True):
+        _require_same_inputs(targets[0], other, path)
+    target = as_one(targets).to(torch.device(Device.choose(device).name))
     data = evaluation_data(config.data, config.task.name, target)
     try:
-        found = measure(target, data, config.task)
+        figures = measure(target, data, config.task)
     finally:
         data.close()
-    return ModelFigures([str(file) for file in files], config.task.name, list(config.data.eval_shards), found)
+    weights = [str(file) for files, _ in found for file in files]
+    return ModelFigures(weights, config.task.name, list(config.data.eval_shards), figures)
+
+
+def _find_weights(path: Path, which: str) -> tuple[list[Path], dict[str, Any]]:
+    """Weights files of a run or a file, and the run's configuration where there is one."""
+    if not path.exists():
+        problem = "is not there; give a run's folder, such as runs/001-osa, or a weights file of one"
+        raise ConfigError.of("source", str(path), problem)
+    if path.is_dir():
+        folder = TrainFolder(path)
+        files = folder.networks(which)
+        if not files:
+            problem = f"has no {which}.safetensors yet; train until the end of an epoch, or use which=last"
+            raise ConfigError(f"{path} {problem}", "which", which)
+        return files, folder.read_config()
+    has_config = (path.parent / "config.yaml").is_file()
+    return [path], TrainFolder(path.parent).read_config() if has_config else {}
+
+
+def _require_same_inputs(one: Target, other: Target, path: Path) -> None:
+    """Raise ConfigError if two targets would turn the same samples into different inputs."""
+    for what, same in (
+        ("pictures or features", one.image_transform(False) == other.image_transform(False)),
+        ("words", _describe_words(one) == _describe_words(other)),
+        ("classes", (one.classes and one.classes.names) == (other.classes and other.classes.names)),
+    ):
+        if not same:
+            problem = f"reads other {what} than the first; evaluate together what was trained on the same data"
+            raise ConfigError.of("source", str(path), problem)
+
+
+def _describe_words(target: Target) -> list[Any]:
+    """Equal where two tokenizers give the same tokens."""
+    return [target.tokenizer([PROBE]).tolist(), *(getattr(target.tokenizer, name, None) for name in ("words", "ids"))]

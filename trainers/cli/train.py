@@ -153,7 +153,10 @@ def _format_figure(name: str, value: float) -> str:
 
 
 def evaluate_model(
-    source: Annotated[Path, typer.Argument(help="A run's folder, or a weights file of one.", show_default=False)],
+    source: Annotated[
+        list[Path],
+        typer.Argument(help="A run's folder, or a weights file of one; several are averaged.", show_default=False),
+    ],
     shards: Annotated[list[str] | None, _option("--shards", "Held-out shards (default: those of the run).")] = None,
     which: Annotated[str, typer.Option("--which", help="best or last weights of the run.")] = "best",
     task: Annotated[
@@ -171,6 +174,8 @@ def evaluate_model(
 
     [cyan]noisegate evaluate-model runs/001-osa/last.safetensors --shards 'coco-test/*.tar' --folds 5[/]
 
+    [cyan]noisegate evaluate-model runs/001-lnc runs/002-lnc[/]: the mean similarity of both, as papers do with SGR and SAF
+
     Retrieval: recall at 1, 5 and 10 both ways and their sum; rows with the same picture are one picture with several
     captions. Classification: accuracy. Image retrieval: P@1 and mAP@R.
     """
@@ -181,7 +186,7 @@ def evaluate_model(
         raise ConfigError.of("which", which, "is unknown; use best or last")
     settings = {"task": {"options": {"folds": folds}}} if folds > 1 else None
     output = Output(as_json)
-    with output.working(f"measuring {source}"):
+    with output.working(f"measuring {', '.join(map(str, source))}"):
         found = run(source, shards or None, which=which, task=task, device=device, settings=settings)
     output.say(f"Weights: [cyan]{escape(', '.join(found.weights))}[/]")
     output.table(found.task, [(name, _format_figure(name, value)) for name, value in found.figures.items()])

@@ -13,6 +13,7 @@ import yaml
 
 from noisegate import METHODS, Batch, TrainResult, WeightedShards, evaluate_model, load_estimator, load_target, train
 from noisegate.pipeline.errors import NoisegateError
+from noisegate.pipeline.inspect.metrics import BlockRecall, rsum
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table, replace_columns
 from noisegate.pipeline.system.progress import Progress
 from noisegate.trainers.config import TrainConfig
@@ -20,7 +21,7 @@ from noisegate.trainers.loop.log import read_log
 from noisegate.trainers.loop.run_context import build_network
 from noisegate.trainers.losses import info_nce, triplet
 from noisegate.trainers.methods import Method, MethodConfig, Run, StepLoss, Stream
-from noisegate.trainers.targets import build_target, target_config
+from noisegate.trainers.targets import build_target, save_target, target_config
 from tests.errors import refused
 from tests.fakes import tar_bytes
 from tests.trainers.runs import BATCH, TARGET, curve, same_weights, settings, weights
@@ -93,8 +94,42 @@ def test_two_pretrained_networks_differ_a_little_and_learn_by_a_loss_they_surviv
     assert both == pytest.approx(2 * curve(alone.folder, "loss")[0][0], rel=0.1), "two networks, by InfoNCE"
 
 
-def test_other_seeds_are_other_runs(scored: Path, baseline: TrainResult, tmp_path: Path) -> None:
+def write_other(folder: Path) -> Path:
+    """Weights of a network that reads larger pictures."""
+    larger = {**TARGET["architecture"], "vision_cfg": {**TARGET["architecture"]["vision_cfg"], "image_size": 32}}
+    folder.mkdir()
+    save_target(
+        build_target({**TARGET, "architecture": larger, "vocabulary": {"kind": "full"}}), folder / "x.safetensors"
+    )
+    return folder / "x.safetensors"
+
+
+def test_other_seeds_are_other_runs_and_several_are_measured_together(
+    scored: Path, baseline: TrainResult, tmp_path: Path
+) -> None:
     other = train(settings(scored, tmp_path, "baseline", loop__epochs=1, loop__evaluate_every=0, seed=1), quiet=True)
+    held = str(scored / "held" / "*.tar")
+    found = evaluate_model([baseline.folder, other.folder], held)
+    assert [Path(file).parent for file in found.weights] == [baseline.folder, other.folder]
+    targets = [load_target(folder / "best.safetensors").eval() for folder in (baseline.folder, other.folder)]
+    shards = WeightedShards(
+        held, None, image=targets[0].image_transform(False), captions="read", batch_size=40, sampler="sequential"
+    )
+    (batch,) = list(shards)
+    with torch.no_grad():
+        each = [
+            target.similarity(target.encode_images(batch.images), target.encode_texts(target.tokenize(batch.captions)))
+            for target in targets
+        ]
+    recall = BlockRecall(40, np.arange(40))
+    recall.add(0, (sum(each) / 2).numpy())
+    assert found.figures["rsum"] == pytest.approx(rsum(recall.result()))
+    assert found.figures != baseline.best and found.figures != evaluate_model(other.folder, held).figures
+    clip = str(write_other(tmp_path / "other"))
+    with refused("source", clip):
+        evaluate_model([baseline.folder, clip], held)
+    with refused("source", ()):
+        evaluate_model([], held)
     assert curve(other.folder) != curve(baseline.folder)
 
 

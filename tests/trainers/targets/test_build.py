@@ -59,6 +59,13 @@ def test_class_logits_are_averaged(head: str) -> None:
 def test_one_network_stays_itself_and_none_is_refused() -> None:
     target = small("dual")
     assert as_one([target]) is target
+    run = as_one(
+        [target, small("dual", seed=1)]
+    )  # of two networks, beside one of a single network: each run counts alike
+    runs = as_one([run, third := small("dual", seed=2)])
+    images, tokens = inputs("dual", 4), target.tokenize(CAPTIONS)
+    expected = (run.similarity(*run(images, tokens)) + third.similarity(*third(images, tokens))) / 2
+    torch.testing.assert_close(runs.similarity(*runs(images, tokens)), expected)
     assert isinstance(as_one([target, small("dual", seed=1)]), Ensemble)
     with refused("members", 0):
         Ensemble([])
