@@ -20,10 +20,10 @@ def export(
         str,
         typer.Option(
             "--as",
-            help="keys, datacomp (uids, .npy), parquet, csv, jsonl, shards, datasets (Hugging Face) or cleanlab.",
+            help="keys, datacomp (uids, .npy), parquet, csv, jsonl, shards, datasets (Hugging Face), lance or cleanlab.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File, or folder for shards and datasets.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File, or folder for shards, datasets and lance.")],
     where: Annotated[
         str | None, typer.Option(help="Keep the rows for which this rule over the table's columns is true.")
     ] = None,
@@ -56,6 +56,8 @@ def export(
     [cyan]noisegate export tables --as datasets --where "clean and not flags like 'duplicate_of:%'" --out dataset[/]
 
     [cyan]noisegate export tables --as keys --where "review = 'keep' or (review is null and clean)" --out keys.txt[/]
+
+    Croissant metadata lie in the folder (croissant.json), or beside the file (NAME.croissant.json).
 
     A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
     and + - * / %. Text is quoted; 'word' in flags searches the flags; a comparison with null is false.

@@ -16,10 +16,12 @@ from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.pipeline.runs.where import Where, parse_where
 from noisegate.pipeline.system.output_files import old_folder, whole_file, whole_folder
 
+from . import croissant
 from .cleanlab import write_issues
 from .datacomp import write_uids
 from .flat import write_flat, write_keys
 from .huggingface import write_dataset
+from .lance import write_lance
 from .rows import Format, Options, RunRows
 from .shards import write_shards
 
@@ -33,6 +35,7 @@ FORMATS: Mapping[str, Format] = {
     "jsonl": Format(partial(write_flat, kind="jsonl"), options=("columns",)),
     "shards": Format(write_shards, is_folder=True, options=("add_columns",)),
     "datasets": Format(write_dataset, is_folder=True, options=("columns",)),
+    "lance": Format(write_lance, is_folder=True, options=("columns",)),
     "cleanlab": Format(write_issues),
 }
 RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced
@@ -78,7 +81,8 @@ def export(
     `columns` chooses those of flat files and datasets (default: key, shard and all scores that are there), `with_shard`
     writes `shard/key`, `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
     writes the label of a person's mark in place of the given one. Memory holds one shard's table, never the data. `out` is
-    complete or absent. Raises ConfigError when nothing would be in it.
+    complete or absent. Croissant metadata lie in the folder as `croissant.json`, or beside the file as `NAME.croissant.json`.
+    Raises ConfigError when nothing would be in it.
     """
     if kind not in FORMATS:
         known = f"{', '.join(FORMATS)}{did_you_mean(kind, FORMATS)}"
@@ -102,17 +106,23 @@ def export(
         "table_version": rows.facts["table_version"],
     }
     options = Options(columns, with_shard, add_columns or {}, record)
+    name = f"{Path(folder).resolve().name}-{kind}"
     if chosen.is_folder:
         with whole_folder(target) as new:
             result = chosen.write(rows, new, options)
             rows.refuse_nothing(result.written)
             counts = {"rows": rows.rows, "kept": rows.kept, "written": result.written, "left_out": result.left_out}
+            data = [path for path in _files_in(new) if path.suffix != ".md"]
+            with whole_file(new / croissant.FILE) as file:
+                file.write(croissant.describe(name, new, data, record, result))
             with whole_file(new / RECORD) as file:
                 file.write(json.dumps({**record, **counts}, indent=1).encode() + b"\n")
-        files = sorted(path for path in target.rglob("*") if path.is_file() and path.name != RECORD)
+        files = [path for path in _files_in(target) if path.name not in (RECORD, croissant.FILE)]
     else:
         result = chosen.write(rows, target, options)
         files = [target]
+        with whole_file(target.with_name(f"{target.name}.{croissant.FILE}")) as file:
+            file.write(croissant.describe(name, target.parent, files, record, result))
     return Exported(
         kind=kind,
         out=str(out),
@@ -125,6 +135,10 @@ def export(
         empty_shards=result.empty_shards,
         unscored_shards=rows.unscored,
     )
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _check_out(rows: RunRows, out: Path, is_folder: bool, overwrite: bool) -> None:

@@ -50,7 +50,7 @@ def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
             written += len(frame)
             unscored += len(part.kept) - len(frame)
         rows.refuse_nothing(written)
-    return Written(written, {"no label score": unscored} if unscored else {})
+    return Written(written, {"no label score": unscored} if unscored else {}, schema=FRAME)
 
 
 def _frame(part: ShardRows) -> pa.Table:

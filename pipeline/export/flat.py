@@ -53,7 +53,7 @@ def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written
         metadata = {"noisegate.export": json.dumps(options.record)}
         written = write(file, schema.with_metadata(metadata), _tables(rows, schema))
         rows.refuse_nothing(written)
-    return Written(written)
+    return Written(written, schema=schema)
 
 
 def _tables(rows: RunRows, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -2,22 +2,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample
 from noisegate.pipeline.system.output_files import whole_file
 
-from .flat import read_caption
-from .rows import CAPTION, Options, RunRows, ShardRows, Written, plain_type
+from .pictures import choose_names, picture_tables_by_shard
+from .rows import Options, RunRows, Written, plain_type
 
-GROUP_ROWS = 100  # random access reads a whole group
-GROUP_BYTES = 32_000_000
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -27,65 +23,22 @@ def write_dataset(rows: RunRows, out: Path, options: Options) -> Written:
     Samples whose status is not `ok` are left out: they have no usable picture or text.
     """
     rows.need_shards("--as datasets")
-    names = rows.choose(options.columns, (CAPTION, "label", "key", "shard"))
-    if options.columns is None:
-        filled = set(rows.filled_scores())
-        tasks = rows.facts["reading"]["tasks"]
-        names = [n for n in names if (n != "label" or n in filled) and (n != CAPTION or "pairs" in tasks)]
-    schema = pa.schema([("image", _IMAGE), *((name, plain_type(name)) for name in names)])
+    schema = pa.schema([("image", _IMAGE), *((name, plain_type(name)) for name in choose_names(rows, options))])
     schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": _features(schema)}})})
     (out / "data").mkdir()
     left_out: Counter[str] = Counter()
-    written = files = 0
-    for part in rows.parts(list(dict.fromkeys([*names, "status"]))):
-        ok = pc.equal(part.kept["status"], "ok").to_pylist()
-        left_out["not ok"] += len(ok) - sum(ok)
-        if not any(ok):
-            continue
-        with whole_file(out / "data" / f"train-{files:05d}.parquet") as file:
-            written += _write(part, ok, file, schema, rows.text_field)
-        files += 1
+    written = 0
+    for number, (_, tables) in enumerate(picture_tables_by_shard(rows, schema, left_out)):
+        with (
+            whole_file(out / "data" / f"train-{number:05d}.parquet") as file,
+            pq.ParquetWriter(file, schema, compression="zstd") as writer,
+        ):
+            for table in tables:
+                writer.write_table(table)
+                written += len(table)
     with whole_file(out / "README.md") as file:
         file.write(_card(options.record, written).encode())
-    return Written(written, dict(+left_out))
-
-
-def _write(part: ShardRows, ok: Sequence[bool], file: BinaryIO, schema: pa.Schema, field: str | None) -> int:
-    """Write one shard's usable samples in row groups of bounded size; return how many."""
-    rows: list[int] = []
-    images: list[dict[str, Any]] = []
-    captions: list[str | None] = []
-    size = 0
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        for row, raw in part.samples():
-            if not ok[row]:
-                continue
-            rows.append(row)
-            images.append(_image(raw))
-            captions.append(read_caption(raw, field))
-            size += len(images[-1]["bytes"])
-            if len(rows) == GROUP_ROWS or size >= GROUP_BYTES:
-                writer.write_table(_group(part, schema, rows, images, captions))
-                rows, images, captions, size = [], [], [], 0
-        if rows:
-            writer.write_table(_group(part, schema, rows, images, captions))
-    return sum(ok)
-
-
-def _group(
-    part: ShardRows, schema: pa.Schema, rows: list[int], images: list[dict[str, Any]], captions: list[str | None]
-) -> pa.Table:
-    made = {"image": pa.array(images, _IMAGE), CAPTION: pa.array(captions, pa.string())}
-    columns = [
-        made[name] if name in made else part.kept[name].take(pa.array(rows)).cast(plain_type(name))
-        for name in schema.names
-    ]
-    return pa.table(columns, schema=schema)
-
-
-def _image(raw: RawSample) -> dict[str, Any]:
-    name = next(name for name in IMAGE_PARTS if name in raw.parts)  # there is one: the sample is ok
-    return {"bytes": raw.parts[name], "path": f"{raw.key}.{name}"}
+    return Written(written, dict(+left_out), schema=schema)
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:

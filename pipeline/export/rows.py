@@ -41,11 +41,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Written:
-    """How many samples a format wrote, and how many it left out, by reason."""
+    """How many samples a format wrote, and how many it left out, by reason.
+
+    schema: the columns of its files, where they are tables. digests: SHA-256 by name, of files whose digest is known.
+    """
 
     written: int
     left_out: dict[str, int] = field(default_factory=dict)
     empty_shards: list[str] = field(default_factory=list)
+    schema: pa.Schema | None = None
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

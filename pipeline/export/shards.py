@@ -39,6 +39,7 @@ def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
         raise ConfigError.of("add_columns", CAPTION, "is in the sample already; add scores, such as osa_weight")
     left_out: Counter[str] = Counter()
     empty: list[str] = []
+    digests: dict[str, str] = {}
     written = 0
     new_label = ["review_label"] if rows.review_labels else []
     for part in rows.parts(list(dict.fromkeys([*columns, *new_label]))):
@@ -50,10 +51,12 @@ def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
             count = shard.samples
             if not count:
                 path.unlink()
-        if not count:
+        if count:
+            digests[f"{part.stem}.tar"] = shard.sha256
+        else:
             empty.append(part.stem)
         written += count
-    return Written(written, dict(left_out), empty)
+    return Written(written, dict(left_out), empty, digests=digests)
 
 
 def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out: Counter[str], rows: RunRows) -> None:

@@ -245,7 +245,11 @@ def test_a_folder_is_replaced_only_where_it_is_an_export(work: Path, tmp_path: P
     (tmp_path / "empty").mkdir()
     export(work / "run", tmp_path / "empty", "shards")
     export(work / "run", tmp_path / "empty", "shards", where="shard = 'x-02'", overwrite=True)
-    assert [path.name for path in sorted((tmp_path / "empty").iterdir())] == ["_export.json", "x-02.tar"]
+    assert [path.name for path in sorted((tmp_path / "empty").iterdir())] == [
+        "_export.json",
+        "croissant.json",
+        "x-02.tar",
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "kept"]
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from noisegate import read_table
 from noisegate.pipeline.export import export
-from noisegate.pipeline.export.huggingface import GROUP_ROWS
+from noisegate.pipeline.export.pictures import GROUP_ROWS
 from noisegate.pipeline.export.shards import parse_added_columns
 from tests.commands import ROOT
 from tests.errors import refused
