@@ -22,7 +22,7 @@ from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .collect import ReportData, ScoreView, Sizes, choose_score_view, collect
-from .page import duplicate_section, failure_section, galleries, headline, run_facts, without_secrets
+from .page import duplicate_section, failure_section, galleries, headline, next_commands, run_facts, without_secrets
 from .pictures import Album, fetch
 from .sections import drift_section, label_section, score_section
 
@@ -85,10 +85,11 @@ def write_report(
         "scores": score_section(data, view, metadata, mismatched, why_not),
         "galleries": galleries(data, view, album, names),
         "labels": label_section(data, metadata, album, names, shown_classes),
-        "duplicates": duplicate_section(data, album, names),
+        "duplicates": duplicate_section(data, metadata, album, names),
         "failures": failure_section(data, recorded),
         "drift": drift_section(data, view),
         "facts": run_facts(run, recorded, metadata, data, sampling),
+        "next": next_commands(run, view, recorded),
     }
     page = _render(context).encode("utf-8", "backslashreplace")
     try:

@@ -1,6 +1,7 @@
 """Template values of a report's headline, galleries, duplicates, failures and facts, and how numbers are written."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -63,6 +64,7 @@ def headline(
         "folder": printable(run.path.resolve().name),
         "model": printable(scorer.get("model") or "an unknown model"),
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
+        "scored_at": scored_at(run),
         "lead": lead,
         "missing": missing,
         "tiles": [
@@ -151,7 +153,9 @@ def name_of(names: Sequence[str], label: int) -> str:
     return printable(names[label], 60) if 0 <= label < len(names) else f"class {label}"
 
 
-def duplicate_section(data: ReportData, album: Album, names: Sequence[str]) -> dict[str, Any]:
+def duplicate_section(
+    data: ReportData, metadata: Mapping[str, Any], album: Album, names: Sequence[str]
+) -> dict[str, Any]:
     """Near duplicates, each beside the sample that it repeats."""
     pairs = [
         {
@@ -161,9 +165,29 @@ def duplicate_section(data: ReportData, album: Album, names: Sequence[str]) -> d
         }
         for row in data.duplicates
     ]
-    total = data.flags["duplicate"]
+    total, looked = data.flags["duplicate"], bool(metadata.get("labels") or metadata.get("neighbourhood"))
     description = f"{count(total, 'sample')} {'has' if total == 1 else 'have'} nearly the same picture as another one."
-    return {"total": total, "description": description, "pairs": pairs}
+    return {"total": total, "looked": looked, "description": description, "pairs": pairs}
+
+
+def next_commands(run: RunFolder, view: ScoreView, recorded: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What to do after reading the report, as (purpose, command)."""
+    folder = shlex.quote(str(run.path))
+    arrays = "limits" not in (recorded.get("reading") or {})  # scored from embeddings, without shards
+    kind = "csv" if arrays else "shards"
+    rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
+    commands = [
+        (
+            f"write the {view.noun}s worth keeping",
+            f'noisegate export {folder} --as {kind} --where "{rule}" --out cleaned',
+        ),
+        ("look at more samples and mark them by hand", f"noisegate serve --run {folder}"),
+    ]
+    return (
+        commands
+        if arrays
+        else [*commands, ("train with the scores", f"noisegate train --method select --table {folder}")]
+    )
 
 
 def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +257,14 @@ def run_facts(
     ]
 
 
+def scored_at(run: RunFolder) -> str:
+    """Time of the last change of the run's record, which is written when a run is scored."""
+    return datetime.fromtimestamp(run.run_file.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def _data(run: RunFolder, recorded: Mapping[str, Any], data: ReportData) -> Rows:
     entries = recorded["shards"]
     places = sorted({without_secrets(entry["url"]).rpartition("/")[0] or "." for entry in entries})
-    written = datetime.fromtimestamp(run.run_file.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
     reading = recorded.get("reading") or {}
     without = len(entries) - len(data.shards)
     return [
@@ -244,7 +272,7 @@ def _data(run: RunFolder, recorded: Mapping[str, Any], data: ReportData) -> Rows
         ("shards", f"{len(data.shards):,}" + (f", {without:,} more have no table" if without else "")),
         ("from", ", ".join(places[:3]) + (f" and {len(places) - 3} more places" if len(places) > 3 else "")),
         ("tasks", " and ".join(reading.get("tasks") or [UNKNOWN])),
-        ("scored at", f"{UNKNOWN}; the run's record was last written {written}"),
+        ("scored", f"{scored_at(run)}, when the run's record was last written"),
         ("complete", "yes" if recorded.get("complete") else "no: some shards could not be read"),
     ]
 

@@ -19,7 +19,7 @@ from noisegate.pipeline.shards.read import RawSample
 
 from .collect import TableRow
 
-SIDE = 160
+SIDE = 352  # pixels: a card shows 176, and screens have two for each
 CAPTION = 300  # characters of a caption that are shown
 
 
@@ -98,8 +98,8 @@ def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limit
 def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
     """At most `side` pixels wide and high, never larger than it was.
 
-    >>> thumbnail(Image.new("RGB", (640, 320))).size
-    (160, 80)
+    >>> thumbnail(Image.new("RGB", (704, 352))).size
+    (352, 176)
     """
     small = image.copy()
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
@@ -109,7 +109,7 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
 def data_uri(image: Image.Image) -> str:
     """The picture as a JPEG in an address."""
     data = io.BytesIO()
-    image.save(data, "JPEG", quality=85, subsampling=0, optimize=True)
+    image.save(data, "JPEG", quality=80, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 

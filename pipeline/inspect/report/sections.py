@@ -113,7 +113,7 @@ def score_section(
             for w in (WIDE, NARROW)
         ],
         "clean": [draw_clean(view, bins, f"clean-{w}", w, 230 if w == HALF else 190, clean) for w in (HALF, NARROW)]
-        if view.calibration
+        if view.calibration and not tells_nothing(view.calibration)
         else None,
         "description": description,
         "noun": view.noun,
@@ -124,6 +124,7 @@ def score_section(
         "why_not": why_not,
         "bins": _histogram_rows(bins, view),
         "cost": _cost(data, view, metadata),
+        "two_rules": _compare_rules(data, view),
     }
 
 
@@ -162,6 +163,26 @@ def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
         )
         for i in range(len(given))
     ]
+
+
+def _compare_rules(data: ReportData, view: ScoreView) -> str | None:
+    """Where the cut and P(clean) > 1/2 disagree, and how to use the other; None if there is no P(clean) of a cosine."""
+    calibration = view.calibration
+    if calibration is None or view.cut is None or view.cut_name != "β" or tells_nothing(calibration):
+        return None
+    even = float(np.interp(0.5, calibration.clean, calibration.knots))
+    between = abs(float(np.diff(np.interp([view.cut, even], calibration.knots, calibration.kept))[0])) * data.scored
+    chance = percent(float(calibration.clean_probability([view.cut])[0]))
+    side = (
+        "dropped though they are more likely right than wrong"
+        if even < view.cut
+        else "kept though they are more likely wrong than right"
+    )
+    return (
+        f"OSA's rule keeps a pair whose similarity is above β. P(clean) is the calibrated chance that it is right: {chance} "
+        f"at β. About {between:,.0f} pairs are {side}. To cut by the chance instead, export with "
+        '--where "clean_probability > 0.5".'
+    )
 
 
 def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -353,6 +353,14 @@ def test_duplicates_stand_beside_what_they_repeat(labelled: Path) -> None:
     assert part.count("<img ") == 2
 
 
+def test_the_report_ends_with_commands_and_says_whether_duplicates_were_looked_for(run: Path, labelled: Path) -> None:
+    _, page = report(run)
+    assert f"noisegate serve --run {run}" in page.text
+    assert "Near duplicates were not looked for" in page.text
+    assert "cannot be told from these few pairs" in page.text, "60 pairs calibrate nothing"
+    assert "Near duplicates were not looked for" not in report(labelled)[1].text
+
+
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
