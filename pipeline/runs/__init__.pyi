@@ -4,6 +4,7 @@ from .reviews import Mark as Mark
 from .reviews import Reviews as Reviews
 from .reviews import sample_order as sample_order
 from .rows import MappedRows as MappedRows
+from .rows import RowBlocks as RowBlocks
 from .table import ALL_COLUMNS as ALL_COLUMNS
 from .table import COLUMNS as COLUMNS
 from .table import READ_BY_NAME as READ_BY_NAME

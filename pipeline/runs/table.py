@@ -80,6 +80,10 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "gsl_probability_sd": (_NUMBER, _SPREAD),
     "gsl_label": (_NUMBER, "y*, the label by two anchors; no noise score by itself (GSL, reconstructed)"),
     "gsl_label_sd": (_NUMBER, _SPREAD),
+    "bicro_probability": (_NUMBER, "p, the Beta mixture's clean posterior of the pair's loss (BiCro)"),
+    "bicro_label": (_NUMBER, "ỹ, the label by the consistency of image and text similarities to clean anchors (BiCro)"),
+    "npc_weight": (_NUMBER, "w, the pair's confidence weight when it was last trained on, 1 for a harmless one (NPC)"),
+    "npc_probability": (_NUMBER, "clean posterior of the mixture that fills the memory bank (NPC)"),
 }
 
 ADDED_COLUMNS = ("predicted_label", "predicted_confidence")  # since version 1 was first written

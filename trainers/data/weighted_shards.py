@@ -17,7 +17,7 @@ from noisegate.pipeline.shards import IMAGE_PARTS
 from noisegate.pipeline.system import Index, Mask
 
 from .batch import Batch, Dropped
-from .batch_loader import BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader
+from .batch_loader import BatchFailure, BatchLoader, BatchRef, LoaderSettings, iterate_loader, make_loader
 from .catalogue import Catalogue, RowNeeds, make_catalogue, read_labels
 from .epoch_order import EpochOrder, MPerClassOrder, RowMask, make_order, rank_rows
 from .join import EXAMPLES, ReadOverrides, check_columns, column_values, format_share
@@ -228,6 +228,18 @@ class WeightedShards:
             self._batch = batch.number + 1
             yield batch
         self.epoch, self._batch = self.epoch + 1, 0
+
+    def read(self, rows: Index, epoch: int = 0) -> Batch:
+        """The batch of these rows by global number, in this order and maybe repeated, read in this process.
+
+        Raise the error of the first row that cannot be read as asked.
+        """
+        batch = self._batch_loader[BatchRef(epoch, 0, rows)]
+        if isinstance(batch, BatchFailure):
+            raise batch.error
+        if batch.dropped:
+            raise MismatchError(f"cannot be read: {batch.dropped[0]}", "max_mismatch", self._max_mismatch)
+        return batch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`; if it is the current one, keep the position in it (after a resume)."""

@@ -60,7 +60,7 @@ class Loop:
         optimizer = build_optimizer(config.optimizer, networks)
         self._module, self._optimizer = fabric.setup(StepModule(networks, method, context), optimizer)
         self._average = WeightAverage(networks, config.loop.ema) if config.loop.ema is not None else None
-        context.on_restart = self._restart
+        context.on_restart, context.on_trial = self._restart, self._try_update
 
     # --- epochs -----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +236,23 @@ class Loop:
         if self._average is not None:
             self._average.update()
         return norm
+
+    def _try_update(self, network: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of a network as an update by these gradients would leave them, by a copy of the optimiser."""
+        optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
+        own = dict(self.networks[network].named_parameters())
+        copies = {own[name]: own[name].detach().clone() for name in gradients}
+        for name, gradient in gradients.items():
+            copies[own[name]].grad = gradient
+        if self.config.loop.clip is not None:
+            torch.nn.utils.clip_grad_norm_(copies.values(), self.config.loop.clip)
+        groups = [{**g, "params": [copies[p] for p in g["params"] if p in copies]} for g in optimizer.param_groups]
+        trial = type(optimizer)([group for group in groups if group["params"]])
+        for parameter, copy in copies.items():
+            state = optimizer.state.get(parameter, {})
+            trial.state[copy] = {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+        trial.step()
+        return {name: copies[own[name]] for name in gradients}
 
     def _count_not_finite(self, problem: str) -> None:
         """Skip a batch with a nan or infinite loss or gradient; raise NoisegateError after loop.nan_limit of them."""

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system import Mask, counted
@@ -80,6 +82,9 @@ class RunContext:
         self.networks, self.data = networks, data
         self.restarts = 0
         self.on_restart: Callable[[int], None] = lambda epochs: None
+        self.on_trial: Callable[
+            [int, Mapping[str, Tensor]], dict[str, Tensor]
+        ]  # set by the loop, which has the optimiser
         self._config, self._world = config, world
         self._note = note
         self._pass: WeightedShards | None = None
@@ -89,17 +94,31 @@ class RunContext:
     def forward(self, batch: Batch, network: int = 0) -> Seen:
         return self._encode(self.on_device(batch), network, alone=False)
 
+    def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
+        return self.networks[network].encode_images(images.to(self.device, non_blocking=True))
+
+    def read(self, rows: Array) -> Batch:
+        return self.data.read(np.asarray(rows, np.int64), self.epoch)
+
     @torch.no_grad()
-    def observe(self, batch: Batch, network: int = 0) -> Seen:
-        target = self.networks[network]
+    def observe(self, batch: Batch, network: int = 0, weights: Mapping[str, Tensor] | None = None) -> Seen:
+        target, moved = self.networks[network], self.on_device(batch)
         was_training = target.training
         target.eval()
-        seen = self._encode(self.on_device(batch), network, alone=False)
+        module = _Encoder(target, lambda batch: self._encode(batch, network, alone=False))
+        seen: Seen = functional_call(module, {f"target.{name}": w for name, w in (weights or {}).items()}, (moved,))
         target.train(was_training)
         return seen
 
-    def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
-        return self.networks[network].encode_images(images.to(self.device, non_blocking=True))
+    def try_update(self, loss: Tensor, network: int = 0) -> dict[str, Tensor]:
+        named = {name: p for name, p in self.networks[network].named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+        gradients = {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
+        if self._world > 1:
+            for gradient in gradients.values():
+                dist.all_reduce(gradient)
+                gradient /= self._world
+        return self.on_trial(network, gradients)
 
     def gather(self, rows: Tensor) -> Tensor:
         return gather_tensor(rows.to(self.device)) if self._world > 1 else rows
@@ -219,6 +238,17 @@ class RunContext:
         else:
             similarity = target.vector_similarity(images, images)
         return Seen(rows, images, target.temperature, texts, similarity, logits, labels, columns, same)
+
+
+class _Encoder(nn.Module):
+    """A target as a module whose weights `functional_call` can exchange for one call."""
+
+    def __init__(self, target: Target, encode: Callable[[Batch], Seen]) -> None:
+        super().__init__()
+        self.target, self._encode = target, encode
+
+    def forward(self, batch: Batch) -> Seen:
+        return self._encode(batch)
 
 
 class StepInput:

@@ -1,8 +1,8 @@
 """Training methods by name.
 
-Each file begins with its paper's equations and the function behind each (lnc.py, crcl.py, gsl.py, tango.py, osa.py, ssr.py,
-dividemix.py); equations that also need no training are in noisegate.pipeline.methods. baseline.py is plain training, base.py
-says what a method is, co_teaching.py is the base of methods with two networks, mixup.py is shared by several.
+Each file begins with its paper's equations and the function behind each; equations that also need no training are in
+noisegate.pipeline.methods. baseline.py is plain training, base.py says what a method is, co_teaching.py is the base of methods
+with two networks, mixup.py is shared by several.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,12 @@ from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline, Select
+from .bicro import BiCro
 from .crcl import Crcl
 from .dividemix import DivideMix
 from .gsl import Gsl
 from .lnc import Lnc, Ncr
+from .npc import Npc
 from .osa import Osa
 from .ssr import Ssr
 from .tango import Tango
@@ -30,6 +32,8 @@ METHODS: dict[str, type[Method]] = {
     "lnc": Lnc,
     "gsl": Gsl,
     "crcl": Crcl,
+    "npc": Npc,
+    "bicro": BiCro,
     "tango": Tango,
     "ssr": Ssr,
     "dividemix": DivideMix,

@@ -122,12 +122,20 @@ class Run(Protocol):
         """Encode a batch, gather it over the ranks, and compare."""
         ...
 
-    def observe(self, batch: Batch, network: int = 0) -> Seen:
-        """As `forward`, in evaluation mode and without gradients."""
+    def observe(self, batch: Batch, network: int = 0, weights: Mapping[str, Tensor] | None = None) -> Seen:
+        """As `forward`, in evaluation mode and without gradients; `weights` by name in place of the network's own."""
         ...
 
     def encode_images(self, images: Tensor, network: int = 0) -> Encoded:
         """Encode this rank's images alone: mixed ones, say."""
+        ...
+
+    def read(self, rows: Array) -> Batch:
+        """Read these rows, (B,) and maybe repeated, in this process."""
+        ...
+
+    def try_update(self, loss: Tensor, network: int = 0) -> dict[str, Tensor]:
+        """Weights by name as one update by the gradient of `loss` would leave them; network and optimiser stay as they are."""
         ...
 
     def gather(self, rows: Tensor) -> Tensor:

@@ -71,6 +71,8 @@ class PartnerView:
     confidence: Tensor
     prediction: Tensor
     own_prediction: Tensor | None = None
+    seen: Seen | None = None
+    """its whole view, of methods that ask for it"""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ class CoTeaching(Method):
             if self.is_warm_up(run):
                 step = self.warm_up(seen, network, run)
             else:
-                step = self.train(seen, network, self._ask_partner(batch, rows, network, run), run)
+                step = self.train(seen, network, self.ask_partner(batch, rows, network, run), run)
             losses.append(self.weigh(step.loss, seen.rows).mean())
             logs |= {f"{name}/{key}": value.detach() for key, value in step.logs.items()}
             self.prediction[network, rows] = step.prediction.detach().float().cpu().numpy()
@@ -234,7 +236,7 @@ class CoTeaching(Method):
                 self.division[network, rows] = standardise(step.division.detach().float()).cpu().numpy()
         return StepLoss(torch.stack(losses).sum() if losses else None, logs)
 
-    def _ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
+    def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
         """The swap of co-teaching: what the other network found."""
         partner = 1 - network
 
