@@ -1,7 +1,7 @@
 """Scores without a model: rescore a finished run with other settings, or score arrays of embeddings."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +20,12 @@ from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_p
 from .runs.embeddings import embeddings_match
 from .runs.lock import folder_lock
 from .runs.resume import clear, sweep
+from .runs.shard_arrays import KeyedRows, find_image_part, write_shard_tables
 from .runs.table import VERSION, RunFolder, read_metadata
 from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import summarise
-from .settings import ScoreSettings
+from .settings import DecodeOptions, ScoreSettings
+from .shards.locate import find_shards
 from .system.output_files import writing_to
 
 
@@ -111,6 +113,7 @@ def score_embeddings(
     texts: str | Path | None = None,
     labels: NDArray[Any] | None = None,
     metadata: str | Path | None = None,
+    shards: str | Path | Iterable[str | Path] | None = None,
     anchors: Anchors | None = None,
     class_names: Sequence[str] = (),
     joint: bool = True,
@@ -122,6 +125,8 @@ def score_embeddings(
 ) -> Summary:
     """Write weight tables from embeddings alone: `.npy` files or clip-retrieval's folders.
 
+    With `shards` each shard gets a table that training can use: `metadata` has the key of each embedding, and a column `shard`
+    if shards repeat keys. Samples without an embedding get the status `invalid`. Otherwise each file gets a table.
     `labels` (N,) are class numbers over all files, negative for none; `class_names` are shown instead of them. With `texts`
     of another width, or `joint=False`, images and texts are of two unrelated encoders: there is no cosine, and the
     neighbourhood score takes its place. Raises ConfigError for arrays that do not fit one another. A stopped run is marked as
@@ -131,7 +136,16 @@ def score_embeddings(
     parts = find_parts(Path(images), Path(texts) if texts else None, Path(metadata) if metadata else None)
     given = None if labels is None else check_labels(np.asarray(labels), sum(part.rows for part in parts))
     wanted = _array_settings(parts, given, anchors, class_names, joint, settings or ScoreSettings())
-    reading = {"tasks": list(wanted.tasks), "joint": wanted.joint}
+    located = None if shards is None else find_shards(shards)
+    entries: list[dict[str, Any]] = (
+        [{"url": str(part.images), "table": part.stem, "rows": part.rows} for part in parts]
+        if located is None
+        else [{"url": shard.url, "table": shard.stem} for shard in located]
+    )
+    reading: dict[str, Any] = {"tasks": list(wanted.tasks), "joint": wanted.joint}
+    if located is not None:
+        KeyedRows.check(parts)
+        reading |= DecodeOptions(wanted.tasks).to_dict() | {"image_part": find_image_part(located)}
     scorer = arrays_identity(parts).to_dict()
     run = RunFolder(Path(out))
 
@@ -147,7 +161,7 @@ def score_embeddings(
                 "beta": _beta(scores),
                 "random_inputs": None,
                 "reading": reading,
-                "shards": [{"url": str(p.images), "table": p.stem, "rows": p.rows} for p in parts],
+                "shards": entries,
                 "unreadable": {},
                 "finished": scores is not None,
                 "complete": scores is not None,
@@ -155,10 +169,14 @@ def score_embeddings(
         )
 
     with writing_to(out), folder_lock(run.path):
-        stems = sorted(part.stem for part in parts)
+        stems = sorted(entry["table"] for entry in entries)
         _make_room(run, stems, overwrite)
         write_run(None)
-        write_parts(run, parts, given, wanted.joint, {"scorer": scorer, "reading": reading})
+        facts = {"scorer": scorer, "reading": reading}
+        if located is None:
+            write_parts(run, parts, given, wanted.joint, facts)
+        else:
+            entries = write_shard_tables(run, located, parts, given, wanted.joint, facts, note)
         if anchors is not None:
             anchors.save(anchors_file(run))
         scores = learn_scores(run, stems, wanted, anchors=anchors, device=device, search=search, note=note)

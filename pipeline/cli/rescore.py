@@ -106,6 +106,9 @@ def score_embeddings(
     texts: Annotated[Path | None, typer.Option(help=".npy (N, d'), or a folder of them.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Given classes, .npy (N,).")] = None,
     metadata: Annotated[Path | None, typer.Option(help="Parquet with the keys.")] = None,
+    shards: Annotated[
+        str | None, typer.Option(help="The shards that were embedded: one table for each, for training. Needs keys.")
+    ] = None,
     anchors: AnchorVectors = None,
     anchor_labels: AnchorLabels = None,
     class_names: Annotated[
@@ -135,6 +138,8 @@ def score_embeddings(
 
     [cyan]noisegate score-embeddings --images clip-retrieval-output --out tables[/]
 
+    [cyan]noisegate score-embeddings --images i.npy --texts t.npy --metadata keys.parquet --shards 'data/*.tar' --out tables[/]
+
     Encoders that share no space (say, a vision model and a sentence model) are judged by their neighbourhoods alone.
     """
     from noisegate.pipeline.labels.classes import load_classes
@@ -158,6 +163,7 @@ def score_embeddings(
             texts=texts,
             labels=open_array(labels, "labels", 1, kinds="iu") if labels else None,
             metadata=metadata,
+            shards=shards,
             anchors=load_anchors(anchors, anchor_labels, names),
             class_names=names,
             joint=not separate,

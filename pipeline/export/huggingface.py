@@ -22,7 +22,7 @@ def write_dataset(rows: RunRows, out: Path, options: Options) -> Written:
 
     Samples whose status is not `ok` are left out: they have no usable picture or text.
     """
-    rows.need_shards("--as datasets")
+    rows.need_shards("--as datasets", pictures=True)
     schema = pa.schema([("image", _IMAGE), *((name, plain_type(name)) for name in choose_names(rows, options))])
     schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": _features(schema)}})})
     (out / "data").mkdir()

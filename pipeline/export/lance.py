@@ -16,7 +16,7 @@ from .rows import Options, RunRows, Written, plain_type
 def write_lance(rows: RunRows, out: Path, options: Options) -> Written:
     """Write the dataset into the folder `out`, with the picture's bytes in `image`; samples that are not `ok` are left out."""
     require_extra("lance", "export --as lance")
-    rows.need_shards("--as lance")
+    rows.need_shards("--as lance", pictures=True)
     names = choose_names(rows, options)
     schema = pa.schema([("image", pa.large_binary()), *((name, plain_type(name)) for name in names)])
     left_out: Counter[str] = Counter()

@@ -130,11 +130,17 @@ class RunRows:
         field: str | None = self.facts["reading"].get("text_field")
         return field
 
-    def need_shards(self, use: str) -> None:
-        """Raise ConfigError for a run that was made from embeddings and so has no shards."""
+    def need_shards(self, use: str, pictures: bool = False) -> None:
+        """Raise ConfigError for a run that was made from embeddings and so has no shards, or none with `pictures`."""
         if "limits" not in self.facts["reading"]:
             problem = (
                 f"was made from embeddings, and {use} reads shards; use keys, parquet, csv or jsonl without caption"
+            )
+            raise ConfigError.of("folder", self.run.path, problem)
+        part = self.facts["reading"].get("image_part")
+        if pictures and part:
+            problem = (
+                f"has shards with {part} in place of pictures, which {use} writes; use shards, parquet, csv or jsonl"
             )
             raise ConfigError.of("folder", self.run.path, problem)
 

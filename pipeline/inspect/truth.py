@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise.protocols import PROTOCOLS
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
-from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
@@ -130,7 +129,7 @@ def _read_file(path: Path) -> pa.Table:
 def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]:
     """The fields of every sample's json, shard by shard."""
     recorded = run.read_run() or {}
-    if recorded["scorer"]["model"] == ARRAYS:
+    if "limits" not in recorded["reading"]:
         raise ConfigError(f"{run.path} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     names = (field,) if field else ("noisy", "clean_label")

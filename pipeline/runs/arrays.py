@@ -131,7 +131,7 @@ def _find_key_column(path: Path, images: Path, rows: int) -> str:
     kind = schema.field(column).type
     if not (pa.types.is_null(kind) or _is_text(kind) or pa.types.is_integer(kind)):
         raise ConfigError.of("metadata", path, f"has {column} of type {kind}; keys are text or whole numbers")
-    if missing := sum(not key for key in _read_keys(path, column)):
+    if missing := sum(not key for key in read_keys(path, column)):
         raise ConfigError.of("metadata", path, f"has {missing:,} rows without {column}; every row needs one")
     return column
 
@@ -143,7 +143,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-def _read_keys(path: Path, column: str) -> list[str]:
+def read_keys(path: Path, column: str) -> list[str]:
     """The keys, '' for those that are missing."""
     return [
         "" if key is None else key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else str(key)
@@ -215,7 +215,7 @@ def write_parts(
         bad_text = np.asarray(~texts.any(axis=1)) if part.texts else np.zeros(part.rows, bool)
         keys = [f"{row:09d}" for row in range(part.start, part.start + part.rows)]  # unique in the run
         if part.metadata and part.key:
-            keys = _read_keys(part.metadata, part.key)
+            keys = read_keys(part.metadata, part.key)
         first_rows = {key: row for row, key in reversed(list(enumerate(keys)))}
         given = None if labels is None else labels[part.start : part.start + part.rows]
         columns = {

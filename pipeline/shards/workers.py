@@ -41,21 +41,26 @@ class Decoded:
     flags: tuple[str, ...] = ()
 
 
-def decode_sample(raw: RawSample, preprocess: Preprocessor, options: DecodeOptions) -> Decoded:
+def decode_sample(
+    raw: RawSample, preprocess: Preprocessor | None, options: DecodeOptions, image_part: str | None = None
+) -> Decoded:
     """Decode all parts of a sample; a problem becomes its status and error.
 
+    Without `preprocess` the picture is not decoded, only its digest is taken; `image_part` names a part that stands for it.
     With both tasks a sample is `ok` as long as it has a picture and a caption or a label; what is missing is a flag.
     """
     sample = Decoded(raw.key, raw.index)
     problems: dict[str, BadSample] = {}
-    image = raw.image
+    image = raw.parts.get(image_part) if image_part else raw.image
     try:
         if image is None:
-            names = ", ".join(raw.names[:8])
-            absent = BadSample("no_image", f"no part jpg, jpeg, png or webp among {names}")
-            raise _loss(raw, IMAGE_PARTS) or _missing_file(raw, IMAGE_PARTS, "no_image") or absent
+            wanted = (image_part,) if image_part else IMAGE_PARTS
+            named, names = image_part or "jpg, jpeg, png or webp", ", ".join(raw.names[:8])
+            absent = BadSample("no_image", f"no part {named} among {names}")
+            raise _loss(raw, wanted) or _missing_file(raw, wanted, "no_image") or absent
         sample.image_sha256 = hashlib.sha256(image).digest()
-        sample.pixels = _pixels(image, preprocess, options.limits)
+        if preprocess is not None:
+            sample.pixels = _pixels(image, preprocess, options.limits)
     except BadSample as error:
         problems["image"] = error
     source = "json" if options.text_field or "txt" not in raw.names else "txt"

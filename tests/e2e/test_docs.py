@@ -17,6 +17,7 @@ from typing import Any
 import duckdb
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from mkdocs.commands.build import build
@@ -29,7 +30,7 @@ from docs.programs.http_reference import http_page
 from docs.programs.pictures import FOLDER, draw_pictures
 from docs.programs.table_reference import table_page
 from noisegate.pipeline.cli.commands import app
-from noisegate.pipeline.runs.table import ALL_COLUMNS
+from noisegate.pipeline.runs.table import ALL_COLUMNS, read_table
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings
 from tests.commands import FAKE, called
@@ -180,6 +181,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = rng.standard_normal((160, 8)).astype(np.float32)
     np.save(folder / "txt.npy", texts)
     np.save(folder / "img.npy", texts + 0.2 * rng.standard_normal((160, 8)).astype(np.float32))
+    pq.write_table(read_table(folder / "tables", ["key"]), folder / "keys.parquet")
     np.save(folder / "y.npy", (texts[:, 0] > 0).astype(np.int64))
     (folder / "photo.jpg").write_bytes(picture("red", kind="JPEG"))
     (folder / "broken.jpg").write_bytes(picture("red", kind="JPEG")[:100])
@@ -189,7 +191,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of the page's own with all of that in it, where the test stands."""
-    for name in ("data", "clean", "txt.npy", "img.npy", "y.npy", "photo.jpg", "broken.jpg"):
+    for name in ("data", "clean", "txt.npy", "img.npy", "y.npy", "keys.parquet", "photo.jpg", "broken.jpg"):
         (tmp_path / name).symlink_to(drawn / name)
     for name in ("held-out", "test"):
         (tmp_path / name).symlink_to(drawn / "held")

@@ -90,7 +90,7 @@ def join(
         overrides.label_field or scored.label_field,
         overrides.limits or scored.limits,
     )
-    proof = Proof(keys, table, scored)
+    proof = Proof(keys, table, scored, metadata["reading"].get("image_part"))
     return JoinedShard(samples, positions, {name: column_values(table[name]) for name in columns}, proof, options)
 
 
@@ -126,10 +126,14 @@ def format_share(count: int, of: int) -> str:
 
 
 class Proof:
-    """Digests and labels in the table, to prove that samples have not changed."""
+    """Digests and labels in the table, to prove that samples have not changed.
 
-    def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions) -> None:
-        self.keys, self.scored = keys, scored
+    `image_part` is the part whose digest stands for the picture's (npy), None for pictures.
+    """
+
+    def __init__(self, keys: pa.Array, table: pa.Table, scored: DecodeOptions, image_part: str | None) -> None:
+        self.keys, self.scored, self.image_part = keys, scored, image_part
+        self.image_parts = (image_part,) if image_part else IMAGE_PARTS
         self._image, self._text = _digests(table["image_sha256"]), _digests(table["text_sha256"])
         self._label = column_values(table["label"])
 
@@ -147,7 +151,7 @@ class Proof:
 
     def check_image(self, row: int, parts: dict[str, bytes]) -> str | None:
         """What has changed in the picture; None if its bytes are those that were scored."""
-        data = next((parts[name] for name in IMAGE_PARTS if name in parts), None)
+        data = next((parts[name] for name in self.image_parts if name in parts), None)
         return _differs("image", self._image[row].tobytes(), data)
 
     def image_digest(self, row: int) -> str | None:

@@ -94,7 +94,7 @@ class SampleReader:
         parts = shard.samples.read(position, self._part_names(shard))
         sample = LoadedSample(shard.key_of(row))
         problem: str | None = None
-        if self._image is not None and self._image_part is None and proof is not None:
+        if self._image is not None and proof is not None and self._image_part == proof.image_part:
             problem = proof.check_image(row, parts)
         if self._captions is not None:
             sample.captions = self._read_captions(self._captions, parts, options, number, epoch)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.runs import RunFolder, parse_where, read_metadata
 from noisegate.pipeline.settings import DecodeOptions
-from noisegate.pipeline.shards import IMAGE_PARTS, BadSample, Shard, decode_label
+from noisegate.pipeline.shards import BadSample, Shard, decode_label
 from noisegate.pipeline.system import Mask
 
 from .catalogue import RowNeeds, finished_run, usable_rows
@@ -88,12 +88,12 @@ class _ShardTable:
                 f"shard {url} has no table {stem}.parquet in {run.path}; annotate it, or give the shards of this run"
             )
             raise TableError(problem, "table", str(run.path))
-        options = DecodeOptions.from_dict(read_metadata(run.table(stem))["reading"])
+        reading = read_metadata(run.table(stem))["reading"]
         names = ["key", *PROOF_COLUMNS, *(name for name in stage.columns if name not in PROOF_COLUMNS)]
         table = run.read(stem, names)
         keys = table["key"].combine_chunks()
         self._url = url
-        self._proof = Proof(keys, table, options)
+        self._proof = Proof(keys, table, DecodeOptions.from_dict(reading), reading.get("image_part"))
         self._columns: dict[str, NDArray[Any]] = {name: column_values(table[name]) for name in stage.columns}
         self._rows: dict[str, list[int]] = {}
         for row, key in enumerate(keys.to_pylist()):
@@ -124,7 +124,7 @@ class _ShardTable:
     def _differs(self, row: int, sample: Sample) -> str | None:
         """What has changed since the sample was scored, None if nothing that the table can prove."""
         parts = {name: data for name, data in sample.items() if not name.startswith("__")}
-        for name in (*IMAGE_PARTS, "txt", "json", "cls"):
+        for name in (*self._proof.image_parts, "txt", "json", "cls"):
             if name in parts and not isinstance(parts[name], bytes):
                 problem = f"found {name} decoded to {type(parts[name]).__name__}; put it before .decode() and .map()"
                 raise ConfigError(f"with_table compares digests of raw bytes, and {problem}", "with_table", name)

@@ -51,7 +51,8 @@ class WeightedShards:
     `sampler`: "window" shuffles shards, then the rows of `window_shards` of them; "m_per_class:4" fills a batch with four
     samples of each of several classes; "sequential" gives every row once, in order, the short last batch included.
     The join is by key, and what is delivered is proven: pictures and captions by their digests, labels by their value. Lists
-    of captions and npy features have no digest in the table; for them the keys alone are compared.
+    of captions have no digest in the table, and npy features only in tables of `score_embeddings`; else the keys alone are
+    compared.
     `max_mismatch`: the share of an epoch's samples that may differ from their row, or fail to decode: these are dropped
     and counted; one more is a MismatchError. Without a table, samples that cannot be decoded are dropped and counted.
     `keep_decoded`: keep transformed samples in memory, so that each is read, proven and decoded once: for small data sets

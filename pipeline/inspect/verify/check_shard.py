@@ -1,8 +1,7 @@
 """Check a table against its shard: the same samples in the same order, with the same bytes and the same scores."""
 
-import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from noisegate.pipeline.errors import ShardError
 from noisegate.pipeline.estimators.base import Estimator
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.scorer import encode_samples, score_pairs
+from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.shards.preprocess import Preprocess
-from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample, ShardReader
+from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.workers import Decoded, decode_sample
 
 KEPT = 100  # problems kept as text; all are counted
@@ -64,9 +63,6 @@ class Problems:
         self.kept = (self.kept + other.kept)[:KEPT]
 
 
-_NO_PIXELS = Preprocess(1)  # never called: pictures are only hashed here
-
-
 def check_shard(
     shard: Shard,
     table: pa.Table,
@@ -80,8 +76,8 @@ def check_shard(
     `unchanged` is called with the row and the raw sample if picture, caption and label are as recorded; `advance` with the
     samples and bytes read since its last call.
     """
-    facts, rows = metadata["shard"], _Rows(table, DecodeOptions.from_dict(metadata["reading"]), problems)
-    reader, reported = ShardReader(shard), 0
+    facts, rows = metadata["shard"], _Rows(table, metadata, problems)
+    reader, reported = ShardReader(shard, all_parts=rows.image_part is not None), 0
     try:
         for raw in reader:
             row = rows.compare(raw)
@@ -107,8 +103,10 @@ def check_shard(
 class _Rows:
     """The rows of a table by key (repeats in order), and which of them were seen in the shard."""
 
-    def __init__(self, table: pa.Table, options: DecodeOptions, problems: Problems) -> None:
-        self._options, self._problems = options, problems
+    def __init__(self, table: pa.Table, metadata: Mapping[str, Any], problems: Problems) -> None:
+        self._options, self._problems = DecodeOptions.from_dict(metadata["reading"]), problems
+        self.image_part: str | None = metadata["reading"].get("image_part")
+        self._from_arrays = metadata["scorer"]["model"] == ARRAYS
         self._keys: list[str] = table["key"].to_pylist()
         self._places: dict[str, list[int]] = {}
         for row, key in enumerate(self._keys):
@@ -137,11 +135,12 @@ class _Rows:
         self._last = row
         before = self._problems.count
         status, image, text, label = (column[row].as_py() for column in self._recorded.values())
-        now = _decode_without_picture(raw, self._options)
-        self._digest("image", image, hashlib.sha256(raw.image).digest() if raw.image is not None else None, raw.key)
+        now = decode_sample(raw, None, self._options, self.image_part)
+        self._digest("image", image, now.image_sha256, raw.key)
         if not (status == "bad_image" and text is None):  # a picture that crashed the decoder took its caption with it
             self._digest("caption", text, now.text_sha256, raw.key)
-            if now.label != label:
+            own_label = now.label is not None or not self._from_arrays  # labels of arrays need not be in the shard
+            if now.label != label and own_label:
                 self._problems.add(f"the label is {now.label} now, {label} in the table", raw.key)
         return row if self._problems.count == before else None
 
@@ -159,12 +158,6 @@ class _Rows:
         """Report the rows that the shard does not have."""
         for row in np.flatnonzero(~self._seen):
             self._problems.add("in the table, but not in the shard", self._keys[row])
-
-
-def _decode_without_picture(raw: RawSample, options: DecodeOptions) -> Decoded:
-    """Decode caption and label as the job does, without the picture, which takes nearly all of the time."""
-    parts = {name: data for name, data in raw.parts.items() if name not in IMAGE_PARTS}
-    return decode_sample(replace(raw, parts=parts), _NO_PIXELS, options)
 
 
 @dataclass(frozen=True)

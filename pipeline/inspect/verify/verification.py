@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
 from noisegate.pipeline.estimators.base import Estimator, Identity
 from noisegate.pipeline.pairs.scorer import is_from_training, model_of_run
+from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.progress import Progress
@@ -91,8 +92,10 @@ def verify(
     run = RunFolder(Path(folder))
     recorded = run.recorded()
     check = _Check(run, recorded, np.random.default_rng(seed), progress or Progress())
-    arrays = recorded["scorer"]["model"] == "arrays"
-    if arrays:
+    arrays = "limits" not in recorded["reading"]
+    if recorded["scorer"]["model"] == ARRAYS and not arrays:
+        check.notes.append("the run was made from arrays: no model is known to score again with; all else is checked")
+    elif arrays:
         check.notes.append(
             "the run was made from arrays, not shards: the image arrays are compared with the kept embeddings; text arrays, "
             "labels and keys came from files that the run does not name, and no model is known to score again with"
