@@ -14,6 +14,7 @@ from .pipeline.pairs.beta import Beta as Beta
 from .pipeline.pairs.beta import estimate_beta as estimate_beta
 from .pipeline.pairs.osa import osa_weight as osa_weight
 from .pipeline.rescore import score_embeddings as score_embeddings
+from .pipeline.runs.frame import read_frame as read_frame
 from .pipeline.runs.table import read_table as read_table
 from .pipeline.scoring.summary import Summary as Summary
 from .pipeline.shards.locate import find_shards as find_shards

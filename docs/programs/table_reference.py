@@ -32,9 +32,11 @@ know them as columns.
 ## Reading it
 
 ```python
-from noisegate import read_table
+from noisegate import read_frame, read_table
 
 table = read_table("tables", columns=["key", "osa_weight"])  # a pyarrow Table over all shards, with the column shard in front
+table = read_table("tables", captions=True)  # with the captions, read from the shards, and without empty columns
+frame = read_frame("tables", captions=True)  # the same for pandas, without the digests
 ```
 
 ```sql

@@ -12,12 +12,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.decode import BadSample, decode_text
-from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.runs.captions import CAPTION, read_caption
 from noisegate.pipeline.system.output_files import whole_file
 
-from .rows import CAPTION, Options, RunRows, Written, plain_type
+from .rows import Options, RunRows, Written, plain_type
 
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32_000_000
@@ -70,14 +68,6 @@ def _tables(rows: RunRows, schema: pa.Schema) -> Iterator[pa.Table]:
                 some = plain.slice(start, len(captions)).append_column(CAPTION, pa.array(captions, pa.string()))
                 yield some.select(schema.names)
                 captions, start = [], place + 1
-
-
-def read_caption(raw: RawSample, field: str | None) -> str | None:
-    """The caption as it was scored, of any length; None where the sample has none that can be read."""
-    try:
-        return decode_text(raw.parts, field, Limits(max_text_chars=1 << 40))
-    except BadSample:
-        return None
 
 
 def _write_parquet(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from noisegate.pipeline.runs.captions import CAPTION, read_caption
 from noisegate.pipeline.shards.read import IMAGE_PARTS, RawSample
 
-from .flat import read_caption
-from .rows import CAPTION, Options, RunRows, ShardRows, plain_type
+from .rows import Options, RunRows, ShardRows, plain_type
 
 GROUP_ROWS = 100  # random access reads a whole group
 GROUP_BYTES = 32_000_000

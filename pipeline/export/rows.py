@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
+from noisegate.pipeline.runs.captions import CAPTION
 from noisegate.pipeline.runs.table import (
     ALL_COLUMNS,
     COLUMNS,
@@ -25,8 +26,6 @@ from noisegate.pipeline.runs.table import (
 from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-
-CAPTION = "caption"  # a column that is read from the shards, not from the tables
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs.captions import CAPTION
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.tar import ShardWriter, write_shard
 
 from .flat import json_values
-from .rows import CAPTION, Options, RunRows, ShardRows, Written
+from .rows import Options, RunRows, ShardRows, Written
 
 
 def parse_added_columns(text: str) -> dict[str, str]:

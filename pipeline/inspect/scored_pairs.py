@@ -11,6 +11,7 @@ import pyarrow as pa
 from PIL import Image
 
 from noisegate.pipeline.pairs.scorer import Scorer, load_scorer
+from noisegate.pipeline.runs.frame import to_frame
 from noisegate.pipeline.runs.table import COLUMNS
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.decode import BadSample, decode_image
@@ -51,7 +52,7 @@ class ScoredPairs:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """As a pandas DataFrame."""
-        return self.table.to_pandas()  # type: ignore[no-any-return]
+        return to_frame(self.table)
 
     def _repr_html_(self) -> str:
         rows = [

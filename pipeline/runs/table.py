@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
 
+from .captions import CAPTION, read_shard_captions
 from .reviews import SAMPLE, Reviews
 
 WORD = pa.dictionary(pa.int32(), pa.string())
@@ -156,27 +157,44 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
 
 
-def read_table(folder: str | Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False) -> pa.Table:
     """All shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
 
     `columns` limits what is read; by default all of the contract and the method columns that any of the tables has.
-    Raises TableError when the folder holds no finished run.
+    `captions` adds the column `caption`, read from the shards, and leaves out columns without a value unless `columns` names
+    them; see `read_frame` for pandas. Raises TableError when the folder holds no finished run, MismatchError when the captions
+    are not those that were scored.
     """
     run = RunFolder(Path(folder))
     if (run.read_run() or {}).get("finished") is False:
         raise TableError.of("run", folder, "is not finished; run the same annotate command again, it goes on")
-    names = [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c != "shard"]
+    captions = captions or CAPTION in (columns or ())
+    names = (
+        [*COLUMNS, *run.method_columns()] if columns is None else [c for c in columns if c not in ("shard", CAPTION)]
+    )
     unknown = sorted(set(names) - set(READ_BY_NAME))
     if unknown:
         raise TableError.of("columns", unknown[0], f"is unknown; a weight table has {', '.join(COLUMNS)}")
     parts = []
+    facts: Mapping[str, Any] = run.recorded() if captions else {"shards": ()}
+    urls = {entry["table"]: entry["url"] for entry in facts["shards"]}
     for stem in run.stems():
         part = run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array([0] * len(part), pa.int32()), [stem])
-        parts.append(part.select(names).add_column(0, pa.field("shard", WORD), shard))
+        part = part.select(names).add_column(0, pa.field("shard", WORD), shard)
+        if captions:
+            texts = read_shard_captions(urls[stem], run.read(stem, ["key", "text_sha256"]), facts["reading"])
+            part = part.append_column(CAPTION, texts)
+        parts.append(part)
     if not parts:
         raise TableError.of("run", folder, f"has no tables; make some: noisegate annotate SHARDS --out {folder}")
-    return pa.concat_tables(parts).unify_dictionaries()
+    table = pa.concat_tables(parts).unify_dictionaries()
+    return drop_empty(table) if captions and columns is None else table
+
+
+def drop_empty(table: pa.Table) -> pa.Table:
+    """The table without the columns that hold no value."""
+    return table.select([name for name in table.column_names if table[name].null_count < len(table) or not len(table)])
 
 
 class RunFolder:

@@ -34,10 +34,11 @@ def is_compressed(shard: Shard) -> bool:
         return stream.read(2) == _GZIP
 
 
-def read_samples(shard: Shard, positions: Collection[int]) -> Iterator[RawSample]:
+def read_samples(shard: Shard, positions: Collection[int], parts: Collection[str] | None = None) -> Iterator[RawSample]:
     """Yield the samples at these positions in the order of the shard, which is read no further than the last of them.
 
-    Of a local uncompressed tar only the headers and the wanted samples are read. Raises ShardError.
+    Of a local uncompressed tar only the headers and the wanted samples are read, of these only `parts` where they are given.
+    Raises ShardError.
     """
     last = max(positions)
     if shard.is_remote or is_compressed(shard):
@@ -52,7 +53,7 @@ def read_samples(shard: Shard, positions: Collection[int]) -> Iterator[RawSample
         for raw in samples:
             if raw.index in positions:
                 for part, (offset, size) in raw.places.items():
-                    if is_read(part, size):
+                    if is_read(part, size) and (parts is None or part in parts):
                         file.seek(offset)
                         raw.parts[part] = file.read(size)
                 yield raw
