@@ -4,6 +4,7 @@ python -m benchmarks.labels                    # the half of the rows that no ch
 python -m benchmarks.labels --split chosen     # the half with which the constants of RepairPolicy were chosen
 python -m benchmarks.labels --split whole      # all rows, with noise drawn anew
 python -m benchmarks.labels --grid 240         # also drawn classes with every kind of noise (benchmarks/label_grid.py)
+python -m benchmarks.labels --ceiling          # also what the same model could do if it were fitted to the truth
 python -m benchmarks.labels --speed            # the probe's time over scikit-learn's as well (minutes)
 
 One row a case. `noise` and `found` are the true and the estimated share of wrong labels, with the interval of 95 %. `F1` is
@@ -43,10 +44,12 @@ from noisegate.pipeline.datasets.scenes.scene import scene_class
 from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.inspect.metrics import selection_metrics
 from noisegate.pipeline.labels.anchors import Anchors
+from noisegate.pipeline.labels.pool import Pool, fit_pool, log_votes
 from noisegate.pipeline.labels.probe import FIRST, STRENGTHS, probe_probabilities
 from noisegate.pipeline.labels.repair import RepairPolicy
-from noisegate.pipeline.labels.scoring import score_labels
-from noisegate.pipeline.neighbours import default_k, find_neighbours
+from noisegate.pipeline.labels.scoring import label_sources, score_labels
+from noisegate.pipeline.neighbours import default_k, find_neighbours, near_duplicates
+from noisegate.pipeline.runs.rows import as_rows
 from noisegate.pipeline.settings import REPAIRS
 from noisegate.pipeline.system.array_types import Float32, Index
 
@@ -168,6 +171,28 @@ def judge(case: Case, repair: str = "sure") -> Row:
         best=best_fixed_rule(found.columns, labels, truth),
         ece=calibration_error(quality[scored], right[scored]),
     )
+
+
+def ceiling(case: Case, repair: str = "sure") -> tuple[float, float]:
+    """Share of right labels after the repair, and the ECE, of a pool fitted to the truth with a T counted by the truth.
+
+    No estimate from the given labels can be expected to do better with these sources and one T for all pictures.
+    """
+    labels, truth, count = case.labels, case.truth, len(case.labels)
+    classes = int(max(truth.max(), labels.max())) + 1
+    neighbours = find_neighbours(case.features, default_k(count, classes))
+    images, duplicates = as_rows([case.features], "images"), near_duplicates(neighbours, 0.985)
+    sources = label_sources(images, labels, classes, neighbours, case.anchors, duplicates, device="cpu")
+    votes = np.stack([log_votes(source(np.arange(count)), np.arange(classes)) for source in sources.values()])
+    same = np.eye(classes)
+    even = Pool(np.full(len(votes), 1 / len(votes)), np.zeros(classes), np.ones(1), same, np.inf)
+    counted = np.zeros((classes, classes))
+    np.add.at(counted, (truth, labels), 1)
+    transition = counted / np.maximum(counted.sum(axis=1, keepdims=True), 1)
+    best = fit_pool(votes, truth, same[None], even)._replace(transition=transition)
+    posterior = best.true_given(votes, labels)
+    after = RepairPolicy(repair).repair_labels(posterior, labels, shown=True)
+    return float((after == truth).mean()), calibration_error(posterior[np.arange(count), labels], labels == truth)
 
 
 def cleanlab_f1(case: Case, classes: int) -> float:
@@ -317,6 +342,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--repair", choices=REPAIRS, default="sure")
     parser.add_argument("--grid", type=int, default=0, help="drawn cases to judge as well")
+    parser.add_argument("--ceiling", action="store_true", help="also judge a model that is fitted to the truth")
     parser.add_argument("--speed", action="store_true", help="time the probe against scikit-learn as well")
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--width", type=int, default=1_280)
@@ -328,11 +354,16 @@ def main() -> None:
     if options.grid:
         drawn_rows = list(grid_rows(options.grid, options.split))
         result |= {"grid_rows": [row._asdict() for row in drawn_rows], "grid": summary(drawn_rows)}
+    if options.ceiling:
+        for case in cases(options.split):
+            if options.only in case.name:
+                after, ece = ceiling(case, options.repair)
+                result.setdefault("ceiling", {}).update({f"{case.name}: right": after, f"{case.name}: ECE": ece})
     if options.speed:
         result["speed"] = speed(options.rows, options.width)
-    for part in ("real", "grid", "speed"):
+    for part in ("real", "grid", "ceiling", "speed"):
         for name, value in result.get(part, {}).items():
-            print(f"{part:6} {name:45} {value:.4g}")
+            print(f"{part:7} {name:45} {value:.4g}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")
 

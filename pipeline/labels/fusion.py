@@ -90,8 +90,8 @@ def fuse(
     labels: (N,), anything outside 0..classes-1 is no label. A row of a source that is not finite or sums to 0 abstains.
     A class that no label names is never predicted. At most `entries` numbers of the sources are looked at in one go: the fit
     samples rows with `seed` where there are more, and scoring goes in chunks. Matrices of classes by classes come on top,
-    about a dozen: 2 GB for 4,000 classes. The noise rate cannot see label errors that the
-    sources make as well: noise that follows the embeddings in every detail passes as clean.
+    about ten: 1.3 GB for 4,000 classes. The noise rate cannot see label errors that the sources make as well: noise that
+    follows the embeddings in every detail passes as clean.
 
     >>> rng = np.random.default_rng(0)
     >>> truth = rng.integers(0, 3, 900)

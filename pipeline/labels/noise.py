@@ -67,6 +67,7 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
         parts = fit_models(votes[:, inside], y[inside], policy, models)
         held_out[:, outside] = [pool.log_likelihood(votes[:, outside], y[outside]) for pool in parts]
         rates.append(_rates(parts, votes[:, inside], y[inside]))
+        del parts
     none, simple, detailed = held_out
     refuted = _gain(detailed, simple) < -policy.refuted
     whole, spread = np.array(_rates(models, votes, y)), np.sqrt(policy.folds - 1) * np.std(rates, axis=0)
@@ -96,8 +97,10 @@ def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels
     parts = noise_parts(none.predict(votes))
     starts = [near.simple] if near else [_noisy_start(none, rate, len(parts)) for rate in STARTS]
     simple = min((fit_pool(votes, y, parts, start) for start in starts), key=lambda pool: pool.loss)
-    joint = confident_joint(none.predict(votes), y).T + policy.pseudo_rows * classes * simple.transition
-    transition = joint / joint.sum(axis=1, keepdims=True)
+    del parts, same  # matrices of classes by classes are the most memory of a run with thousands of classes
+    transition = policy.pseudo_rows * classes * simple.transition
+    transition += confident_joint(none.predict(votes), y).T
+    transition /= transition.sum(axis=1, keepdims=True)
     return NoiseModels(none, simple, fit_pool(votes, y, transition[None], near.detailed if near else none))
 
 
@@ -115,9 +118,15 @@ def noise_parts(prediction: Float64) -> Float64:
     alike = np.zeros((classes, classes))
     np.add.at(alike, prediction.argmax(axis=1), prediction)
     np.fill_diagonal(alike, -1)
-    even = (1 - np.eye(classes)) / (classes - 1)
-    nearest = np.eye(classes)[alike.argmax(axis=1)]
-    return np.stack([np.eye(classes), even, nearest][: min(classes, 3)])
+    nearest = alike.argmax(axis=1)
+    del alike
+    parts = np.zeros((min(classes, 3), classes, classes))
+    np.fill_diagonal(parts[0], 1)
+    parts[1] = 1 / (classes - 1)
+    np.fill_diagonal(parts[1], 0)
+    if classes > 2:
+        parts[2, np.arange(classes), nearest] = 1
+    return parts
 
 
 def confident_joint(probability: Float64, labels: Index) -> Float64:
@@ -142,7 +151,9 @@ def confident_joint(probability: Float64, labels: Index) -> Float64:
     joint = joint.reshape(classes, classes)
     empty = joint.sum(axis=1) == 0
     joint[empty, empty] = 1
-    return np.asarray(joint / joint.sum(axis=1, keepdims=True) * sizes[:, None])
+    joint /= joint.sum(axis=1, keepdims=True)
+    joint *= sizes[:, None]
+    return joint
 
 
 def _noisy_start(none: Pool, rate: float, parts: int) -> Pool:

@@ -98,13 +98,9 @@ def score_labels(
         anchor_labels=anchors.labels if anchors else None,
     )
     usable = np.where(tango.invalid, -1, labels)
-    lists = neighbours.indices
-    sources: dict[str, Posterior] = {"neighbours": _neighbour_posterior(lists, usable, classes, duplicates)}
-    if lists.shape[1] > NEAR:
-        sources["near neighbours"] = _neighbour_posterior(lists[:, :NEAR], usable, classes, duplicates)
-    sources["probe"] = fit_probe(rows, usable, classes, seed=seed, device=Device.choose(device).name, most=trained)
-    if anchors is not None:
-        sources["anchors"] = _anchor_posterior(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), rows)
+    sources = label_sources(
+        rows, usable, classes, neighbours, anchors, duplicates, seed=seed, device=device, trained=trained
+    )
     if len(usable) * classes <= held:
         sources = {name: source(np.arange(len(usable))).__getitem__ for name, source in sources.items()}
     fused = fuse(sources, usable, classes, policy=policy, seed=seed)
@@ -136,6 +132,29 @@ def score_labels(
         k=neighbours.indices.shape[1],
         classes=classes,
     )
+
+
+def label_sources(
+    images: Rows,
+    labels: NDArray[np.int64],
+    classes: int,
+    neighbours: Neighbours,
+    anchors: Anchors | None,
+    duplicates: NDArray[np.int64],
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    trained: int = TRAINED,
+) -> dict[str, Posterior]:
+    """The class predictions that are fused, by name; none of them has seen the label of the row it predicts."""
+    lists = neighbours.indices
+    sources = {"neighbours": _neighbour_posterior(lists, labels, classes, duplicates)}
+    if lists.shape[1] > NEAR:
+        sources["near neighbours"] = _neighbour_posterior(lists[:, :NEAR], labels, classes, duplicates)
+    sources["probe"] = fit_probe(images, labels, classes, seed=seed, device=Device.choose(device).name, most=trained)
+    if anchors is not None:
+        sources["anchors"] = _anchor_posterior(AnchorVotes.of(anchors.embeddings, anchors.labels, classes), images)
+    return sources
 
 
 def _neighbour_posterior(

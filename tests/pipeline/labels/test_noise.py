@@ -1,5 +1,6 @@
 """Models of label noise: recovered from simulated labels, confident joint against cleanlab, and drawn classes of every kind."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from benchmarks.label_grid import KINDS, Case, draw
+from benchmarks.labels import Case as LabelCase
+from benchmarks.labels import ceiling
 from noisegate.pipeline.labels.noise import confident_joint, estimate_noise, fit_models, noise_parts
 from noisegate.pipeline.labels.pool import log_votes
 from noisegate.pipeline.labels.repair import RepairPolicy
@@ -75,6 +78,17 @@ def test_parts_of_the_transition_are_transitions() -> None:
         assert (np.diagonal(parts[1:], axis1=1, axis2=2) == 0).all()
 
 
+def test_at_most_ten_matrices_of_classes_by_classes_are_in_memory() -> None:
+    classes, rng = 300, np.random.default_rng(4)
+    y = rng.integers(0, classes, 45)
+    votes = log_votes(np.eye(classes)[y] + 0.01, np.arange(classes))[None]
+    tracemalloc.start()
+    estimate_noise(votes, y, RepairPolicy(), rng)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * classes**2 * 8
+
+
 def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
     """Two classes that overlap: confident joint takes the overlap for noise, and the labels say otherwise."""
     rng = np.random.default_rng(3)
@@ -132,3 +146,11 @@ def test_texts_are_one_more_witness() -> None:
     assert with_texts >= alone - 0.005 > 0.1
     wrong = repaired(case._replace(anchors="another's"))
     assert wrong[1] >= alone - 0.02 and wrong[0].fused.weights["anchors"] < 0.2
+
+
+def test_a_model_fitted_to_the_truth_repairs_at_least_as_well() -> None:
+    case = Case(10_000_000, 600, 16, 3, 4.0, 1, True, "symmetric", 0.3, "absent")
+    data, (found, gain) = draw(case), repaired(case)
+    right, ece = ceiling(LabelCase("drawn", data.features, data.labels, data.truth))
+    assert found.fused.changed > 0 and right >= (data.labels == data.truth).mean() + gain - 0.005
+    assert ece < 0.05
