@@ -4,7 +4,7 @@ python -m benchmarks.labels                    # the half of the rows that no ch
 python -m benchmarks.labels --split chosen     # the half with which the constants of RepairPolicy were chosen
 python -m benchmarks.labels --split whole      # all rows, with noise drawn anew
 python -m benchmarks.labels --grid 240         # also drawn classes with every kind of noise (benchmarks/label_grid.py)
-python -m benchmarks.labels --ceiling          # also what the same model could do if it were fitted to the truth
+python -m benchmarks.labels --oracle           # also what the same model could do if it were fitted to the truth
 python -m benchmarks.labels --speed            # the probe's time over scikit-learn's as well (minutes)
 
 One row a case. `noise` and `found` are the true and the estimated share of wrong labels, with the interval of 95 %. `F1` is
@@ -173,10 +173,11 @@ def judge(case: Case, repair: str = "sure") -> Row:
     )
 
 
-def ceiling(case: Case, repair: str = "sure") -> tuple[float, float]:
+def oracle(case: Case, repair: str = "sure") -> tuple[float, float]:
     """Share of right labels after the repair, and the ECE, of a pool fitted to the truth with a T counted by the truth.
 
-    No estimate from the given labels can be expected to do better with these sources and one T for all pictures.
+    A mark rather than a bound: what these sources and one T for all pictures give where nothing has to be estimated from
+    noisy labels. An overconfident pool can repair a little more, at the price of its calibration.
     """
     labels, truth, count = case.labels, case.truth, len(case.labels)
     classes = int(max(truth.max(), labels.max())) + 1
@@ -342,7 +343,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--repair", choices=REPAIRS, default="sure")
     parser.add_argument("--grid", type=int, default=0, help="drawn cases to judge as well")
-    parser.add_argument("--ceiling", action="store_true", help="also judge a model that is fitted to the truth")
+    parser.add_argument("--oracle", action="store_true", help="also judge a model that is fitted to the truth")
     parser.add_argument("--speed", action="store_true", help="time the probe against scikit-learn as well")
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--width", type=int, default=1_280)
@@ -354,14 +355,14 @@ def main() -> None:
     if options.grid:
         drawn_rows = list(grid_rows(options.grid, options.split))
         result |= {"grid_rows": [row._asdict() for row in drawn_rows], "grid": summary(drawn_rows)}
-    if options.ceiling:
+    if options.oracle:
         for case in cases(options.split):
             if options.only in case.name:
-                after, ece = ceiling(case, options.repair)
-                result.setdefault("ceiling", {}).update({f"{case.name}: right": after, f"{case.name}: ECE": ece})
+                after, ece = oracle(case, options.repair)
+                result.setdefault("oracle", {}).update({f"{case.name}: right": after, f"{case.name}: ECE": ece})
     if options.speed:
         result["speed"] = speed(options.rows, options.width)
-    for part in ("real", "grid", "ceiling", "speed"):
+    for part in ("real", "grid", "oracle", "speed"):
         for name, value in result.get(part, {}).items():
             print(f"{part:7} {name:45} {value:.4g}")
     if options.json:

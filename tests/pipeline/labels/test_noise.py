@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from benchmarks.label_grid import KINDS, Case, draw
 from benchmarks.labels import Case as LabelCase
-from benchmarks.labels import ceiling
+from benchmarks.labels import oracle
 from noisegate.pipeline.labels.noise import confident_joint, estimate_noise, fit_models, noise_parts
 from noisegate.pipeline.labels.pool import log_votes
 from noisegate.pipeline.labels.repair import RepairPolicy
@@ -151,6 +151,6 @@ def test_texts_are_one_more_witness() -> None:
 def test_a_model_fitted_to_the_truth_repairs_at_least_as_well() -> None:
     case = Case(10_000_000, 600, 16, 3, 4.0, 1, True, "symmetric", 0.3, "absent")
     data, (found, gain) = draw(case), repaired(case)
-    right, ece = ceiling(LabelCase("drawn", data.features, data.labels, data.truth))
+    right, ece = oracle(LabelCase("drawn", data.features, data.labels, data.truth))
     assert found.fused.changed > 0 and right >= (data.labels == data.truth).mean() + gain - 0.005
     assert ece < 0.05
