@@ -19,7 +19,7 @@ from .engines import (
     ShardTask,
     remove_plan,
 )
-from .errors import AllFailedError, LockedError, MismatchError
+from .errors import AllFailedError, ConfigError, LockedError, MismatchError
 from .estimators import Estimator, ModelSpec
 from .labels.anchors import anchors_file
 from .labels.classes import SOURCE, ClassSet, source_classes
@@ -36,6 +36,7 @@ from .shards.locate import Shard, find_shards
 from .shards.sources import TableColumns
 from .system.output_files import writing_to
 from .system.progress import Progress
+from .system.stores import Store
 
 Lock = Callable[[], AbstractContextManager[Any]]
 
@@ -113,10 +114,13 @@ def annotate_with(
     engine = engine or choose_engine(settings)
     nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
     columns = TableColumns(settings.image_column, settings.text_column, settings.label_column)
-    located = find_shards(shards, columns)
+    located, progress = find_shards(shards, columns), progress or Progress()
     if classes is None and settings.classes == SOURCE:
         classes = source_classes(shard.url for shard in located)
-    job = _Job(settings, RunFolder(Path(out)), located, classes, progress or Progress())
+    run = RunFolder.to_write(out, note=progress.note)
+    if run.mirror is not None:
+        _check_store(run.mirror.store, engine, nodes)
+    job = _Job(settings, run, located, classes, progress)
     job.record.model = model.to_dict() if isinstance(model, ModelSpec) else None
 
     def start() -> AbstractContextManager[EncodingEngine]:
@@ -126,10 +130,18 @@ def annotate_with(
         return engine.start(model, len(job.shards), job.progress.note)
 
     try:
-        with writing_to(out):
+        with writing_to(run.path):
             return job.run_alone(start) if nodes is None else job.run_as_node(start, NodeShare(job.run.path, nodes))
     finally:
         job.progress.stop()
+
+
+def _check_store(store: Store, engine: EngineSettings, nodes: Nodes | None) -> None:
+    """Raise ConfigError for what a run in a store cannot do."""
+    if nodes is not None:
+        raise ConfigError.of("out", store.url, "cannot be shared by --nodes; use --engine ray, or a shared folder")
+    if store.protocol == "memory" and not isinstance(engine, Local):
+        raise ConfigError.of("out", store.url, "is in this process alone; leave out --engine and --devices")
 
 
 def choose_engine(settings: AnnotateSettings) -> EngineSettings:
@@ -157,14 +169,17 @@ class _Job:
 
     def run_alone(self, start: Callable[[], AbstractContextManager[EncodingEngine]]) -> Summary:
         """Find, encode, score and record all shards."""
-        with folder_lock(self.run.path), start() as engine:
+        with self.run.lock(), start() as engine:
             if self.settings.overwrite:
                 clear(self.run, self.stems)  # only after the model is loaded: a wrong name must not cost the tables
+                self.run.publish()
             todo, sizes = self._find(engine, self.shards, nullcontext)
             try:
                 self._encode(engine, todo, sizes)
             except AllFailedError:
+                self.run.fetch_embeddings()  # all files that workers put, so that they are cleared too
                 clear(self.run)  # nothing was scored, and the settings that failed must not bind the next try
+                self.run.publish()
                 raise
             return self._score_and_record(engine)
 
@@ -201,7 +216,8 @@ class _Job:
         before = self.run.read_run()
         if before is not None:
             fixed = self.record.fixed_settings(identity)
-            check_settings(before, fixed, self.run.path, self.settings.retry_failed)
+            check_settings(before, fixed, self.run.name, self.settings.retry_failed)
+        self.run.fetch_embeddings()
         resume = self._resume(engine, self.settings.retry_failed)
         todo = resume.todo(shards)
         self._check_embeddings(resume, todo)
@@ -211,6 +227,7 @@ class _Job:
         if todo or any(shard.stem not in resume.listed for shard in self.shards):
             with lock():
                 self.record.write(identity, None, finished=False)
+        self.run.publish()
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
         self.progress.start(len(todo), size, len(shards) - len(todo) - len(resume.unreachable))
         for problem in resume.unreachable.values():
@@ -221,13 +238,15 @@ class _Job:
         """Encode the shards into embeddings and unscored tables."""
         reading = self.settings.reading
         named = len(self.classes.names) if self.classes and "labels" in reading.tasks else None
-        task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named)
+        store = self.run.mirror.store.url if self.run.mirror else None
+        task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named, store)
         first_try = not self.settings.retry_failed and not any(self.run.stems())
         fail_fast = first_try and not self.settings.keep_going
         totals = ProgressTotals(self.progress, sizes, fail_fast, self._judge_model if first_try else None)
         began = time.monotonic()
         if todo:
             engine.encode(task, todo, totals)
+            self.run.fetch_embeddings()  # and tables, of shards that other machines encoded
         self.encode_seconds, self.encoded = time.monotonic() - began, totals.encoded
         self.record.notes = totals.notes
         self.record.failed |= {shard.url: totals.failed[shard.url] for shard in todo if shard.url in totals.failed}
@@ -265,6 +284,9 @@ class _Job:
             self.record.random_inputs = beta.to_dict()
             return beta
 
+        search = NeighbourSearch(self.settings.neighbour_memory, run=engine.search, remote=engine.searches_remotely)
+        if self.run.mirror is not None and engine.searches_remotely:  # other machines do not see this copy of the run
+            search = NeighbourSearch(self.settings.neighbour_memory)
         anchors = engine.anchors(self.classes) if self.classes else None
         if anchors:
             anchors.save(anchors_file(self.run))
@@ -274,7 +296,7 @@ class _Job:
             scoring,
             random_inputs=measure_model_beta,
             anchors=anchors,
-            search=NeighbourSearch(self.settings.neighbour_memory, run=engine.search, remote=engine.searches_remotely),
+            search=search,
             note=self.progress.note,
         )
         write_scores(self.run, stems, scores)
@@ -294,7 +316,7 @@ class _Job:
             if todo and dropped and stem not in again:
                 raise MismatchError.of(
                     "out",
-                    f"{self.run.path}",
+                    str(self.run.name),
                     f"has dropped the embeddings of {stem}, needed to score {todo[0].url}; use another --out, or --overwrite",
                 )
 

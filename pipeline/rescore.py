@@ -18,7 +18,6 @@ from .neighbours import NeighbourSearch
 from .pairs.beta import Beta
 from .runs.arrays import MODEL, ArrayPart, arrays_identity, check_labels, find_parts, write_parts
 from .runs.embeddings import embeddings_match
-from .runs.lock import folder_lock
 from .runs.resume import clear, sweep
 from .runs.shard_arrays import KeyedRows, find_image_part, write_shard_tables
 from .runs.table import VERSION, RunFolder, read_metadata
@@ -46,11 +45,16 @@ def rescore(
     TableError if embeddings were dropped. Errors leave all files unchanged; a rescoring that is stopped leaves a run
     marked as not finished, until it is rescored again.
     """
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_write(folder, "folder", note)
     began = time.monotonic()
-    _read_complete_run(run)  # before a folder is made for the lock
-    with writing_to(folder), folder_lock(run.path):
+    if run.mirror is None:
+        _read_complete_run(run)  # before a folder is made for the lock
+    elif search is not None and search.remote:
+        problem = "is in a store, and Ray searches in a shared folder; leave out --engine ray"
+        raise ConfigError.of("folder", run.name, problem)
+    with writing_to(run.path), run.lock():
         recorded = _read_complete_run(run)
+        run.fetch_embeddings()
         stems = sorted(run.stems())
         wanted = settings(recorded["scoring"])
         _check_embeddings(run, stems, wanted)
@@ -73,6 +77,7 @@ def rescore(
         columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note)
         recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}, "beta": _beta(scores)}
         run.write_run({**recorded, "finished": False})
+        run.publish()
         if anchors is not None:
             anchors.save(anchors_file(run))
         write_scores(run, stems, scores)
@@ -86,7 +91,7 @@ def _read_complete_run(run: RunFolder) -> dict[str, Any]:
     """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
     if not recorded["complete"]:
-        raise TableError.of("folder", str(run.path), "is not finished; run the command that made it again first")
+        raise TableError.of("folder", str(run.name), "is not finished; run the command that made it again first")
     return recorded
 
 
@@ -96,14 +101,14 @@ def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSetting
     for stem in stems:
         path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
         if not path.exists():
-            raise TableError.of("folder", str(run.path), f"dropped the embeddings of {stem}; annotate again")
+            raise TableError.of("folder", str(run.name), f"dropped the embeddings of {stem}; annotate again")
         if not embeddings_match(path, shard["rows"], shard["sha256"]):
-            raise TableError(f"{path} is damaged; run the command that made it again", "folder", str(run.path))
+            raise TableError(f"{path} is damaged; run the command that made it again", "folder", str(run.name))
         with safe_open(path, framework="numpy") as file:
             rows, width = file.get_slice("text").get_shape()
         empty, texts = empty and not rows, texts or width > 0
     if "pairs" in wanted.tasks and not texts and not empty:
-        raise TableError.of("task", "pairs", f"needs text embeddings, and {run.path} has none; use --task labels")
+        raise TableError.of("task", "pairs", f"needs text embeddings, and {run.name} has none; use --task labels")
 
 
 def score_embeddings(
@@ -147,7 +152,7 @@ def score_embeddings(
         KeyedRows.check(parts)
         reading |= DecodeOptions(wanted.tasks).to_dict() | {"image_part": find_image_part(located)}
     scorer = arrays_identity(parts).to_dict()
-    run = RunFolder(Path(out))
+    run = RunFolder.to_write(out, note=note)
 
     def write_run(scores: RunScores | None) -> None:
         run.write_run(
@@ -168,10 +173,11 @@ def score_embeddings(
             }
         )
 
-    with writing_to(out), folder_lock(run.path):
+    with writing_to(run.path), run.lock():
         stems = sorted(entry["table"] for entry in entries)
         _make_room(run, stems, overwrite)
         write_run(None)
+        run.publish()
         facts = {"scorer": scorer, "reading": reading}
         if located is None:
             write_parts(run, parts, given, wanted.joint, facts)
@@ -227,12 +233,13 @@ def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
     """Remove what `overwrite` allows, or what an unfinished run of the same kind left; else raise ConfigError."""
     before = None if overwrite else run.read_run()
     if before is not None and (before["complete"] or before["scorer"]["model"] != MODEL):
-        raise ConfigError.of("out", str(run.path), "holds a run already; choose another folder, or use --overwrite")
+        raise ConfigError.of("out", str(run.name), "holds a run already; choose another folder, or use --overwrite")
     in_the_way = [run.table(stem) for stem in stems if run.table(stem).exists()]
     if in_the_way and before is None and not overwrite:
-        raise ConfigError.of("out", str(run.path), f"has {in_the_way[0].name} in the way; choose another folder")
+        raise ConfigError.of("out", str(run.name), f"has {in_the_way[0].name} in the way; choose another folder")
     if before is not None or overwrite:
         clear(run, stems, searches=overwrite)
+        run.publish()
 
 
 def _beta(scores: RunScores | None) -> dict[str, Any] | None:

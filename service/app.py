@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.runs import folder_lock
+from noisegate.pipeline.runs import RunFolder, folder_lock
 
 from .api import health, jobs, page, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest
@@ -81,6 +81,8 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
 
 
 def _service(settings: Settings, engine: Embedder | None) -> Service:
+    copies = {name: RunFolder.to_read(path, embeddings=True).path for name, path in settings.runs.items()}
+    settings = settings.model_copy(update={"runs": copies})  # local folders are their own copies
     for name, path in settings.runs.items():
         if not path.is_dir():
             raise ConfigError.of("runs", f"{name}={path}", "is not a folder; give one that noisegate annotate wrote")

@@ -63,7 +63,7 @@ def write_table(result: TrainResult, out: str | Path) -> Path:
     check_write_table(out, result.method)
     config = TrainConfig.parse(TrainFolder(result.folder).read_config())
     run = RunFolder(Path(out))
-    source = None if config.data.table is None else RunFolder(config.data.table)
+    source = None if config.data.table is None else RunFolder.to_read(config.data.table)
     facts = _method_facts(result, config)
     with contextlib.closing(_training_data(config)) as data, writing_to(out), folder_lock(run.path):
         trained = np.zeros(data.total_rows, bool)

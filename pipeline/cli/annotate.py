@@ -15,7 +15,9 @@ from .output import JsonOption, Output, escape, print_summary, program
 def annotate(
     settings: AnnotateSettings,
     shards: Shards,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables; a stopped run goes on there.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder, or URL in a store, for the tables; a stopped run goes on.")
+    ],
     report: Annotated[
         bool,
         typer.Option("--report", help="Also write report.html there: scores, noise, the worst and the best pairs."),
@@ -49,7 +51,7 @@ def annotate(
             page = write_report(out, note=output.note)
             output.say(f"Report: [cyan]{escape(str(page.path))}[/]")
             result["report"] = str(page.path)
-        output.say(f"Next: [cyan]{escape(program('show', str(out)))}[/]")
+        output.say(f"Next: [cyan]{escape(program('show', summary.out))}[/]")
     output.result(result)
     if summary.failed_shards or (summary.samples and not summary.statuses.get("ok")):
         raise typer.Exit(1)

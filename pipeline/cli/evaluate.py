@@ -52,8 +52,10 @@ def evaluate(
     if what not in (None, "pairs", "labels"):
         raise ConfigError.of("what", what, "is unknown; use pairs or labels")
     output = Output(as_json)
-    tasks = (RunFolder(folder).read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
-    spoilt = noised_part(RunFolder(folder), truth)
+    run = RunFolder.to_read(folder)
+    folder = run.path  # of a run in a store its copy: it is listed once
+    tasks = (run.read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
+    spoilt = noised_part(run, truth)
     noisy = "pairs" if spoilt == "captions" else spoilt
     wanted = what or (noisy if noisy in tasks else "labels" if "labels" in tasks else "pairs")
     if noisy not in (None, wanted):

@@ -51,7 +51,7 @@ def verify(
 
     if pretrained is not None and model is None:
         raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave both out")
-    run = RunFolder(folder).recorded()
+    run = RunFolder.to_read(folder).recorded()
     named = None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size)
     verification = check(
         folder,

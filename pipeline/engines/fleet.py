@@ -11,7 +11,10 @@ import socket
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, cast
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, NoisegateError
@@ -84,8 +87,16 @@ Message = StartEncoding | Shard | NoMoreShards | Call | Quit
 Reply = Ready | Event | Result | Failed
 
 
-def serve(make: Callable[[], Any], inbox: "queue.SimpleQueue[Message]", send: Callable[[Reply], None]) -> None:
-    """Load a model and handle messages until `Quit`; an exception is sent as `Failed` and ends the loop."""
+def serve(
+    make: Callable[[], Any],
+    inbox: "queue.SimpleQueue[Message]",
+    send: Callable[[Reply], None],
+    shares_disk: bool = True,
+) -> None:
+    """Load a model and handle messages until `Quit`; an exception is sent as `Failed` and ends the loop.
+
+    Without `shares_disk`, files of a run in a store are made in a temporary folder of this encoder.
+    """
     try:
         model = as_estimator(make())
         engine = InProcessEngine(model)
@@ -94,8 +105,8 @@ def serve(make: Callable[[], Any], inbox: "queue.SimpleQueue[Message]", send: Ca
             if isinstance(message, Call):
                 send(Result(getattr(engine, message.method)(message.argument)))
             elif isinstance(message, StartEncoding):
-                _check_folder(message)
-                encode_shards(message.task, model, _shards(inbox), send, lambda: inbox.put(NoMoreShards()))
+                with _open_folder(message, shares_disk) as task:
+                    encode_shards(task, model, _shards(inbox), send, lambda: inbox.put(NoMoreShards()))
     except BaseException as error:  # raised again where the job runs
         send(Failed(_pickle(error)))
 
@@ -105,8 +116,13 @@ def _shards(inbox: "queue.SimpleQueue[Message]") -> Iterator[Shard]:
         yield message
 
 
-def _check_folder(message: StartEncoding) -> None:
-    """Raise ConfigError if `out` is another folder on this host."""
+@contextmanager
+def _open_folder(message: StartEncoding, shares_disk: bool) -> Iterator[ShardTask]:
+    """The task with its folder on this host; raise ConfigError if a shared one is another here."""
+    if message.task.store and not shares_disk:
+        with TemporaryDirectory(prefix="noisegate-") as folder:
+            yield replace(message.task, out=Path(folder), scratch=True)
+        return
     lock = message.task.out / "_lock"
     try:
         text = lock.read_text(encoding="utf-8")
@@ -114,6 +130,7 @@ def _check_folder(message: StartEncoding) -> None:
         text = None
     if text != message.lock_text:
         raise ConfigError.of("out", str(message.task.out), f"is another on {socket.gethostname()}; use a shared folder")
+    yield message.task
 
 
 def _pickle(error: BaseException) -> bytes:

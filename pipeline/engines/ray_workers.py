@@ -1,7 +1,7 @@
 """Encoders as Ray actors, on one host or many. `ray` is imported when an engine is started.
 
-Nothing large goes through Ray's object store: an actor reads its shards and writes their files to the shared folder
-itself, and only small events come back. An actor that is lost is replaced.
+Nothing large goes through Ray's object store: an actor reads its shards and writes their files itself, to the shared folder
+or to the run's store, and only small events come back. An actor that is lost is replaced.
 """
 
 import os
@@ -117,7 +117,7 @@ class _Actor:
         sys.path.extend(entry for entry in path if entry and entry not in sys.path)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        arguments = (lambda: pickle.loads(make)(), self._inbox, self._outbox.put)
+        arguments = (lambda: pickle.loads(make)(), self._inbox, self._outbox.put, False)
         threading.Thread(target=serve, args=arguments, daemon=True).start()
 
     def exchange(self, messages: list[Message]) -> list[Reply]:

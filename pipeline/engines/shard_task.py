@@ -24,7 +24,9 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.stream import Chunk, ShardEnd, ShardFailed, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
+from noisegate.pipeline.system.mirror import Mirror
 from noisegate.pipeline.system.progress import Progress
+from noisegate.pipeline.system.stores import Store
 
 Rows = NDArray[np.float32]
 _READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
@@ -165,7 +167,8 @@ class ShardTask:
     """What an encoder needs besides the model and the shards.
 
     `workers` is the number of decoding processes: 0 decodes in the encoder's process, None lets the engine choose.
-    `classes` is the number of named classes, None if labels have no names.
+    `classes` is the number of named classes, None if labels have no names. `store` is the URL of a run in a store: `out` is
+    then a copy of it, or with `scratch` an empty folder of this encoder alone, from which files go when they are put.
     """
 
     out: Path
@@ -173,6 +176,8 @@ class ShardTask:
     workers: int | None
     retry_failed: bool = False
     classes: int | None = None
+    store: str | None = None
+    scratch: bool = False
 
 
 def encode_shards(
@@ -187,7 +192,7 @@ def encode_shards(
     A thread iterates over `shards`, which may block; `no_more` must unblock it. Raises ConfigError at the first label
     without a class name.
     """
-    run = RunFolder(task.out)
+    run = RunFolder(task.out, Mirror(Store(task.store), task.out) if task.store else None)
     workers = default_workers() if task.workers is None else task.workers
     retry: dict[str, set[int]] = {}
     for line in getattr(model, "notes", ()):
@@ -195,6 +200,8 @@ def encode_shards(
 
     def with_retries() -> Iterator[Shard]:  # runs in the reading thread
         for shard in shards:
+            if task.retry_failed and run.mirror and task.scratch:
+                run.mirror.get_shard(shard.stem)
             if task.retry_failed and (rows := _retryable(run, shard)):
                 retry[shard.url] = rows
             yield shard
@@ -222,6 +229,8 @@ def encode_shards(
                     if retry.pop(item.shard.url, None):
                         _merge(run, part, item)
                     _write(run, part, item, model.identity, task.options)
+                    if run.mirror:
+                        run.mirror.put_shard(item.shard.stem, keep=not task.scratch)
                     if item.damage:
                         report(Note(f"{item.shard.url}: {item.damage}; its {len(part.samples):,} samples are kept"))
                     failed = sum(sample.status != "ok" for sample in part.samples)

@@ -6,7 +6,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.pipeline.runs.where import Where, parse_where
 from noisegate.pipeline.system.output_files import old_folder, whole_file, whole_folder
+from noisegate.pipeline.system.stores import store_url
 
 from . import croissant
 from .cleanlab import write_issues
@@ -24,6 +25,7 @@ from .huggingface import write_dataset
 from .lance import write_lance
 from .rows import Format, Options, RunRows
 from .shards import write_shards
+from .to_store import exporting_to_store
 
 __all__ = ["FORMATS", "Exported", "export"]
 
@@ -94,12 +96,26 @@ def export(
             users = ", ".join(other for other, form in FORMATS.items() if name in form.options)
             flag = name.replace("_", "-")
             raise ConfigError(f"{flag} has no meaning for {kind}; it goes with {users}", name, value)
+    url = store_url(out)
+    if url is not None:
+        with exporting_to_store(url, folder, RECORD if chosen.is_folder else None, overwrite) as path:
+            done = export(
+                folder,
+                path,
+                kind,
+                where=where,
+                columns=columns,
+                with_shard=with_shard,
+                add_columns=add_columns,
+                review_labels=review_labels,
+            )
+        return replace(done, out=url, files=[f"{url}{file.removeprefix(str(path))}" for file in done.files])
     rule = parse_where(where) if isinstance(where, str) else where
-    rows, target = RunRows(Path(folder), rule, review_labels), Path(out)
+    rows, target = RunRows(folder, rule, review_labels), Path(out)
     _check_out(rows, target, chosen.is_folder, overwrite)
     record = {
         "as": kind,
-        "run": str(folder),
+        "run": store_url(folder) or str(folder),
         "where": rule.text if rule else None,
         **({"review_labels": True} if review_labels else {}),
         "noisegate": version("noisegate"),

@@ -40,7 +40,7 @@ def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
         raise ConfigError.of("out", out, "is no name of a cleanlab frame, .csv or .parquet; use issues.csv")
     if "labels" not in rows.facts["scoring"]["tasks"]:
         raise TableError.of(
-            "folder", rows.run.path, "has no label scores; make them: noisegate annotate … --task labels"
+            "folder", rows.run.name, "has no label scores; make them: noisegate annotate … --task labels"
         )
     written = unscored = 0
     with whole_file(out) as file, _writer(file, out.suffix) as writer:

@@ -102,8 +102,8 @@ class ShardRows:
 class RunRows:
     """The tables of a run, filtered by a rule; `rows` and `kept` count what `parts` has read and kept."""
 
-    def __init__(self, folder: Path, where: Where | None, review_labels: bool = False) -> None:
-        self.run = RunFolder(folder)
+    def __init__(self, folder: str | Path, where: Where | None, review_labels: bool = False) -> None:
+        self.run = RunFolder.to_read(folder)
         self.where = where
         self.review_labels = review_labels  # people's labels take the place of the given ones
         self.rows = self.kept = 0
@@ -135,13 +135,13 @@ class RunRows:
             problem = (
                 f"was made from embeddings, and {use} reads shards; use keys, parquet, csv or jsonl without caption"
             )
-            raise ConfigError.of("folder", self.run.path, problem)
+            raise ConfigError.of("folder", self.run.name, problem)
         part = self.facts["reading"].get("image_part")
         if pictures and part:
             problem = (
                 f"has shards with {part} in place of pictures, which {use} writes; use shards, parquet, csv or jsonl"
             )
-            raise ConfigError.of("folder", self.run.path, problem)
+            raise ConfigError.of("folder", self.run.name, problem)
 
     def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
         """Read shard by shard, also those without a kept row."""

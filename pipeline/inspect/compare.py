@@ -130,11 +130,11 @@ def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int =
     for name, value, least, works in (("top", top, 0, 10), ("most", most, 1, MOST), ("seed", seed, 0, 0)):
         if value < least:
             raise ConfigError.of(name, value, f"is too small; use {works}")
-    runs = RunFolder(Path(first)), RunFolder(Path(second))
+    runs = RunFolder.to_read(first), RunFolder.to_read(second)
     stems = tuple(list(run.stems()) for run in runs)
     for run, run_stems in zip(runs, stems, strict=True):
         if not run_stems:
-            raise TableError(f"{run.path} has no tables yet; run its annotate command again", "run", run.path)
+            raise TableError(f"{run.name} has no tables yet; run its annotate command again", "run", run.name)
     sizes = tuple(
         sum(pq.read_metadata(run.table(stem)).num_rows for stem in run_stems)
         for run, run_stems in zip(runs, stems, strict=True)

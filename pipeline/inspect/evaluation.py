@@ -55,7 +55,7 @@ def evaluate(folder: str | Path, truth: str | Path | None = None, field: str | N
     column or field: true or false, or for labels the right class. Raises MismatchError when the shards are no longer those
     that were scored.
     """
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     table = read_table(folder, ["key", "index", "similarity", "osa_weight"])
     beta = (run.read_run() or {})["beta"]
     if beta is None:
@@ -104,7 +104,7 @@ class NeighbourhoodEvaluation:
 
 def is_decided_by_neighbourhood(folder: str | Path) -> bool:
     """Whether the column clean of this run follows from neighbourhoods alone, without a cosine."""
-    near = _neighbourhood_facts(RunFolder(Path(folder)))
+    near = _neighbourhood_facts(RunFolder.to_read(folder))
     return bool(near and near["alone"])
 
 
@@ -112,7 +112,7 @@ def evaluate_neighbourhood(
     folder: str | Path, truth: str | Path | None = None, field: str | None = None
 ) -> NeighbourhoodEvaluation:
     """Judge the neighbourhood scores of a run; the truth is as in `evaluate`."""
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     table = read_table(folder, ["key", "index", "neighbourhood"])
     near = _neighbourhood_facts(run)
     agreement = _floats(table, "neighbourhood")
@@ -159,7 +159,7 @@ class LabelEvaluation:
 
 def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: str | None = None) -> LabelEvaluation:
     """Judge the label scores of a run; the truth is as in `evaluate`, with `clean_label` for the accuracies."""
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     names = [
         "key",
         "index",

@@ -80,7 +80,7 @@ def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
     """
     if top < 0:
         raise ConfigError.of("top", top, "is not a number of samples; use 0 or more, such as 10")
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     stems = sorted(run.stems())
     recorded = run.read_run() or {}
     finished, notes = recorded.get("finished") is not False, []

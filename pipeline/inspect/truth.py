@@ -130,7 +130,7 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
     """The fields of every sample's json, shard by shard."""
     recorded = run.read_run() or {}
     if "limits" not in recorded["reading"]:
-        raise ConfigError(f"{run.path} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
+        raise ConfigError(f"{run.name} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     names = (field,) if field else ("noisy", "clean_label")
     columns: dict[str, list[Any]] = {name: [] for name in names}

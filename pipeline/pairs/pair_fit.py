@@ -47,10 +47,10 @@ def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     tables = [read_metadata(run.table(stem)) for stem in stems]
     recorded = [[metadata.get("beta"), metadata.get("calibration")] for metadata in tables]
     if len({json.dumps(values, sort_keys=True) for values in recorded}) != 1:  # in JSON NaN equals NaN
-        raise MismatchError.of("out", str(run.path), "lacks embeddings, and its scores differ; use --overwrite")
+        raise MismatchError.of("out", str(run.name), "lacks embeddings, and its scores differ; use --overwrite")
     beta, calibration = read_scoring(run, stems[0])
     if beta is None:
-        raise MismatchError.of("out", str(run.path), "has tables without scores; run annotate again")
+        raise MismatchError.of("out", str(run.name), "has tables without scores; run annotate again")
     places, rows = _draw(run, stems, PAIRS, seed)
     given = _similarities(run, stems, places, rows)
     return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)))

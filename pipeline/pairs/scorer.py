@@ -210,7 +210,7 @@ def _beta_of_model(estimator: Estimator, mode: str) -> Beta:
 
 def read_scorer(folder: str | Path) -> RecordedScorer:
     """Read what a finished run records of its scorer; raise TableError if there is no run or it is not finished."""
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     recorded = run.recorded()
     if recorded.get("finished") is False:
         raise TableError.of("run", str(folder), "is not finished; run the same annotate command again, it goes on")

@@ -18,11 +18,15 @@ _HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 
 
 @contextmanager
-def folder_lock(folder: Path, doing: str = "", wait: bool = False) -> Iterator[str]:
-    """Hold `folder/_lock`, which then says who does (yielded). Raises LockedError, naming the holder, or else waits."""
+def folder_lock(folder: Path, doing: str = "", wait: bool = False, name: Path | str | None = None) -> Iterator[str]:
+    """Hold `folder/_lock`, which then says who does (yielded). Raises LockedError, naming the holder, or else waits.
+
+    `name` is what the user calls the folder, if that is something else.
+    """
     with _opened(folder) as file:
         if not _locked(file, folder, shared=False, wait=wait):
-            raise LockedError.of("out", folder, f"is being written by {_holder(file)}; wait for it, or choose another")
+            problem = f"is being written by {_holder(file)}; wait for it, or choose another"
+            raise LockedError.of("out", name or folder, problem)
         mark = f"process {os.getpid()} on {socket.gethostname()}{', ' if doing else ''}{doing}"
         _mark(file, f"{mark}\n")
         yield mark

@@ -84,7 +84,9 @@ def _read_facts(run: RunFolder, stem: str) -> dict[str, Any]:
     return {"rows": shard["rows"], "sha256": shard["sha256"]}
 
 
-def check_settings(before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, retry_failed: bool) -> None:
+def check_settings(
+    before: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path | str, retry_failed: bool
+) -> None:
     """Raise MismatchError, naming each setting that differs from the run in `folder`; a retry may only raise limits.
 
     An unfinished run may change the settings of its scoring: a mistake in them must not cost its embeddings.

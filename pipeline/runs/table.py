@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.system.mirror import RUN, Mirror, copy_folder, is_large, shard_files
 from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system.stores import Store, store_url
 
 from .captions import CAPTION, read_shard_captions
+from .lease import Lease, hold_lease
+from .lock import folder_lock
 from .reviews import SAMPLE, Reviews
 
 WORD = pa.dictionary(pa.int32(), pa.string())
@@ -165,7 +170,7 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, capt
     them; see `read_frame` for pandas. Raises TableError when the folder holds no finished run, MismatchError when the captions
     are not those that were scored.
     """
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     if (run.read_run() or {}).get("finished") is False:
         raise TableError.of("run", folder, "is not finished; run the same annotate command again, it goes on")
     captions = captions or CAPTION in (columns or ())
@@ -198,10 +203,79 @@ def drop_empty(table: pa.Table) -> pa.Table:
 
 
 class RunFolder:
-    """Names of the files in a run's folder: tables beside `_run.json`, embeddings below `embeddings/`."""
+    """Names of the files in a run's folder: tables beside `_run.json`, embeddings below `embeddings/`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    A run in a store has a `mirror`, and `path` is its copy on this machine. `name` is what the user calls the run.
+    """
+
+    def __init__(self, path: Path, mirror: Mirror | None = None) -> None:
+        self.path, self.mirror = path, mirror
+        self.name: Path | str = mirror.store.url if mirror else path
+        self._lease: Lease | None = None
+
+    @classmethod
+    def to_write(cls, out: str | Path, setting: str = "out", note: Callable[[str], None] = lambda text: None) -> Self:
+        """The run at a path or URL that a job is going to write, under `lock`; raises ConfigError for an unusable store."""
+        url = store_url(out)
+        if url is None:
+            return cls(Path(out))
+        store = Store(url, setting)
+        store.check()
+        return cls(folder := copy_folder(url, "job"), Mirror(store, folder, note))
+
+    @classmethod
+    def to_read(cls, folder: str | Path, embeddings: bool = False) -> Self:
+        """The run at a path or URL; files that a store has and this machine has not are copied first.
+
+        Embeddings are copied only on request, here or by `fetch_embeddings`. Raises TableError for a URL without a run.
+        """
+        url = store_url(folder)
+        if url is None:
+            return cls(Path(folder))
+        store = Store(url, "run")
+        store.check()
+        copy = copy_folder(url, "read")
+        mirror = Mirror(store, copy)
+        mirror.pull(lambda name: embeddings or not is_large(name), prune=True)
+        if not (copy / RUN).exists():
+            raise TableError.of("run", url, f"holds no run; use noisegate annotate SHARDS --out {url}")
+        return cls(copy, mirror)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for writing; raise LockedError if another job does.
+
+        A run in a store is copied here without its large files (`fetch_embeddings`). What changed is put when the block ends
+        without an error, and the copy is removed.
+        """
+        with ExitStack() as held:
+            held.enter_context(folder_lock(self.path, name=self.name))
+            if self.mirror is not None:
+                self._lease = held.enter_context(hold_lease(self.mirror.store, self.path))
+                self.mirror.pull(lambda name: not is_large(name), prune=True)
+            yield
+            self.publish()
+            if self.mirror is not None:
+                self.mirror.remove_copies()
+
+    def publish(self) -> None:
+        """Put what has changed to the run's store, if it has one, and delete there what is gone here."""
+        if self.mirror is not None:
+            if self._lease is not None:
+                self._lease.check()
+            self.mirror.publish()
+
+    def fetch_embeddings(self, stems: Collection[str] | None = None) -> None:
+        """Copy the embeddings of all shards, or of those named, from the run's store, with what else has changed there."""
+        if self.mirror is not None:
+            wanted = None if stems is None else {shard_files(stem)[0] for stem in stems}
+            self.mirror.pull(lambda name: wanted is None or name in wanted)
+
+    def has_embeddings(self, stem: str) -> bool:
+        """Whether the embeddings of a shard are there, on this machine or in the run's store."""
+        return self.embeddings(stem).exists() or (
+            self.mirror is not None and shard_files(stem)[0] in self.mirror.listed
+        )
 
     def table(self, stem: str) -> Path:
         return self.path / f"{stem}.parquet"
@@ -211,7 +285,7 @@ class RunFolder:
 
     @property
     def run_file(self) -> Path:
-        return self.path / "_run.json"
+        return self.path / RUN
 
     @property
     def reviews(self) -> Reviews:
@@ -225,9 +299,9 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, AttributeError) as error:
-            raise TableError.of("run", self.path, f"is damaged: {error}; redo it with --overwrite") from error
+            raise TableError.of("run", self.name, f"is damaged: {error}; redo it with --overwrite") from error
         if found != VERSION:
-            raise TableError.of("run", self.path, f"has version {found}, not {VERSION}; use another, or --overwrite")
+            raise TableError.of("run", self.name, f"has version {found}, not {VERSION}; use another, or --overwrite")
         return run
 
     def recorded(self) -> dict[str, Any]:
@@ -237,7 +311,7 @@ class RunFolder:
             below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
             there = "" if below is None else f", but {below.parent} does"
             raise TableError.of(
-                "run", self.path, f"holds no run{there}; use noisegate annotate SHARDS --out {self.path}"
+                "run", self.name, f"holds no run{there}; use noisegate annotate SHARDS --out {self.name}"
             )
         return run
 

@@ -232,7 +232,7 @@ def summarise(
     facts = read_metadata(run.table(stems[0])) if stems else {}
     quantiles: list[float] = np.quantile(given, QUANTILES).tolist() if len(given) else []
     return Summary(
-        out=str(run.path),
+        out=str(run.name),
         model=(facts.get("scorer") or {}).get("model", ""),
         samples=sum(statuses.values()),
         statuses=dict(sorted(statuses.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))),

@@ -11,6 +11,7 @@ import braceexpand
 import fsspec
 
 from noisegate.pipeline.errors import ConfigError, ShardError
+from noisegate.pipeline.system.stores import check_protocol, describe
 
 from .sources import (
     HUB,
@@ -27,10 +28,6 @@ from .sources import (
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _LISTS = (".txt", ".list")
-_PACKAGES = {
-    **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"},
-    **{"hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"},
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Shard:
         except ShardError:
             raise
         except Exception as error:  # each fsspec back end raises errors of its own
-            raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
+            raise ShardError(f"shard {self.url} cannot be opened: {describe(error)}", "shards", self.url) from error
 
     def estimated_size(self) -> int | None:
         """The size in bytes, of a table that holds pictures about the size; raises ShardError."""
@@ -90,7 +87,7 @@ class Shard:
             store, path = fsspec.core.url_to_fs(self.url, **_stream_options(self.url))
             info: dict[str, Any] = store.info(path)
         except Exception as error:
-            raise ShardError(f"shard {self.url} cannot be opened: {_describe(error)}", "shards", self.url) from error
+            raise ShardError(f"shard {self.url} cannot be opened: {describe(error)}", "shards", self.url) from error
         changed: Any = info.get("LastModified") or info.get("mtime") or info.get("created")
         return info.get("size"), changed.timestamp() if hasattr(changed, "timestamp") else None
 
@@ -148,12 +145,12 @@ def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list
 def _read_list(path: str, lists: tuple[str, ...], columns: TableColumns) -> list[str]:
     if path in lists:
         raise ConfigError(f"the list of shards {path} leads back to itself; list shards in it", "shards", path)
-    _check_protocol(path)
+    check_protocol("shards", path)
     try:
         with fsspec.open(path, "r", encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
     except Exception as error:  # each fsspec back end raises errors of its own
-        raise ConfigError(f"the list of shards {path} cannot be read: {_describe(error)}", "shards", path) from error
+        raise ConfigError(f"the list of shards {path} cannot be read: {describe(error)}", "shards", path) from error
     return [
         url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path), columns)
     ]
@@ -163,7 +160,7 @@ def _glob(name: str, columns: TableColumns) -> list[str]:
     """List the shards that match a name without braces, sorted; the name itself where it is no pattern."""
     name = name.removeprefix("file://")
     remote = "://" in name
-    _check_protocol(name)
+    check_protocol("shards", name)
     if not remote:
         name = str(Path(name).expanduser())  # a quoted pattern reaches us with its tilde
     folder = name.endswith("/") if remote else Path(name).is_dir()
@@ -175,7 +172,7 @@ def _glob(name: str, columns: TableColumns) -> list[str]:
             store, path = fsspec.core.url_to_fs(pattern)
             names = [store.unstrip_protocol(path) for path in store.glob(path)]
         except Exception as error:
-            raise ConfigError.of("shards", name, f"cannot be listed: {_describe(error)}") from error
+            raise ConfigError.of("shards", name, f"cannot be listed: {describe(error)}") from error
     elif folder:
         names = [str(path) for path in Path(name).iterdir()]
     else:
@@ -226,24 +223,6 @@ def _is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):  # too long for a name, or holding a NUL
         return False
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:  # a path on this machine
-        return str(error.strerror)
-    return f"{type(error).__name__}: {error}"
-
-
-def _check_protocol(name: str) -> None:
-    if "://" not in name:
-        return
-    protocol = name.split("://")[0]
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except ImportError as error:
-        raise ConfigError.of("shards", name, f"needs pip install {_PACKAGES.get(protocol, 'its driver')}") from error
-    except ValueError as error:
-        raise ConfigError.of("shards", name, "has an unknown protocol; use a path, s3, gs, hf or https") from error
 
 
 def expand_braces(pattern: str) -> list[str]:

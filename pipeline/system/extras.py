@@ -39,8 +39,8 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "hf": Extra("models of transformers: --model hf:NAME", ("transformers",)),
         "ray": Extra("noisegate annotate, rescore and serve with --engine ray", ("ray",)),
         "lance": Extra("noisegate export --as lance", ("lance",)),
-        "s3": Extra("shards at s3://", ("s3fs",)),
-        "gs": Extra("shards at gs://", ("gcsfs",)),
+        "s3": Extra("shards and runs at s3://", ("s3fs",)),
+        "gs": Extra("shards and runs at gs://", ("gcsfs",)),
     }
 )
 """By name; `gpu` is left out, because it replaces a package instead of adding one (see `noisegate doctor`)."""

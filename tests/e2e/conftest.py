@@ -1,10 +1,13 @@
 """One run of the real commands with the embedded model that several tests look at, because encoding takes longest."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
+from benchmarks.store_kills import s3_server
 from tests.commands import called
 
 
@@ -26,3 +29,14 @@ def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stderr
     (folder / "summary.json").write_text(json.dumps(json.loads(done.stdout)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[str]:
+    """`s3://runs`, an empty bucket of an S3 server that runs beside the tests; processes that tests start find it too."""
+    with pytest.MonkeyPatch.context() as patch, s3_server() as environment:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        fsspec.filesystem("s3").mkdir("runs")
+        yield "s3://runs"
+        fsspec.filesystem("s3").clear_instance_cache()

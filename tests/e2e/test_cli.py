@@ -207,7 +207,7 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--workers", "-1"), "workers -1"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--seed", "-1"), "seed"),
         (("annotate", "clean/*.tar", "--out", "o", *FAKE, "--batch-size", "0"), "batch-size 0"),
-        (("annotate", "clean/*.tar", "--out", "s3://bucket/x", *QUICK), "is a URL"),
+        (("annotate", "clean/*.tar", "--out", "s4://bucket/x", *QUICK), "has an unknown protocol"),
         (("annotate", "clean/*.tar", "--out", "clean/x-0.tar", *QUICK), "cannot be written"),
         (
             ("annotate", "noisy/*.tar", "--out", "tables", *FAKE, "--beta", "fixed:0.5"),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import ray
 
@@ -25,8 +26,8 @@ TWO = Ray(actors=2, cpus_per_worker=1)
 
 
 @pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Ray of two processors whose workers find the folder in their environment."""
+def deaths(bucket: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Ray of two processors whose workers find the folder, and the S3 server, in their environment."""
     folder = tmp_path_factory.mktemp("deaths")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(folder))
@@ -66,6 +67,21 @@ def test_two_workers_of_which_one_is_killed_leave_the_plain_jobs_bytes(
     assert "lost the encoder on Ray worker " in said(loud)
     assert re.search("encoding again: .*x-1", said(loud))
     assert capsys.readouterr().out == ""
+
+
+def test_workers_of_a_run_in_a_store_share_no_folder(deaths: Path, bucket: str, tmp_path: Path) -> None:
+    """Each makes its files in a folder of its own and puts them; the driver copies what it scores."""
+    members = [("l.png", picture("red", (90, 90))), ("l.txt", b"red")]
+    for i in range(4):
+        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *members])
+    small = {"options": DecodeOptions(limits=Limits(max_pixels=1000)), "estimator": ColourModel}
+    told = Notes()
+    score(tmp_path / "s", f"{bucket}/ray", engine=TWO, progress=told, **small)  # type: ignore[arg-type]
+    assert "copying 8 files" in said(told)
+    score(tmp_path / "s", f"{bucket}/ray", engine=TWO, estimator=ColourModel, retry_failed=True)  # type: ignore[arg-type]
+    score(tmp_path / "s", tmp_path / "plain", estimator=ColourModel)
+    fsspec.filesystem("s3").get(f"{bucket}/ray/", str(tmp_path / "copy"), recursive=True)
+    assert files_of(tmp_path / "copy") == files_of(tmp_path / "plain")
 
 
 def test_neighbours_are_searched_on_ray_too_once_the_encoders_have_made_room(

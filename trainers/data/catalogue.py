@@ -92,7 +92,7 @@ def make_catalogue(
         located = find_shards(shards)
         notes: list[str] = []
         return Catalogue(located, None, RowMask(_rows_from_shards(located, needs, cache, notes)), notes)
-    run = RunFolder(Path(table))
+    run = RunFolder.to_read(table)
     located, notes = _match_shards(run, shards)
     return Catalogue(located, run, RowMask(usable_rows(run, shard.stem, needs) for shard in located), notes)
 

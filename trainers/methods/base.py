@@ -352,7 +352,7 @@ def open_finished_run(table: Path | None, setting: str) -> RunFolder:
     if table is None:
         problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
         raise ConfigError(problem, "data.table")
-    run = RunFolder(table)
+    run = RunFolder.to_read(table)
     recorded = run.read_run()
     if recorded is None:
         problem = f"holds no run; make one with: noisegate annotate SHARDS --out {table}, or give its folder"

@@ -176,8 +176,8 @@ class LabelWeights:
 
 def _describe_missing(table: Path, prompts: bool) -> str | None:
     """The file that weights of labels need and do not find, in words; None where all are there."""
-    run = RunFolder(table)
-    lost = next((stem for stem in run.stems() if not run.embeddings(stem).exists()), None)
+    run = RunFolder.to_read(table)
+    lost = next((stem for stem in run.stems() if not run.has_embeddings(stem)), None)
     if lost is not None:
         return f"{run.embeddings(lost)} is not there; annotate without --drop-embeddings"
     if prompts and not anchors_file(run).exists():
@@ -187,7 +187,7 @@ def _describe_missing(table: Path, prompts: bool) -> str | None:
 
 def prompt_weights(table: Path, stems: Sequence[str], beta: str = "intersection", seed: int = 0) -> LabelWeights:
     """w of s_i = mean cosine of image i to the prompts of its given class (OSA Eq. 3-5, image and class prompt)."""
-    run = RunFolder(table)
+    run = RunFolder.to_read(table, embeddings=True)
     anchors = Anchors.load(anchors_file(run))
     count = np.bincount(anchors.labels, minlength=len(anchors.names))
     centres = np.zeros((len(anchors.names), anchors.embeddings.shape[1]))
@@ -199,7 +199,7 @@ def image_weights(
     table: Path, stems: Sequence[str], beta: str = "intersection", monotone: bool = True, seed: int = 0
 ) -> LabelWeights:
     """w of s_i = mean cosine of image i to the other images of its given class (OSA, image retrieval)."""
-    run = RunFolder(table)
+    run = RunFolder.to_read(table, embeddings=True)
     sums: dict[int, Floats] = {}
     counts: dict[int, int] = {}
     for images, labels in _read_images(run, stems):

@@ -225,7 +225,7 @@ def make_anchors(run: Run, source: str) -> Anchors:
     if target.config.anchors is not None:
         vectors = target.encode_classes()["vectors"].cpu().numpy()
         return Anchors(target.classes.names, vectors, target.get_buffer("class_ids").cpu().numpy())
-    kept = None if run.table is None else RunFolder(run.table)
+    kept = None if run.table is None else RunFolder.to_read(run.table)
     file = None if kept is None else anchors_file(kept)
     if source == "table" or (source == "auto" and kept is not None and _same_model(kept, target)):
         if file is None or not file.exists():

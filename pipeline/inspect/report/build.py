@@ -20,6 +20,7 @@ from noisegate.pipeline.pairs.pair_fit import sample_run
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.output_files import write_atomically
+from noisegate.pipeline.system.stores import Store, store_url
 
 from .collect import ReportData, ScoreView, Sizes, choose_score_view, collect
 from .page import duplicate_section, failure_section, galleries, headline, next_commands, run_facts, without_secrets
@@ -34,7 +35,7 @@ MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would s
 class Report:
     """Where a report was written and what is in it."""
 
-    path: Path
+    path: Path | str
     size: int
     samples: int
     pictures: int
@@ -60,7 +61,9 @@ def write_report(
     """
     if not 1 <= gallery <= 500:
         raise ConfigError.of("gallery", gallery, "is no number of samples for a page; use 12")
-    run = RunFolder(Path(folder))
+    if out is not None and (url := store_url(out)) is not None:
+        Store.of_file(url)  # raises what is wrong with it before the work
+    run = RunFolder.to_read(folder)
     recorded = run.read_run() or {}
     stems = list(run.stems())
     if recorded.get("finished") is False:
@@ -78,7 +81,7 @@ def write_report(
     album, missing = _fetch_album(recorded, data, shown_classes, pictures, note)
     mismatched, why_not = _mismatched_cosines(run, stems, view, metadata)
     sampling = {"mismatched": len(mismatched), "why_not": why_not, "album": album, "missing": missing}
-    target = Path(out) if out is not None else run.path / "report.html"
+    target = f"{run.name}/report.html" if out is None else out
     names = read_class_names(run)
     context = {
         **headline(run, data, view, metadata, missing),
@@ -92,11 +95,22 @@ def write_report(
         "next": next_commands(run, view, recorded),
     }
     page = _render(context).encode("utf-8", "backslashreplace")
+    return Report(_write(page, target), len(page), data.rows, album.pictures, missing)
+
+
+def _write(page: bytes, target: str | Path) -> Path | str:
+    """Write the page to a path or URL, and return it."""
+    url = store_url(target)
+    if url is not None:
+        store, name = Store.of_file(url)
+        store.write(name, page)
+        return url
+    path = Path(target)
     try:
-        write_atomically(target, page)
+        write_atomically(path, page)
     except OSError as error:
-        raise ConfigError.of("out", target, f"cannot be written: {error.strerror}; use --out report.html") from error
-    return Report(target, len(page), data.rows, album.pictures, missing)
+        raise ConfigError.of("out", path, f"cannot be written: {error.strerror}; use --out report.html") from error
+    return path
 
 
 def _fetch_album(
@@ -135,9 +149,10 @@ def _mismatched_cosines(
     none = np.zeros(0, np.float32)
     if view.column != "similarity" or not metadata.get("beta"):
         return none, None
-    if not all(run.embeddings(stem).exists() for stem in stems):
+    if not all(run.has_embeddings(stem) for stem in stems):
         return none, "The embeddings were not kept, so mismatched pairs cannot be shown."
     few = list(stems)[:: -(-len(stems) // MISMATCH_SHARDS)]
+    run.fetch_embeddings(few)
     return sample_run(run, few, PAIRS, int(metadata["beta"].get("seed", 0))).mismatched.astype(np.float32), None
 
 

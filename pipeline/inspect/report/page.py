@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.pairs.beta import Beta
@@ -61,7 +62,7 @@ def headline(
         lead.append(f"The default cut keeps {data.kept:,} of {count(data.scored, f'scored {view.noun}')}{both}.")
     scorer = metadata.get("scorer") or {}
     return {
-        "folder": printable(run.path.resolve().name),
+        "folder": printable(Path(run.name).resolve().name),
         "model": printable(scorer.get("model") or "an unknown model"),
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "scored_at": scored_at(run),

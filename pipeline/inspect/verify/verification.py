@@ -89,7 +89,7 @@ def verify(
             raise ConfigError.of(setting, value, f"must be 0 or more; use {example}")
     if shards is not None and shards < 1:
         raise ConfigError.of("shards", shards, "is too few; use 1 or more, or leave it out for all")
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder, embeddings=True)
     recorded = run.recorded()
     check = _Check(run, recorded, np.random.default_rng(seed), progress or Progress())
     arrays = "limits" not in recorded["reading"]
@@ -156,7 +156,7 @@ class _Check:
                 "clean_probability and label scores depend on the whole run: they are checked for range only"
             )
         return Verification(
-            folder=str(self.run.path),
+            folder=str(self.run.name),
             problems=tuple(self.problems.kept),
             problem_count=self.problems.count,
             shards=len(entries),

@@ -1,0 +1,142 @@
+"""A run in a store and its copy on this machine: pull what differs, put what changed, delete what is gone."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from .stores import Listed, Store
+
+RUN = "_run.json"
+_RUN_FILES = re.compile(r"_run\.json|[^/]+\.(parquet|safetensors)|embeddings/[^/]+\.safetensors")
+_GRAPHS = ("neighbours.safetensors", "text_neighbours.safetensors")
+_INDEX = ".store.jsonl"  # what the store called each local file, one line per copy
+
+
+def copy_folder(url: str, use: str) -> Path:
+    """Where this machine keeps its copy of a run in a store; jobs and readers (`use`) have one each."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", url.split("://")[1])[-40:].strip("-.")
+    digest = hashlib.sha256(url.encode()).hexdigest()[:12]
+    return user_cache_path("noisegate") / "stores" / f"{name}-{digest}" / use
+
+
+def is_large(name: str) -> bool:
+    """Whether only those who compute with embeddings need the file."""
+    return name.startswith("embeddings/") or name in _GRAPHS
+
+
+class Mirror:
+    """The files of a run below a store's URL, and their copies in `folder`.
+
+    A copy counts as the same while the store's tag and the copy's size and time are those of the last pull or put.
+    """
+
+    def __init__(self, store: Store, folder: Path, note: Callable[[str], None] = lambda text: None) -> None:
+        self.store, self.folder, self._note = store, folder, note
+        self._held: set[str] = set()  # names that have been in the folder since it was opened
+        self.listed: dict[str, Listed] = {}  # as the store was last listed
+
+    def list_files(self) -> dict[str, Listed]:
+        """The run's files in the store; two requests, however many files."""
+        files = self.store.list_files() | self.store.list_files("embeddings")
+        self.listed = {name: listed for name, listed in files.items() if _RUN_FILES.fullmatch(name)}
+        return self.listed
+
+    def pull(self, wanted: Callable[[str], bool] = lambda name: True, prune: bool = False) -> None:
+        """Copy the wanted files that differ; `prune` removes local files that the store does not have."""
+        listed, index = self.list_files(), self._read_index()
+        if prune:
+            for name in self._local() - set(listed):
+                (self.folder / name).unlink(missing_ok=True)
+        differ = [name for name, file in listed.items() if wanted(name) and not self._is_same(name, file, index)]
+        self._tell("copying", [listed[name].size for name in differ], "from")
+        self.store.each(lambda name: self.get(name, listed[name]), differ)
+        self._held |= self._local()
+
+    def publish(self) -> None:
+        """Put the local files that changed, `_run.json` last, then delete in the store what was removed here."""
+        listed, index = self.list_files(), self._read_index()
+        local = self._local()
+        new = sorted(name for name in local if name not in listed or not self._is_same(name, listed[name], index))
+        self._tell("writing", [(self.folder / name).stat().st_size for name in new if name != RUN], "to")
+        self.store.each(self.put, [name for name in new if name.endswith(".safetensors")])
+        self.store.each(self.put, [name for name in new if name.endswith(".parquet")])
+        self.store.each(self.put, [name for name in new if name == RUN])
+        gone = {name for name in listed if name not in local and name in self._held}
+        if RUN not in local:  # the run was cleared: its large files go too, although they were never here
+            stems = {Path(name).stem for name in gone}
+            gone |= {name for name in listed if is_large(name) and (Path(name).stem in stems or name in _GRAPHS)}
+        self.store.each(self.store.delete, sorted(gone - {RUN}))
+        self.store.each(self.store.delete, gone & {RUN})
+        self._held |= local
+
+    def get(self, name: str, listed: Listed | None = None) -> None:
+        """Copy one file here; raises FileNotFoundError."""
+        self.store.get(name, self.folder / name, listed)
+        if listed is not None:
+            self._remember(name, listed)
+
+    def put(self, name: str) -> None:
+        """Copy one file to the store."""
+        self._remember(name, self.store.put(name, self.folder / name))
+
+    def get_shard(self, stem: str) -> None:
+        """Copy the two files of a shard here, if both are there."""
+        try:
+            for name in shard_files(stem):
+                self.get(name)
+        except FileNotFoundError:
+            return
+
+    def put_shard(self, stem: str, keep: bool = True) -> None:
+        """Put the two files of a shard, the table last: one that is there marks its shard as done."""
+        for name in shard_files(stem):
+            self.put(name)
+        for name in () if keep else shard_files(stem):
+            (self.folder / name).unlink()
+
+    def remove_copies(self) -> None:
+        """Remove the local files, but for those that the store does not have."""
+        for name in (*self._local(), _INDEX):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _tell(self, verb: str, sizes: list[int], preposition: str) -> None:
+        if sizes:
+            self._note(f"{verb} {len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB, {preposition} {self.store.url}")
+
+    def _local(self) -> set[str]:
+        paths: Iterable[Path] = (*self.folder.glob("*"), *self.folder.glob("embeddings/*"))
+        names = (path.relative_to(self.folder).as_posix() for path in paths)
+        return {name for name in names if _RUN_FILES.fullmatch(name)}
+
+    def _is_same(self, name: str, listed: Listed, index: dict[str, list[Any]]) -> bool:
+        try:
+            stat = (self.folder / name).stat()
+        except FileNotFoundError:
+            return False
+        return index.get(name) == [listed.tag, listed.size, stat.st_mtime_ns] and stat.st_size == listed.size
+
+    def _remember(self, name: str, listed: Listed) -> None:
+        """Append a line, which is one write: processes that share the folder do so too."""
+        time = (self.folder / name).stat().st_mtime_ns
+        with (self.folder / _INDEX).open("a", encoding="utf-8") as file:
+            file.write(json.dumps([name, [listed.tag, listed.size, time]]) + "\n")
+
+    def _read_index(self) -> dict[str, list[Any]]:
+        """The last line of each file; a line that a killed process left unfinished counts for nothing."""
+        index: dict[str, list[Any]] = {}
+        if (self.folder / _INDEX).exists():
+            for line in (self.folder / _INDEX).read_text(encoding="utf-8").splitlines():
+                if line.endswith("]]"):
+                    name, facts = json.loads(line)
+                    index[name] = facts
+        return index
+
+
+def shard_files(stem: str) -> tuple[str, str]:
+    """The embeddings and the table of a shard."""
+    return f"embeddings/{stem}.safetensors", f"{stem}.parquet"
