@@ -46,8 +46,9 @@ def with_table(
     check_columns(columns)
     if where is not None:
         parse_where(where)
-    finished_run(RunFolder(Path(table)))
-    return TableStage(Path(table), tuple(columns), where, handler)
+    run = RunFolder.to_read(table)
+    finished_run(run)
+    return TableStage(run.path, tuple(columns), where, handler)
 
 
 @dataclass(frozen=True)
