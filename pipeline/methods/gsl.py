@@ -92,7 +92,8 @@ def inter_loss(similarity: Tensor, sign: int = -1) -> Tensor:
 def polar_spectrum(rows: Floats) -> Floats:
     """GSL Eq. 7: (N, 2D) amplitudes, then phases, of the unnormalised Fourier transform of (N, D) rows.
 
-    A phase is 0 where the amplitude is below 1e-8 of the row's largest. Rows of one number come back as they are.
+    A phase is 0 where the amplitude is below 1e-8 of the row's largest. The first coefficient, and for an even D the middle
+    one, are real: their phase is 0 or π, whatever rounding leaves as imaginary part. Rows of one number come back as they are.
 
     >>> polar_spectrum(np.array([[1.0, 0.0]])).tolist()
     [[1.0, 1.0, 0.0, 0.0]]
@@ -100,6 +101,8 @@ def polar_spectrum(rows: Floats) -> Floats:
     if rows.shape[1] < 2:
         return rows
     spectrum = np.fft.fft(rows, axis=1)
+    real = [0, rows.shape[1] // 2] if rows.shape[1] % 2 == 0 else [0]
+    spectrum.imag[:, real] = 0  # +0: the phase of a negative number would be π or -π by chance
     amplitude = np.abs(spectrum)
     nothing = amplitude < NO_AMPLITUDE * amplitude.max(axis=1, keepdims=True, initial=0)
     return np.concatenate([amplitude, np.where(nothing, 0.0, np.angle(spectrum))], axis=1)

@@ -11,7 +11,7 @@ notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is deci
     L = L_clean + L_reg: cross-entropy of TAC on clean samples; on all, mixed, with Ỹ              Algorithm 1: `Tango.loss`
 
 Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`refine` of pipeline.labels.tango). Only the
-visual tower learns: no gradient reaches the texts.
+visual tower learns: no gradient reaches the texts. The network is measured by TAC with the same anchors.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.system import counted
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
-from noisegate.trainers.targets import Target, TargetConfig
+from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
 from .mixup import mixup, one_hot
@@ -58,8 +58,9 @@ class TangoConfig(MethodConfig):
     """neighbours; None: 200, or half an average class where classes are small"""
     mixup: float = Field(default=4.0, gt=0)
     """α of Beta(α, α)"""
-    table_epochs: int = Field(default=1, ge=0)
-    """first epochs that take clean and corrected labels from data.table, where it has them; more for a network from scratch"""
+    table_epochs: int = Field(default=0, ge=0)
+    """first epochs that take clean and corrected labels from data.table, where it has them, for a network whose own features
+    say little yet; 0, as the paper: its own refinement from the first epoch on"""
 
 
 class Tango(Method):
@@ -77,10 +78,19 @@ class Tango(Method):
         self.columns_by_row: dict[str, Array] = {}
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
-        """Forty sentences per class for a pretrained tower (K of the paper), which measure it as well."""
+        """Measured by TAC; forty sentences per class for a pretrained tower (K of the paper)."""
+        config = config.model_copy(update={"class_affinity": "exponential"})
         if "prompts" in config.model_fields_set or config.anchors is not None or config.from_scratch:
             return config
         return config.model_copy(update={"prompts": TEMPLATES})
+
+    def prepare(self, run: Run) -> None:
+        """Let anchors of the table stand for the classes in the evaluation too."""
+        target = run.network()
+        _check_head(target)
+        kept = table_anchors(run, self.config.anchors) if target.config.anchors is None else None
+        if kept is not None:
+            target.fix_classes(torch.from_numpy(kept.embeddings), torch.from_numpy(kept.labels))
 
     # --- Algorithm 1 -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +178,8 @@ class Tango(Method):
         if self.anchors.device != images.device:
             self.anchors = self.anchors.to(images.device)
         vectors = run.encode_images(images)["vectors"]
-        return text_anchored_logits(vectors, self.anchors, self.anchor_labels.to(images.device), self.config.scale)
+        labels = self.anchor_labels.to(images.device)
+        return text_anchored_logits(vectors.float(), self.anchors, labels, self.config.scale)
 
     def _soft_labels(self, rows: NDArray[np.int64], labels: Tensor) -> Tensor:
         soft = torch.from_numpy(self.soft[rows]).to(labels.device)
@@ -198,20 +209,6 @@ class Tango(Method):
         return {**self.columns_by_row, "clean": self.columns_by_row["clean_tango"]}
 
 
-def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor, scale: float = 40.0) -> Tensor:
-    """TAC (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class; unit rows (B, d) and (A, d), labels (A,).
-
-    >>> image, texts = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.91**0.5], [0.2, 0.96**0.5]])
-    >>> logits = text_anchored_logits(image, texts, torch.tensor([0, 1]))
-    >>> round(float(logits[0, 0] - logits[0, 1]), 3)
-    5.138
-    """
-    affinity = (vectors.float() @ anchors.T).exp()
-    count = torch.bincount(anchor_labels)
-    total = affinity.new_zeros(len(affinity), len(count)).index_add(1, anchor_labels, affinity)
-    return total * (scale / count)
-
-
 def make_anchors(run: Run, source: str) -> Anchors:
     """The frozen anchors (Algorithm 1, line 3); raises ConfigError where target or table have none that fit.
 
@@ -219,21 +216,14 @@ def make_anchors(run: Run, source: str) -> Anchors:
     by the very sentences that it was trained on.
     """
     target = run.network()
-    if target.classes is None or target.config.head != "prompts":
-        problem = "is not for method.name=tango; use prompts, with the classes' names as target.classes"
-        raise ConfigError.of("target.head", target.config.head, problem)
+    _check_head(target)
+    assert target.classes is not None
     if target.config.anchors is not None:
         vectors = target.encode_classes()["vectors"].cpu().numpy()
         return Anchors(target.classes.names, vectors, target.get_buffer("class_ids").cpu().numpy())
-    kept = None if run.table is None else RunFolder.to_read(run.table)
-    file = None if kept is None else anchors_file(kept)
-    if source == "table" or (source == "auto" and kept is not None and _same_model(kept, target)):
-        if file is None or not file.exists():
-            if source == "table":
-                problem = "finds no anchors in data.table; annotate with --task labels, or use method.anchors=target"
-                raise ConfigError.of("method.anchors", source, problem)
-        else:
-            return _require_fitting(Anchors.load(file), target, str(file))
+    kept = table_anchors(run, source)
+    if kept is not None:
+        return kept
     scratch = target.config.from_scratch
     names = target.classes.names
     sentences = target.classes.prompts
@@ -249,6 +239,26 @@ def make_anchors(run: Run, source: str) -> Anchors:
             "pretrained target, or shorter target.prompts, such as ['{}']"
         )
     return anchors
+
+
+def _check_head(target: Target) -> None:
+    if target.classes is None or target.config.head != "prompts":
+        problem = "is not for method.name=tango; use prompts, with the classes' names as target.classes"
+        raise ConfigError.of("target.head", target.config.head, problem)
+
+
+def table_anchors(run: Run, source: str) -> Anchors | None:
+    """The anchors of data.table, where method.anchors=`source` takes them; raise ConfigError where they do not fit."""
+    target, kept = run.network(), None if run.table is None else RunFolder.to_read(run.table)
+    if source == "target" or (source == "auto" and (kept is None or not _same_model(kept, target))):
+        return None
+    file = None if kept is None else anchors_file(kept)
+    if file is not None and file.exists():
+        return _require_fitting(Anchors.load(file), target, str(file))
+    if source == "auto":
+        return None
+    problem = "finds no anchors in data.table; annotate with --task labels, or use method.anchors=target"
+    raise ConfigError.of("method.anchors", source, problem)
 
 
 def _cosine_between_classes(anchors: Anchors) -> float:

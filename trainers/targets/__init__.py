@@ -5,7 +5,18 @@ by name. base.py says what a target is and what it makes of a batch; pictures.py
 pooling.py parts into one vector.
 """
 
-from .base import PROMPT, Encoded, Target, TargetConfig, concat, count, gather, gather_tensor, take
+from .base import (
+    PROMPT,
+    Encoded,
+    Target,
+    TargetConfig,
+    concat,
+    count,
+    gather,
+    gather_tensor,
+    take,
+    text_anchored_logits,
+)
 from .build import TARGETS, Ensemble, as_one, build_target, load_target, resolve_target, save_target, target_config
 
 __all__ = [
@@ -26,4 +37,5 @@ __all__ = [
     "save_target",
     "take",
     "target_config",
+    "text_anchored_logits",
 ]

@@ -130,6 +130,8 @@ class TargetConfig(BaseModel):
     prompts: tuple[str, ...] = (PROMPT,)
     descriptions: tuple[tuple[str, ...], ...] = ()
     """More sentences about each class, beside its prompts; those of a .json file of classes."""
+    class_affinity: Literal["cosine", "exponential"] = "cosine"
+    """With head: prompts, logits are scale × mean cosine to a class's prompts, or TANGO's 40 × mean exp(cosine)."""
     anchors: Path | None = None
     """With head: prompts, the anchors.safetensors of a weight table made with --task labels: its vectors stand for the classes
     in place of the target's own prompts, and do not learn."""
@@ -295,13 +297,19 @@ class Target(nn.Module, ABC):
         return total / torch.bincount(ids, minlength=len(classes))
 
     def class_logits(self, images: Encoded, anchors: Encoded | None = None) -> Tensor:
-        """(B, C) float32 for a softmax: scale x similarity, or the linear head (on vectors of length sqrt(d))."""
+        """(B, C) float32 for a softmax: scale x similarity, `text_anchored_logits`, or the linear head (on vectors of length
+        sqrt(d))."""
         if self.config.head == "linear":
             self._require_classes("linear")
             assert self.linear is not None
             with full_precision(images["vectors"]):
                 logits: Tensor = self.linear(images["vectors"].float() * self.width**0.5)
             return logits
+        if self.config.class_affinity == "exponential":
+            self._require_classes("prompts")
+            vectors = (self.encode_classes() if anchors is None else anchors)["vectors"]
+            with full_precision(vectors):
+                return text_anchored_logits(images["vectors"].float(), vectors.float(), self.get_buffer("class_ids"))
         return self.scale * self.class_similarity(images, anchors)
 
     def _require_classes(self, head: str) -> ClassSet:
@@ -332,6 +340,22 @@ class Target(nn.Module, ABC):
             if parameters and not any(parameter.requires_grad for parameter in parameters):
                 module.eval()
         return self
+
+
+def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor, scale: float = 40.0) -> Tensor:
+    """TANGO's text-anchored classifier (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class.
+
+    vectors, anchors: unit rows (B, d) and (A, d); anchor_labels: (A,).
+
+    >>> image, texts = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.91**0.5], [0.2, 0.96**0.5]])
+    >>> logits = text_anchored_logits(image, texts, torch.tensor([0, 1]))
+    >>> round(float(logits[0, 0] - logits[0, 1]), 3)
+    5.138
+    """
+    affinity = (vectors @ anchors.T).exp()
+    count = torch.bincount(anchor_labels)
+    total = affinity.new_zeros(len(affinity), len(count)).index_add(1, anchor_labels, affinity)
+    return total * (scale / count)
 
 
 def _load_fitting_anchors(file: Path, classes: int, width: int) -> Anchors:

@@ -55,6 +55,21 @@ def test_spectrum_of_odd_cases() -> None:
     assert polar_spectrum(np.zeros((2, 3))).tolist() == [[0.0] * 6] * 2
 
 
+@pytest.mark.parametrize("width", [7, 8, 64, 96])
+def test_phases_of_real_coefficients_do_not_hang_on_rounding(width: int) -> None:
+    """Single and double precision, and rows in reverse order, agree: the mean and the alternating sum are real numbers."""
+    rows = np.random.default_rng(3).standard_normal((50, width))
+    z, single = polar_spectrum(rows), polar_spectrum(rows.astype(np.float32))
+    phase, single_phase = z[:, width:], single[:, width:]
+    np.testing.assert_allclose(single_phase, phase, atol=2e-4)
+    np.testing.assert_allclose(phase[:, 0], np.where(rows.sum(axis=1) < 0, np.pi, 0))
+    if width % 2 == 0:
+        alternating = (rows * (-1) ** np.arange(width)).sum(axis=1)
+        np.testing.assert_allclose(phase[:, width // 2], np.where(alternating < 0, np.pi, 0))
+    zero = polar_spectrum(-np.ones((1, 4)) * 0.1)
+    assert zero[0, 4:].tolist() == [np.pi, 0, 0, 0]
+
+
 def test_g11_min_form_and_the_printed_one() -> None:
     ratio = np.array([1.25, 2.0])
     np.testing.assert_allclose(ratio_agreement(ratio), [0.8, 0.5])

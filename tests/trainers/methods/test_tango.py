@@ -21,11 +21,11 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Seen
 from noisegate.trainers.methods.mixup import mixup, one_hot
 from noisegate.trainers.methods.tango import Tango, TangoConfig, make_anchors, text_anchored_logits
-from noisegate.trainers.targets import target_config
+from noisegate.trainers.targets import build_target, load_target, resolve_target, save_target, target_config
 from noisegate.trainers.targets.base import PROMPT
 from tests.errors import refused
 from tests.trainers.runs import TARGET, curve, same_weights, settings, weights
-from tests.trainers.small_targets import small
+from tests.trainers.small_targets import CAPTIONS, CONFIGS, small
 
 CLASSES = ("dog", "cat", "bird")
 
@@ -104,7 +104,7 @@ def test_g13_scale_keeps_the_sharpness_of_forty_prompts() -> None:
     for k in (1, 5, 40):
         texts = np.repeat([[0.3, math.sqrt(0.91)], [0.2, math.sqrt(0.96)]], k, axis=0)
         labels = torch.tensor([0] * k + [1] * k)
-        image = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        image = torch.tensor([[1.0, 0.0]])
         logits = text_anchored_logits(image, torch.from_numpy(texts).float(), labels)
         assert float(logits[0, 0] - logits[0, 1]) == pytest.approx(5.138242, abs=1e-4)
         bare = text_anchored_logits(image, torch.from_numpy(texts).float(), labels, scale=float(k))
@@ -317,14 +317,17 @@ def test_a_single_clean_sample_is_not_encoded_alone() -> None:
     assert float(step.logs["loss_clean"]) > 0
 
 
-def test_the_table_serves_the_first_epoch_where_it_knows_labels() -> None:
+def test_the_table_serves_the_first_epochs_where_it_is_asked_to_and_knows_labels() -> None:
     columns: dict[str, NDArray[Any]] = {
         name: np.full(12, np.nan, np.float32) for name in ("knn_consistency", "anchor_consistency", "consistency")
     }
     columns["refined_label"] = np.array([2, -1, *[0] * 10])
     columns["refined_confidence"] = np.array([0.7, np.nan, *[1.0] * 10], np.float32)
     columns["clean_tango"] = np.arange(12) < 6
-    run, method = FakeRun(columns, Path("tables")), with_anchors(k=4)
+    own = FakeRun(columns, Path("tables"))
+    with_anchors(k=4).begin_epoch(own)  # type: ignore[arg-type]
+    assert own.measured == 1, "as the paper: its own refinement from the first epoch on"
+    run, method = FakeRun(columns, Path("tables")), with_anchors(k=4, table_epochs=1)
     method.begin_epoch(run)  # type: ignore[arg-type]
     assert run.measured == 0
     np.testing.assert_allclose(method.soft[0], [0.15, 0.15, 0.7], atol=1e-6)
@@ -335,7 +338,7 @@ def test_the_table_serves_the_first_epoch_where_it_knows_labels() -> None:
     method.begin_epoch(run)  # type: ignore[arg-type]
     assert run.measured == 1
     columns["refined_label"] = np.full(12, -1)
-    empty, other = FakeRun(columns, Path("tables")), with_anchors(k=4)
+    empty, other = FakeRun(columns, Path("tables")), with_anchors(k=4, table_epochs=1)
     other.begin_epoch(empty)  # type: ignore[arg-type]
     assert empty.measured == 1
 
@@ -367,7 +370,7 @@ def test_a_pretrained_target_reads_forty_sentences_per_class_and_is_measured_by_
     asked = method.target_settings(target_config(given))
     assert asked.prompts == TEMPLATES and len(TEMPLATES) == 40
     own_words = target_config({**given, "prompts": ["a {}"]})
-    assert method.target_settings(own_words) == own_words
+    assert method.target_settings(own_words) == own_words.model_copy(update={"class_affinity": "exponential"})
     assert method.target_settings(target_config({**TARGET, "classes": CLASSES})).prompts == (PROMPT,), "from scratch"
     run = FakeRun()
     run.target = small("clip", classes=CLASSES, prompts=asked.prompts)
@@ -377,6 +380,25 @@ def test_a_pretrained_target_reads_forty_sentences_per_class_and_is_measured_by_
     with torch.no_grad():
         own = run.target.encode_texts(run.target.tokenize([sentence]))["vectors"][0].numpy()
     np.testing.assert_allclose(anchors.embeddings[47], own, atol=1e-5)
+
+
+def test_it_is_measured_by_the_text_anchored_classifier(tmp_path: Path) -> None:
+    """exp is convex: a class with prompts at cosines .6 and -.2 beats one with .25 twice, though its mean cosine is .2."""
+    method = Tango(TangoConfig(), "classification")
+    asked = method.target_settings(target_config({**CONFIGS["clip"], "classes": ["a", "b"]}))
+    target = build_target(resolve_target(asked, lambda: CAPTIONS))
+    cosines = [0.6, -0.2, 0.25, 0.25]
+    anchors = torch.zeros(4, 16)
+    anchors[:, 0] = torch.tensor(cosines)
+    anchors[:, 1] = (1 - anchors[:, 0] ** 2).sqrt()
+    target.fix_classes(anchors, torch.tensor([0, 0, 1, 1]))
+    image = {"vectors": torch.eye(1, 16)}
+    expected = [20 * (math.exp(0.6) + math.exp(-0.2)), 40 * math.exp(0.25)]
+    assert target.class_logits(image)[0].tolist() == pytest.approx(expected, rel=1e-5)
+    assert target.class_similarity(image)[0].tolist() == pytest.approx([0.2, 0.25])
+    save_target(target, tmp_path / "x.safetensors")
+    loaded = load_target(tmp_path / "x.safetensors")
+    assert loaded.class_logits(image)[0].tolist() == pytest.approx(expected, rel=1e-5), "by evaluate-model as well"
 
 
 def test_anchors_of_the_table(tmp_path: Path) -> None:
@@ -389,6 +411,9 @@ def test_anchors_of_the_table(tmp_path: Path) -> None:
     kept.save(anchors_file(folder))
     assert make_anchors(run, "table").digest == kept.digest  # type: ignore[arg-type]
     assert make_anchors(run, "auto").digest != kept.digest, "another model's space"  # type: ignore[arg-type]
+    tango(anchors="table").prepare(run)  # type: ignore[arg-type]
+    torch.testing.assert_close(run.target.encode_classes()["vectors"], torch.from_numpy(kept.embeddings))
+    run.target = small("clip", classes=CLASSES)
     run.target.config = run.target.config.model_copy(update={"model": "other", "pretrained": None})
     assert make_anchors(run, "auto").digest == kept.digest  # type: ignore[arg-type]
     Anchors(CLASSES, unit(drawn(3, 9)).astype(np.float32), np.arange(3)).save(anchors_file(folder))
@@ -414,7 +439,7 @@ def test_one_hot_of_no_label_is_nothing() -> None:
 
 
 def test_a_run_trains_the_visual_tower_alone_and_resumes_exactly(scored: Path, tmp_path: Path) -> None:
-    """Three epochs of five batches, the first from the table; stopped in the middle of the second."""
+    """Three epochs of five batches, stopped in the middle of the second; what it exports is its own, not the table's."""
     target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")}
     plain = settings(
         scored,
@@ -438,5 +463,7 @@ def test_a_run_trains_the_visual_tower_alone_and_resumes_exactly(scored: Path, t
     assert moved
     assert all(name.startswith("model.visual.") for name in moved)
     table = read_table(scored / "tables", ["clean_tango", "refined_label"])
-    assert short.sample_columns["clean"].tolist() == table["clean_tango"].to_pylist()
-    assert short.sample_columns["refined_label"].tolist() == table["refined_label"].to_pylist()
+    assert short.sample_columns["refined_label"].tolist() != table["refined_label"].to_pylist()
+    first = train(plain, settings=["loop.epochs=1", "method.table_epochs=1"], quiet=True)
+    assert first.sample_columns["clean"].tolist() == table["clean_tango"].to_pylist()
+    assert first.sample_columns["refined_label"].tolist() == table["refined_label"].to_pylist()
