@@ -54,6 +54,7 @@ class PaperSetup(PresetPart):
     """what differs from the paper, or is not published"""
     config: dict[str, Any]
     methods: dict[str, dict[str, Any]]
+    """by name; NAME@WORD is NAME with further settings, and trained only where it is asked for"""
 
 
 class PaperPreset(PresetPart):
@@ -76,9 +77,12 @@ class PaperPreset(PresetPart):
         found = self.find_setup(setup)
         if method not in found.methods:
             raise ConfigError.of("methods", method, f"is unknown; {self.name} {setup} has {', '.join(found.methods)}")
-        base = merge_trees(found.config, {"task": {"name": self.task}, "method": {"name": method}})
-        config: dict[str, Any] = _fill_data_folder(merge_trees(base, found.methods[method]), str(data))
-        return config
+        plain = method.partition("@")[0]
+        config = merge_trees(found.config, {"task": {"name": self.task}, "method": {"name": plain}})
+        for name in dict.fromkeys((plain, method)):
+            config = merge_trees(config, found.methods[name])
+        filled: dict[str, Any] = _fill_data_folder(config, str(data))
+        return filled
 
 
 class PaperFigure(PresetPart):
@@ -225,7 +229,7 @@ def run_paper_bench(
     model. Finished parts are kept below `out`, as in `run_bench`.
     """
     described = preset.find_setup(setup)
-    chosen = tuple(methods or described.methods)
+    chosen = tuple(methods or (name for name in described.methods if "@" not in name))
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
     conditions = list_conditions(preset, rates)
     check_shards(preset, setup, data)

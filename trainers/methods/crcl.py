@@ -54,6 +54,12 @@ class CrclConfig(MethodConfig):
     """λ"""
     truncate: float = Field(default=0.1, ge=0, lt=1)
     """ε"""
+    direct: bool = True
+    """false: L_r alone, without L_d (Table 4)"""
+    q: float | None = Field(default=None, ge=0, le=1)
+    """a fixed q of L_r in place of 1 - ŷ (Table 4)"""
+    correct: bool = True
+    """false: without SCC, all labels stay 1 (Table 4)"""
     temperature: float | None = Field(default=None, gt=0)
     """τ; None: the network's own where it is a pretrained CLIP, else 0.05"""
 
@@ -112,7 +118,7 @@ class Crcl(Method):
                 run.restart(self.lengths[j - 1])
         if self.config.preset == "code":
             return
-        if t > self.config.freeze:
+        if t > self.config.freeze and self.config.correct:
             first = j == 1 and t == self.config.freeze + 1
             self.labels = correct_labels(self.labels, self.probabilities, 0.0 if first else self.config.momentum)
         self.probabilities[:] = np.nan
@@ -128,7 +134,9 @@ class Crcl(Method):
         matched = matching_probability(images, texts).detach()  # p̂
         y = self._labels_of(seen.rows.cpu().numpy(), matched.float().cpu().numpy(), run.epoch)
         labels = torch.from_numpy(y).to(matched)
-        each = active_complementary_loss(images, texts, labels, self.config.complementary)
+        each = active_complementary_loss(
+            images, texts, labels, self.config.complementary, direct=self.config.direct, q=self.config.q
+        )
         return StepLoss(
             self.weigh(each, seen.rows).mean(),
             {"matched": matched.mean(), "label": float(y.mean()), "refused": float((y == 0).mean())},
@@ -136,7 +144,7 @@ class Crcl(Method):
 
     def _labels_of(self, rows: Index, matched: Float32, epoch: int) -> Float32:
         """ŷ of a batch, and what is remembered of it."""
-        if self.config.preset == "paper":
+        if self.config.preset == "paper" or not self.config.correct:
             self.probabilities[rows] = matched
             return truncate_labels(self.labels[rows], self.config.truncate)
         j, t = self.locate(epoch)
@@ -191,11 +199,22 @@ def complementary_loss(probabilities: Tensor, q: Tensor) -> Tensor:
     return tangents.masked_fill(own, 0).sum(dim=1) / tangents.sum(dim=1) ** q
 
 
-def active_complementary_loss(images: Tensor, texts: Tensor, labels: Tensor, weight: float = 5.0) -> Tensor:
-    """(B,) L_acl = L_d + λ L_r(1 - ŷ) (Eq. 8) of the two logarithms of `log_matching_probabilities` and ŷ (B,) in [0, 1]."""
-    direct = -labels * (images.diagonal() + texts.diagonal())
-    q = 1 - labels
-    return direct + weight * (complementary_loss(images.exp(), q) + complementary_loss(texts.exp(), q))
+def active_complementary_loss(
+    images: Tensor,
+    texts: Tensor,
+    labels: Tensor,
+    weight: float = 5.0,
+    *,
+    direct: bool = True,
+    q: float | None = None,
+) -> Tensor:
+    """(B,) L_acl = L_d + λ L_r(1 - ŷ) (Eq. 8) of the two logarithms of `log_matching_probabilities` and ŷ (B,) in [0, 1].
+
+    Without `direct` L_d is left out; `q` replaces 1 - ŷ.
+    """
+    exponent = 1 - labels if q is None else torch.full_like(labels, q)
+    complementary = weight * (complementary_loss(images.exp(), exponent) + complementary_loss(texts.exp(), exponent))
+    return complementary - labels * (images.diagonal() + texts.diagonal()) if direct else complementary
 
 
 def correct_labels(labels: Float32, probabilities: Float32, momentum: float) -> Float32:

@@ -63,7 +63,7 @@ def test_settings_are_taken_by_the_trainers(name: str, setup: str, method: str) 
     config = TrainConfig.parse(load_paper_preset(name).run_config(setup, method, "/somewhere"))
     assert config.task.name == load_paper_preset(name).task
     assert config.data.shards[0].startswith("/somewhere/")
-    assert build_method(config).config.name == method
+    assert build_method(config).config.name == method.partition("@")[0]
     assert target_config(config.target).name == config.target["name"]
 
 
@@ -83,7 +83,11 @@ def test_settings_are_those_of_the_papers() -> None:
         assert (lnc.target["name"], lnc.target["module"], lnc.data.image_part) == ("sgraf", "sgr", "npy")
     crcl = settings("flickr30k", "regions", "crcl")
     assert (crcl.optimizer.name, crcl.optimizer.lr, crcl.optimizer.betas) == ("adamw", 5e-4, (0.9, 0.999))
-    assert sum(crcl.method["pieces"]) == crcl.loop.epochs
+    assert sum(crcl.method["pieces"]) == crcl.loop.epochs == build_method(crcl).epochs(1)
+    for name in ("flickr30k", "coco", "cc152k"):
+        code = settings(name, "regions", "crcl@code")
+        assert code.loop.epochs == build_method(code).epochs(1) == 53, "each piece two epochs longer"
+        assert {**code.method, "preset": "paper"} == crcl.method
     tango = settings("cifar100", "clip", "tango")
     assert (tango.optimizer.name, tango.optimizer.lr, tango.optimizer.weight_decay) == ("sgd", 5e-4, 5e-4)
     assert (tango.target["model"], tango.target["train"], tango.data.batch_size, tango.loop.epochs) == (

@@ -266,6 +266,37 @@ def test_a_pair_that_was_not_shown_keeps_its_label() -> None:
     assert method.labels[0] == pytest.approx(float(p_hat(S[[0, 2]][:, [0, 2]])[0]))
 
 
+@pytest.mark.parametrize("preset", ["paper", "code"])
+def test_ablations_of_table_4(preset: str) -> None:
+    """L_r alone by hand, with q = 1 - ŷ and fixed; without SCC labels stay 1, whatever is predicted."""
+    images, texts = (np.exp(S.double().numpy() / TAU) / np.exp(S.double().numpy() / TAU).sum(axis=axis, keepdims=True)
+                     for axis in (1, 0))  # fmt: skip
+
+    def only_complementary(q: float) -> float:
+        total = 0.0
+        for p in (images, texts.T):
+            tangents = np.tan(p)
+            total += float(((tangents.sum(axis=1) - tangents.diagonal()) / tangents.sum(axis=1) ** q).mean())
+        return 5 * total
+
+    run = FakeRun()
+    for how, expected in (
+        ({"direct": False}, only_complementary(0)),
+        ({"direct": False, "q": 1.0}, only_complementary(1)),
+        ({"direct": False, "q": 0.25, "correct": False}, only_complementary(0.25)),
+        ({"q": 1.0}, by_hand(S, [1, 1, 1], TAU, 0) + only_complementary(1)),
+    ):
+        method = crcl(temperature=TAU, preset=preset, **how)
+        method.prepare(run)  # type: ignore[arg-type]
+        assert step(method, run) == pytest.approx(expected, rel=1e-4), how
+    still = crcl(temperature=TAU, preset=preset, freeze=0, correct=False)
+    still.prepare(run)  # type: ignore[arg-type]
+    for run.epoch in range(3):
+        still.begin_epoch(run)  # type: ignore[arg-type]
+        assert step(still, run) == pytest.approx(by_hand(S, [1, 1, 1], TAU, 5), rel=1e-4)
+    assert (still.labels == 1).all()
+
+
 def test_one_pair_alone_is_skipped() -> None:
     method, run = crcl(), FakeRun()
     method.prepare(run)  # type: ignore[arg-type]
