@@ -7,7 +7,7 @@ import typer
 
 from noisegate.pipeline.settings import AnnotateSettings
 
-from .options import Quiet, Shards, takes_settings
+from .options import Quiet, Shards, refuse_memory, takes_settings
 from .output import JsonOption, Output, escape, print_summary, program
 
 
@@ -41,6 +41,7 @@ def annotate(
     from noisegate.pipeline.system.progress import progress_for
 
     settings.refuse_unused()
+    refuse_memory(out)
     classes = load_classes(settings.classes) if settings.classes not in (None, "", SOURCE) else None
     summary = annotate_with(settings, shards, out, classes=classes, progress=progress_for(quiet))
     output = Output(as_json)

@@ -7,7 +7,7 @@ import typer
 
 from noisegate.pipeline.system.machine import format_size
 
-from .options import Folder
+from .options import Folder, refuse_memory
 from .output import JsonOption, Output, percent
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def export(
     from noisegate.pipeline.export import export as run
     from noisegate.pipeline.export.shards import parse_added_columns
 
+    refuse_memory(out)
     output = Output(as_json)
     done = run(
         folder,

@@ -159,6 +159,12 @@ def neighbour_search(
             yield NeighbourSearch(size, index)
 
 
+def refuse_memory(out: Path | None) -> None:
+    """Raise ConfigError for a place in this process's memory, which is gone when the command ends."""
+    if str(out).lower().startswith("memory:/"):
+        raise ConfigError.of("out", str(out), "is gone when the command ends; use a folder, or a store such as s3://")
+
+
 def load_anchors(vectors: Path | None, labels: Path | None, names: tuple[str, ...] = ()) -> "Anchors | None":
     """The anchors that the two options name, None if they name none."""
     from noisegate.pipeline.labels.anchors import read_anchors

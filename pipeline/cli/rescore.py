@@ -23,6 +23,7 @@ from .options import (
     load_anchors,
     neighbour_search,
     option,
+    refuse_memory,
 )
 from .output import JsonOption, Output, print_summary
 
@@ -102,7 +103,7 @@ def rescore(
 
 def score_embeddings(
     images: Annotated[Path, typer.Option(help=".npy (N, d), a folder of them, or clip-retrieval's output folder.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tables.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder, or URL in a store, for the tables.")],
     texts: Annotated[Path | None, typer.Option(help=".npy (N, d'), or a folder of them.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Given classes, .npy (N,).")] = None,
     metadata: Annotated[Path | None, typer.Option(help="Parquet with the keys.")] = None,
@@ -146,6 +147,7 @@ def score_embeddings(
     from noisegate.pipeline.rescore import score_embeddings as run
     from noisegate.pipeline.runs.arrays import find_parts, open_array
 
+    refuse_memory(out)
     if separate and neighbourhood is False:
         problem = "leaves nothing to compare with --separate-spaces; leave out --no-neighbourhood"
         raise ConfigError.of("neighbourhood", False, problem)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from noisegate.pipeline.system.machine import format_size
 
-from .options import Folder, Seed
+from .options import Folder, Seed, refuse_memory
 from .output import JsonOption, Output, escape, number, percent, print_summary
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def report(
     """
     from noisegate.pipeline.inspect.report import write_report
 
+    refuse_memory(out)
     output = Output(as_json)
     made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)
     output.say(

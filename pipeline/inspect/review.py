@@ -181,7 +181,7 @@ def review_figures(judged: pa.Table, marks: Sequence[Mark], order: Iterable[Plac
 
 def read_figures(folder: str | Path) -> ReviewFigures | None:
     """The figures of a run; None where nobody has marked anything."""
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     run.recorded()
     marks = run.reviews.read()
     return review_figures(read_judged(run, marks), marks, random_places(run)) if marks else None
@@ -214,7 +214,7 @@ def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
     Where the chance that a person keeps a sample rises with its score, that is where the chance passes 1/2, whichever scores
     were looked at: it does not matter in which order the marks were made. `clean` is not changed.
     """
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     run.recorded()
     judged = read_judged(run, run.reviews.read())
     column = _cut_column(run, judged)

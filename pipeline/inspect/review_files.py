@@ -36,7 +36,7 @@ _SUFFIXES = (".csv", ".parquet")
 def export_marks(folder: str | Path, out: str | Path) -> int:
     """Write the marks that count to a CSV or Parquet file, by its suffix; return how many. Raises ConfigError for none."""
     target = _check_suffix("export", Path(out))
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     run.recorded()
     marks = run.reviews.read()
     if not marks:
@@ -61,7 +61,7 @@ def import_marks(folder: str | Path, source: str | Path) -> tuple[int, int]:
     Raises ConfigError with the row for a sample that the run does not have, or a mark that makes no sense.
     """
     path = _check_suffix("import", Path(source))
-    run = RunFolder(Path(folder))
+    run = RunFolder.to_read(folder)
     run.recorded()
     rows = _read(path)
     finder, classes = _SampleFinder(run, path), len(read_class_names(run))

@@ -12,7 +12,8 @@ from platformdirs import user_cache_path
 from .stores import Listed, Store
 
 RUN = "_run.json"
-_RUN_FILES = re.compile(r"_run\.json|[^/]+\.(parquet|safetensors)|embeddings/[^/]+\.safetensors")
+_MARKS = "_reviews.sqlite"
+_RUN_FILES = re.compile(r"_run\.json|_reviews\.sqlite|[^/]+\.(parquet|safetensors)|embeddings/[^/]+\.safetensors")
 _GRAPHS = ("neighbours.safetensors", "text_neighbours.safetensors")
 _INDEX = ".store.jsonl"  # what the store called each local file, one line per copy
 
@@ -47,10 +48,15 @@ class Mirror:
         return self.listed
 
     def pull(self, wanted: Callable[[str], bool] = lambda name: True, prune: bool = False) -> None:
-        """Copy the wanted files that differ; `prune` removes local files that the store does not have."""
+        """Copy the wanted files that differ; `prune` removes local files that the store does not have.
+
+        People's marks that were made here since they were copied stay as they are.
+        """
         listed, index = self.list_files(), self._read_index()
+        if _MARKS in listed and self._has_changed(_MARKS, index):
+            del listed[_MARKS]
         if prune:
-            for name in self._local() - set(listed):
+            for name in self._local() - {*listed, _MARKS}:
                 (self.folder / name).unlink(missing_ok=True)
         differ = [name for name, file in listed.items() if wanted(name) and not self._is_same(name, file, index)]
         self._tell("copying", [listed[name].size for name in differ], "from")
@@ -119,6 +125,11 @@ class Mirror:
         except FileNotFoundError:
             return False
         return index.get(name) == [listed.tag, listed.size, stat.st_mtime_ns] and stat.st_size == listed.size
+
+    def _has_changed(self, name: str, index: dict[str, list[Any]]) -> bool:
+        """Whether the copy was written since the last pull or put."""
+        path = self.folder / name
+        return path.exists() and index.get(name, [])[2:] != [path.stat().st_mtime_ns]
 
     def _remember(self, name: str, listed: Listed) -> None:
         """Append a line, which is one write: processes that share the folder do so too."""

@@ -12,14 +12,13 @@ import fsspec
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError
 
+from .extras import install_line
 from .output_files import whole_path
 
 PAUSES = (0.5, 2.0, 8.0)  # seconds before each further try of a request (chosen)
 REQUESTS = 16  # at a time
-_PACKAGES = {
-    **{"s3": "'noisegate[s3]'", "s3a": "'noisegate[s3]'", "gs": "'noisegate[gs]'", "gcs": "'noisegate[gs]'"},
-    **{"abfs": "adlfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"},
-}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+_PACKAGES = {"abfs": "adlfs", "az": "adlfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 _NO_USE_TO_RETRY = (
     FileNotFoundError,
     FileExistsError,
@@ -37,8 +36,8 @@ def store_url(place: str | Path) -> str | None:
     >>> store_url(Path("s3://bucket/run")), store_url("tables")
     ('s3://bucket/run', None)
     """
-    found = re.fullmatch(r"([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", str(place))
-    return f"{found[1].lower()}://{found[2].rstrip('/')}" if found and found[1].lower() != "file" else None
+    found = re.fullmatch(r"([a-zA-Z][a-zA-Z0-9+.-]+):(?:/+(.*))?", str(place))
+    return f"{found[1].lower()}://{(found[2] or '').rstrip('/')}" if found and found[1].lower() != "file" else None
 
 
 def check_protocol(setting: str, url: str) -> None:
@@ -49,7 +48,9 @@ def check_protocol(setting: str, url: str) -> None:
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise ConfigError.of(setting, url, f"needs pip install {_PACKAGES.get(protocol, 'its driver')}") from error
+        known = _EXTRAS.get(protocol)
+        line = install_line(known) if known else f"pip install {_PACKAGES.get(protocol, 'its driver')}"
+        raise ConfigError.of(setting, url, f"needs {line}") from error
     except ValueError as error:
         raise ConfigError.of(setting, url, "has an unknown protocol; use a path, s3, gs, hf or https") from error
 

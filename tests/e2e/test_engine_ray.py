@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -70,16 +71,21 @@ def test_two_workers_of_which_one_is_killed_leave_the_plain_jobs_bytes(
 
 
 def test_workers_of_a_run_in_a_store_share_no_folder(deaths: Path, bucket: str, tmp_path: Path) -> None:
-    """Each makes its files in a folder of its own and puts them; the driver copies what it scores."""
+    """Each makes its files in a folder of its own and puts them; the driver copies what it scores. One is killed."""
     members = [("l.png", picture("red", (90, 90))), ("l.txt", b"red")]
     for i in range(4):
-        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *members])
-    small = {"options": DecodeOptions(limits=Limits(max_pixels=1000)), "estimator": ColourModel}
+        write_tar(
+            tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *(sample("d", "deadly once") if i == 1 else members)]
+        )
     told = Notes()
-    score(tmp_path / "s", f"{bucket}/ray", engine=TWO, progress=told, **small)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"estimator": SPEC, "engine": TWO}
+    small = DecodeOptions(limits=Limits(max_pixels=1000))
+    (deaths / "once").unlink(missing_ok=True)
+    score(tmp_path / "s", f"{bucket}/ray", progress=told, options=small, **how)  # type: ignore[arg-type]
+    assert "lost the encoder on Ray worker " in said(told)
     assert "copying 8 files" in said(told)
-    score(tmp_path / "s", f"{bucket}/ray", engine=TWO, estimator=ColourModel, retry_failed=True)  # type: ignore[arg-type]
-    score(tmp_path / "s", tmp_path / "plain", estimator=ColourModel)
+    score(tmp_path / "s", f"{bucket}/ray", retry_failed=True, **how)  # type: ignore[arg-type]
+    score(tmp_path / "s", tmp_path / "plain", estimator=SPEC)
     fsspec.filesystem("s3").get(f"{bucket}/ray/", str(tmp_path / "copy"), recursive=True)
     assert files_of(tmp_path / "copy") == files_of(tmp_path / "plain")
 

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fastapi.testclient import TestClient
 
 import noisegate as ng
 from noisegate.pipeline.runs.table import RunFolder
+from noisegate.service.app import create_app
+from noisegate.service.settings import load_settings
+from noisegate.trainers.data import WeightedShards
 from tests.commands import FAKE, ROOT, called
 from tests.fakes import pairs, write_tar
 from tests.jobs import files_of
+from tests.service.fakes import FakeEngine
 
 
 def stored(url: str) -> dict[str, bytes]:
@@ -45,6 +50,11 @@ def test_the_commands_write_to_s3_and_read_from_it(bucket: str, tmp_path: Path) 
     command("export", url, "--as", "shards", "--where", "clean", "--out", f"{bucket}/commands/kept")
     command("verify", url, "--samples", 5, "--quiet")
     assert "12 rows are the same samples" in command("compare", url, "local")
+    assert WeightedShards(str(tmp_path / "s" / "*.tar"), url, batch_size=4).selected_rows == 12
+    service = create_app(load_settings(model=FAKE[1], runs=[f"mine={url}"]), FakeEngine())
+    assert TestClient(service).get("/v1/runs/mine/summary").json()["samples"] == 12
+    refused = called("annotate", "s", "--out", "memory://x/run", *FAKE, cwd=tmp_path)
+    assert (refused.returncode, "is gone when the command ends" in refused.stderr) == (2, True)
     made = set(stored(f"{bucket}/commands"))
     assert {"run/report.html", "report.html", "rows.csv", "kept/x-0.tar", "kept/_export.json"} <= made
 

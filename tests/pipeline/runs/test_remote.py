@@ -19,6 +19,7 @@ from noisegate.pipeline.errors import ConfigError, LockedError, MismatchError, N
 from noisegate.pipeline.inspect.show import read_overview
 from noisegate.pipeline.rescore import rescore
 from noisegate.pipeline.runs import lease
+from noisegate.pipeline.runs.reviews import Mark, Reviews
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.settings import DecodeOptions, Limits, ScoreSettings
 from noisegate.pipeline.system import stores
@@ -193,6 +194,23 @@ def test_exports(shards: Path, tmp_path: Path, kind: str, name: str) -> None:
         ng.export(url, f"{url}/x", kind)
 
 
+def test_marks_of_people_come_along_and_those_made_here_stay(shards: Path, tmp_path: Path) -> None:
+    def mark(folder: Path, kind: str) -> None:
+        Reviews(folder).write([Mark("x-00", 0, "00000", None, None, kind)])
+
+    score(shards, RUN)  # type: ignore[arg-type]
+    mark(tmp_path, "keep")
+    fsspec.filesystem("memory").put_file(str(tmp_path / "_reviews.sqlite"), f"{RUN}/_reviews.sqlite")
+    copy = RunFolder.to_read(RUN)
+    assert [one.mark for one in copy.reviews.read()] == ["keep"]
+    mark(copy.path, "drop")
+    mark(tmp_path, "keep")
+    fsspec.filesystem("memory").put_file(str(tmp_path / "_reviews.sqlite"), f"{RUN}/_reviews.sqlite")
+    assert [one.mark for one in RunFolder.to_read(RUN).reviews.read()] == ["drop"]
+    score(shards, RUN)  # type: ignore[arg-type]
+    assert stored()["_reviews.sqlite"] == (tmp_path / "_reviews.sqlite").read_bytes()
+
+
 def test_a_second_writer_is_refused_and_told_who_is_first(shards: Path) -> None:
     run = RunFolder.to_write(RUN)
     with run.lock():
@@ -243,14 +261,20 @@ def test_a_lease_is_renewed_while_it_is_held(monkeypatch: pytest.MonkeyPatch) ->
         assert renewed.wait(60)
 
 
-def test_failures_that_pass_are_survived(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every request fails twice before it is answered."""
+def test_slow_answers_and_failures_that_pass_are_survived(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request waits, for longer than the lease lasts, and fails twice before it is answered."""
+    monkeypatch.setattr(lease, "SECONDS", 0.002)
+    never = threading.Event()
     score(shards, tmp_path / "out")
-    tries: Counter[tuple[str, str]] = Counter()
+    tries: Counter[tuple[int, str, str]] = Counter()
 
     def faults(verb: str, name: str) -> Exception | None:
-        tries[verb, name] += 1
-        return OSError("reset by peer") if tries[verb, name] % 3 and len(tries) > 1 else None
+        request = (threading.get_ident(), verb, name)  # the lease is renewed by another thread
+        tries[request] += 1
+        never.wait(0.005)
+        return OSError("reset by peer") if tries[request] % 3 and len(tries) > 1 else None
 
     monkeypatch.setattr(FaultyStore, "faults", staticmethod(faults))
     score(shards, "faulty://bucket/run")  # type: ignore[arg-type]
