@@ -22,7 +22,7 @@ CODES = {
 }  # fmt: skip
 
 
-NO_ROUTE = "there is no such route; / is the page, and /openapi.json has all routes"
+NO_ROUTE = "there is no such route; / is the page, and /docs shows all routes"
 
 
 class ApiError(Exception):

@@ -29,7 +29,7 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "service": Extra(
             "noisegate serve, noisegate score --url, the client",
             (
-                *("fastapi", "uvicorn", "pydantic_settings", "python_multipart"),
+                *("fastapi", "fastapi_offline", "uvicorn", "pydantic_settings", "python_multipart"),
                 *("prometheus_client", "httpx", "yaml", "starlette", "pydantic"),
             ),
         ),

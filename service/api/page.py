@@ -1,4 +1,4 @@
-"""Serve the inspector page: static files of the package, without secrets, kept in memory."""
+"""Serve the inspector page and the API's documentation: static files without secrets, kept in memory."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from noisegate.service.errors import ApiError
+from noisegate.service.guards.middleware import HEADERS
 
 router = APIRouter(include_in_schema=False)
 
@@ -28,9 +29,16 @@ class _File:
     tag: str
 
 
+SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")  # of the package fastapi-offline
+_DOCS_POLICY = HEADERS["Content-Security-Policy"].replace(
+    "style-src 'self'", "style-src 'self' 'unsafe-inline'"
+)  # Swagger UI sets styles of its elements
+
+
 def _load() -> dict[str, _File]:
+    swagger = files("fastapi_offline") / "static"
     found = {}
-    for file in (files("noisegate.service") / "static").iterdir():
+    for file in [*(files("noisegate.service") / "static").iterdir(), *(swagger / name for name in SWAGGER)]:
         kind = _TYPES.get(file.name.rpartition(".")[2])
         if kind:
             data = file.read_bytes()
@@ -45,6 +53,14 @@ _FILES = _load()
 async def page(request: Request) -> Response:
     """The page itself."""
     return _answer(request, "index.html")
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The API's documentation, where each route can be tried."""
+    answer = _answer(request, "docs.html")
+    answer.headers["Content-Security-Policy"] = _DOCS_POLICY
+    return answer
 
 
 @router.get("/static/{name}")

@@ -29,7 +29,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/favicon.ico"))
+OPEN_PATHS = frozenset(("/", "/docs", "/healthz", "/readyz", "/favicon.ico"))
 OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
 MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long

@@ -121,6 +121,16 @@ def test_the_right_caption_ranks_first(visit: Visit, folder: Path) -> None:
     expect(page.locator(".band-name")).to_have_text(["mismatched pairs", "right pairs"])
 
 
+def test_the_api_can_be_tried_without_another_host(visit: Visit, site: str) -> None:
+    page, hosts = visit.page, set[str]()
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    page.goto("/")
+    page.get_by_role("link", name="API").click()
+    page.locator("#operations-scores-v1-scorer-get, [id^=operations-scores]").first.wait_for()
+    assert page.locator(".opblock").count() >= 10
+    assert hosts == {site.removeprefix("http://").rstrip("/")}
+
+
 def test_one_caption_gets_its_figures_and_neighbours(visit: Visit, folder: Path) -> None:
     page = visit.page
     picture, right = clean_sample(folder, 1)

@@ -40,12 +40,12 @@ def test_every_answer_has_the_security_headers(path: str) -> None:
 
 def test_a_wrong_route_and_a_wrong_method_are_told_what_works() -> None:
     async def work(client: httpx.AsyncClient, service: Service) -> list[httpx.Response]:
-        return [await client.get("/docs")] + [await client.put(path) for path in methods]
+        return [await client.get("/doc")] + [await client.put(path) for path in methods]
 
     methods = {"/v1/jobs": "GET, POST", "/v1/jobs/x": "DELETE, GET", "/v1/score": "POST", "/healthz": "GET", "/": "GET"}
     unknown, *others = ask(work)
     assert unknown.status_code == 404
-    assert unknown.json()["error"]["message"].endswith("/ is the page, and /openapi.json has all routes")
+    assert unknown.json()["error"]["message"].endswith("/ is the page, and /docs shows all routes")
     assert {answer.status_code for answer in others} == {405}
     assert [answer.headers["allow"] for answer in others] == list(methods.values())
     assert [answer.json()["error"]["message"] for answer in others] == [
