@@ -1,94 +1,233 @@
 """Score pictures and captions from Python in one call (`noisegate.score`), and look at the result in a notebook."""
 
-import html
-import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image
 
-from noisegate.pipeline.pairs.scorer import Scorer, load_scorer
-from noisegate.pipeline.runs.frame import to_frame
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.estimators import Estimator, ModelSpec, as_estimator
+from noisegate.pipeline.pairs.beta import PAIRS, Beta, estimate_beta, measure_beta, sample_pairs
+from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
+from noisegate.pipeline.pairs.scorer import Encoded, Scorer, encode_pairs, load_scorer, pair_columns
 from noisegate.pipeline.runs.table import COLUMNS
-from noisegate.pipeline.settings import Limits
-from noisegate.pipeline.shards.decode import BadSample, decode_image
+from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data
+from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.shards.decode import BadSample
+from noisegate.pipeline.shards.given_pairs import Picture, open_picture
+from noisegate.pipeline.system.array_types import Float32
 
-from .report.pictures import data_uri, printable, thumbnail
+from .notebook import SHOWN, SIDE, draw_cards, paragraph, wrap
+from .report.collect import COLUMNS as CARD_COLUMNS
+from .report.collect import TableRow
+from .report.page import card
+from .report.pictures import CAPTION, Album, Shown, data_uri, printable, thumbnail
 
 if TYPE_CHECKING:
     import pandas
 
-Picture: TypeAlias = Image.Image | bytes | str | Path
-SHOWN = 50  # pairs that a notebook shows
-_SIDE = 96  # pixels of a picture there
 _NAMES = ("status", "error", "similarity", "osa_weight", "clean_probability", "clean")
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """The scores of some pairs, as columns of the weight table with the caption in front; a table of pictures in a notebook."""
+    """The scores of some pairs, as columns of the weight table with the caption in front; cards with pictures in a notebook.
+
+    `calibration` is that of the run, or learned from the pairs themselves; None if there were too few. `notes` are remarks
+    for the reader of the scores.
+    """
 
     table: pa.Table
     beta: float
-    calibrated: bool
-    pictures: Sequence[bytes | Path]
+    calibration: PairCalibration | None
+    notes: tuple[str, ...] = ()
+    pictures: Sequence[Any] = field(default=(), repr=False)  # the first few, for a notebook
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there is a `clean_probability`."""
+        return self.calibration is not None
+
+    @property
+    def noise_rate(self) -> float | None:
+        """Estimated share of wrong pairs in the data that the calibration was learned from."""
+        return self.calibration.noise_rate if self.calibration else None
+
+    @property
+    def noise_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `noise_rate`."""
+        return self.calibration.noise_interval if self.calibration else None
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, column: str) -> list[Any]:
         """The values of a column, None where a pair could not be scored."""
+        if column not in self.table.column_names:
+            raise ConfigError.of("column", column, f"is unknown; use {', '.join(self.table.column_names)}")
         values: list[Any] = self.table[column].to_pylist()
         return values
 
     def __repr__(self) -> str:
-        kept = sum(filter(None, self["clean"]))
-        failed = sum(status != "ok" for status in self["status"])
-        chance = "calibrated" if self.calibrated else "not calibrated: give run=FOLDER for clean_probability"
-        return f"ScoredPairs({len(self)} pairs, {kept} kept, {failed} failed, β {self.beta:.4f}, {chance})"
+        ok = pc.sum(pc.equal(self.table["status"], "ok")).as_py() or 0
+        kept = pc.sum(self.table["clean"]).as_py() or 0
+        if self.calibration is None:
+            chance = f"not calibrated: that takes {MIN_PAIRS} pairs or more, or run=FOLDER"
+        else:
+            low, high = self.calibration.noise_interval
+            pairs = f"{self.calibration.pairs:,} pairs"
+            chance = f"estimated noise {self.calibration.noise_rate:.0%} ({low:.0%} to {high:.0%}) of {pairs}"
+        counts = f"{len(self):,} pairs: {kept:,} kept, {ok - kept:,} dropped, {len(self) - ok:,} failed"
+        return f"<{counts}; β {self.beta:.4f}; {chance}>"
 
     def to_pandas(self) -> "pandas.DataFrame":
         """As a pandas DataFrame."""
-        return to_frame(self.table)
+        return self.table.to_pandas()  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         rows = [
-            _html_row(row, picture)
-            for row, picture in zip(self.table.slice(0, SHOWN).to_pylist(), self.pictures, strict=False)
+            TableRow("", {**dict.fromkeys(CARD_COLUMNS), "index": i, "key": row["status"], **row})
+            for i, row in enumerate(self.table.slice(0, SHOWN).to_pylist())
         ]
-        more = f"<p>… and {len(self) - SHOWN:,} more</p>" if len(self) > SHOWN else ""
-        head = "<tr><th></th><th>caption</th><th>similarity</th><th>P(clean)</th><th></th></tr>"
-        return f"<p>{html.escape(repr(self))}</p><table>{head}{''.join(rows)}</table>{more}"
+        album = Album({row.place: _show(row, self.pictures[row.place[1]]) for row in rows})
+        more = len(self) - len(rows)
+        return wrap(
+            paragraph(repr(self).strip("<>")),
+            *(paragraph(note, "notice") for note in self.notes),
+            draw_cards(card(row, album, ()) for row in rows),
+            paragraph(f"… and {more:,} more, in .to_pandas()", "quiet") if more else "",
+        )
 
 
 def score(
     pairs: Iterable[tuple[Picture, str]],
     *,
     run: str | Path | None = None,
-    model: str | None = None,
+    model: str | Estimator | None = None,
     pretrained: str | None = None,
     device: str = "auto",
     beta: str = "auto",
     scorer: Scorer | None = None,
 ) -> ScoredPairs:
-    """Score (picture, caption) pairs: a picture is a PIL image, the bytes of an image file, or its path.
+    """Score (picture, caption) pairs: a picture is a path, bytes of a file, a Pillow image or a uint8 array (H, W, 3).
 
-    `run` is a folder of `annotate`, whose model, β and calibration are used; else `model` (default `embedded`, which
-    understands drawn scenes only) with a β of its own, and no `clean_probability`. A loaded `scorer` is used again. A bad pair
-    has a status and no scores.
+    `run` is a folder of `annotate`, whose model, β and calibration are used. Else `model` scores (default `embedded`, which
+    understands drawn scenes only): with 20 pairs or more (better 1,000) β and `clean_probability` are learned from the pairs
+    themselves, by mismatching them on purpose as `annotate` does; with fewer there is no `clean_probability`. A loaded
+    `scorer` is used again. `pairs` may be a generator: pictures are decoded batch by batch and not kept. A bad pair has a
+    status and no scores.
     """
-    pictures, captions = [], []
-    for picture, caption in pairs:
-        pictures.append(_as_file(picture))
-        captions.append(caption)
-    own = scorer or load_scorer(run, model=model, pretrained=pretrained, device=device, beta=beta)
-    rows = list(own.score(pictures, captions))
-    columns = {name: pa.array([row[name] for row in rows], _plain(name)) for name in _NAMES}
-    table = pa.table({"caption": pa.array(captions, pa.string()), **columns})
-    return ScoredPairs(table, own.beta.value, own.calibration is not None, pictures)
+    _check_pairs(pairs)
+    if scorer is None and run is not None:
+        if model is not None and not isinstance(model, str):
+            raise ConfigError.of("model", type(model).__name__, "is the run's own if run is given; leave it out")
+        scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, beta=beta)
+    if scorer is not None:
+        estimator = scorer.estimator
+    else:
+        check_beta_mode(beta)
+        is_name = model is None or isinstance(model, str)
+        estimator = as_estimator(ModelSpec(str(model or "embedded"), pretrained, device) if is_name else model)
+    given = _Given(pairs)
+    statuses: list[str] = []
+    errors: list[str | None] = []
+    cosines = [np.zeros(0, np.float32)]
+    sample = _EmbeddingSample()
+    for samples, encoded in encode_pairs(estimator, given):
+        statuses += [one.status for one in samples]
+        errors += [one.error for one in samples]
+        cosines.append(encoded.similarity)
+        if scorer is None:
+            sample.add(encoded, np.array([one.status == "ok" for one in samples]))
+    if scorer is None:
+        scorer = sample.fit(estimator, beta)
+    ok = np.array([status == "ok" for status in statuses], bool)
+    similarity = pa.array(np.concatenate(cosines), mask=~ok)
+    columns = {"status": statuses, "error": errors, "similarity": similarity}
+    table = pa.table({name: pa.array(columns[name], _plain(name)) for name in columns})
+    scores = pair_columns(table, scorer.beta, scorer.calibration)
+    for name in ("osa_weight", "clean_probability"):
+        scores[name] = pa.array(scores[name].astype(np.float32), from_pandas=True)  # NaN is null
+    everything = {"caption": pa.array(given.captions, pa.string()), **{name: table[name] for name in columns}, **scores}
+    return ScoredPairs(
+        pa.table({name: everything[name] for name in ("caption", *_NAMES)}),
+        scorer.beta.value,
+        scorer.calibration,
+        scorer.notes,
+        given.pictures,
+    )
+
+
+def _check_pairs(pairs: Any) -> None:
+    """Raise ConfigError for one pair instead of several, and for what holds no pairs at all."""
+    if isinstance(pairs, tuple) and len(pairs) == 2 and isinstance(pairs[1], str):
+        raise ConfigError.of(
+            "pairs", f"({type(pairs[0]).__name__}, str)", "is one pair; give a list: [(picture, caption)]"
+        )
+    if isinstance(pairs, str | bytes | Path | dict) or not isinstance(pairs, Iterable):
+        raise ConfigError.of("pairs", type(pairs).__name__, "has no pairs; give a list: [(picture, caption), …]")
+
+
+class _Given:
+    """The given pairs, iterated once: remembers the captions, and the first pictures for a notebook."""
+
+    def __init__(self, pairs: Iterable[Any]) -> None:
+        self._pairs = pairs
+        self.captions: list[str | None] = []
+        self.pictures: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        for pair in self._pairs:
+            picture, caption = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
+            self.captions.append(printable_text(caption) if isinstance(caption, str) else None)
+            if len(self.pictures) < SHOWN:
+                in_file = isinstance(picture, bytes | str | Path)
+                self.pictures.append(picture if in_file else _small(picture))
+            yield pair
+
+
+class _EmbeddingSample:
+    """Embeddings of up to `PAIRS` good pairs, drawn evenly from all that are added."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._draws = np.zeros(0)
+        self._images: Float32 | None = None
+        self._texts: Float32 | None = None
+
+    def add(self, encoded: Encoded, ok: Any) -> None:
+        images, texts, draws = encoded.images[ok], encoded.texts[ok], self._rng.random(len(ok))[ok]
+        if not len(draws):
+            return
+        if self._images is not None and self._texts is not None:
+            images, texts = np.concatenate([self._images, images]), np.concatenate([self._texts, texts])
+            draws = np.concatenate([self._draws, draws])
+        if len(draws) > PAIRS:
+            keep = np.sort(np.argpartition(draws, PAIRS)[:PAIRS])
+            images, texts, draws = images[keep], texts[keep], draws[keep]
+        self._images, self._texts, self._draws = images, texts, draws
+
+    def fit(self, estimator: Estimator, mode: str) -> Scorer:
+        """A scorer whose β and calibration are learned from the sample; without calibration if there are too few pairs."""
+        pairs = None
+        if self._images is not None and self._texts is not None:
+            pairs = sample_pairs(self._images, self._texts, np.random.default_rng(0))
+        beta: Beta = estimate_beta(pairs=pairs, mode=mode, random_inputs=lambda: measure_beta(estimator))
+        calibration = pairs.calibration if pairs else None
+        notes: tuple[str, ...] = ()
+        if calibration is not None and tells_nothing(calibration):
+            notes = (unknown_data(estimator.identity.model, calibration),)
+        return Scorer(estimator, beta, calibration, notes)
+
+
+def printable_text(caption: str) -> str:
+    """The caption as Arrow can hold it: lone surrogates, which are not text, as escapes."""
+    return caption.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(column: str) -> pa.DataType:
@@ -96,21 +235,17 @@ def _plain(column: str) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _as_file(picture: Picture) -> bytes | Path:
-    if not isinstance(picture, Image.Image):
-        return Path(picture) if isinstance(picture, str) else picture
-    data = io.BytesIO()
-    picture.convert("RGB").save(data, "PNG")
-    return data.getvalue()
-
-
-def _html_row(row: dict[str, Any], picture: bytes | Path) -> str:
+def _small(picture: Any) -> Image.Image | None:
+    """The picture as small as a notebook shows it; None for what is no picture."""
     try:
-        data = picture.read_bytes() if isinstance(picture, Path) else picture
-        image = f'<img src="{data_uri(thumbnail(decode_image(data, Limits()), _SIDE))}">'
-    except (BadSample, OSError):
-        image = ""
-    verdict = row["status"] if row["status"] != "ok" else "kept" if row["clean"] else "dropped"
-    figures = ["" if row[name] is None else f"{row[name]:.3f}" for name in ("similarity", "clean_probability")]
-    cells = [image, html.escape(printable(row["caption"], 200)), *figures, html.escape(verdict)]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        return thumbnail(open_picture(picture), SIDE)
+    except BadSample:
+        return None
+
+
+def _show(row: TableRow, picture: Any) -> Shown:
+    caption = printable(row.values["caption"], CAPTION) if row.values["caption"] is not None else None
+    small = picture if isinstance(picture, Image.Image) else _small(picture)
+    if small is None:
+        return Shown(caption=caption, problem=row.values["error"])
+    return Shown(data_uri(small), small.width, small.height, caption)

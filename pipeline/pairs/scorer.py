@@ -18,9 +18,9 @@ from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import DecodeOptions, check_beta_mode
-from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.workers import Decoded, decode_sample
+from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.shards.given_pairs import Picture, decode_pair
+from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Mask
 
 from .beta import Beta, estimate_beta, measure_beta
@@ -90,6 +90,15 @@ def _encode_both(estimator: Estimator, pixels: Sequence[Any], texts: Sequence[st
     return normalise(estimator.encode_pixels(pixels)) if pixels else none, captions
 
 
+def encode_pairs(estimator: Estimator, pairs: Iterable[Any]) -> Iterator[tuple[list[Decoded], Encoded]]:
+    """Decode and embed (picture, caption) pairs in batches; one batch of pictures is in memory at a time."""
+    known_texts: dict[str, Float32] = {}
+    remaining = iter(pairs)
+    while batch := list(islice(remaining, estimator.batch_size)):
+        samples = [decode_pair(pair, estimator.preprocess) for pair in batch]
+        yield samples, encode_samples(estimator, samples, known_texts)
+
+
 def score_pairs(similarity: Float32, beta: Beta, calibration: PairCalibration | None = None) -> PairScores:
     """Weights, probabilities and the cut w > 0 for cosines (N,); NaN (no pair) stays NaN and is not clean."""
     known = ~np.isnan(similarity)
@@ -120,16 +129,12 @@ class Scorer:
     calibration: PairCalibration | None = None
     notes: tuple[str, ...] = ()
 
-    def score(self, images: Iterable[bytes | Path], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
+    def score(self, images: Iterable[Picture], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Score pairs in batches: for each a row with the column names of the weight table.
 
-        A picture is the bytes of an image file or its path. A bad one is a row with a status and no scores.
+        A bad picture or caption is a row with a status and no scores.
         """
-        pairs = zip(images, texts, strict=True)
-        known_texts: dict[str, Float32] = {}
-        while batch := list(islice(pairs, self.estimator.batch_size)):
-            samples = [self._decode(image, text) for image, text in batch]
-            encoded = encode_samples(self.estimator, samples, known_texts)
+        for samples, encoded in encode_pairs(self.estimator, zip(images, texts, strict=True)):
             scores = score_pairs(encoded.similarity, self.beta, self.calibration)
             probability = scores.clean_probability
             for i, sample in enumerate(samples):
@@ -142,18 +147,6 @@ class Scorer:
                     "clean_probability": float(probability[i]) if ok and probability is not None else None,
                     "clean": bool(scores.clean[i]) if ok else None,
                 }
-
-    def _decode(self, image: bytes | Path, text: str) -> Decoded:
-        """Decode a pair as if it came from a shard."""
-        parts = {"txt": text.encode("utf-8", "surrogatepass")}
-        unreadable = None
-        try:
-            parts["png"] = image.read_bytes() if isinstance(image, Path) else image
-        except OSError as error:
-            unreadable = f"{error.filename}: {error.strerror}"
-        sample = decode_sample(RawSample("", 0, parts, list(parts)), self.estimator.preprocess, DecodeOptions())
-        sample.error = unreadable or sample.error
-        return sample
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,7 @@ def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> 
             raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
         if least_side is not None:
             image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
-        image.load()
-        turn = _UPRIGHT.get(_orientation(image))
-        return _to_rgb(image if turn is None else image.transpose(turn))
+        return _upright_rgb(image)
     except BadSample:
         raise
     except Image.DecompressionBombError as error:
@@ -69,8 +67,23 @@ def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> 
         reason = "not a readable JPEG, PNG, WebP or GIF" if data else "0 bytes"
         raise BadSample("bad_image", reason) from error
     except Exception as error:  # Pillow's plugins raise errors of any type for broken files
-        reason = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
-        raise BadSample("bad_image", f"{type(error).__name__}: {reason}"[:300]) from error
+        raise _bad_image(error) from error
+
+
+def to_upright_rgb(image: Image.Image, limits: Limits) -> Image.Image:
+    """The same for a Pillow image that a program has opened; it may still fail to load."""
+    try:
+        _check_size(*image.size, limits)
+        return _upright_rgb(image)
+    except BadSample:
+        raise
+    except Exception as error:  # as above
+        raise _bad_image(error) from error
+
+
+def _bad_image(error: Exception) -> BadSample:
+    reason = re.sub(r" at 0x[0-9a-f]+", "", " ".join(str(error).split()))
+    return BadSample("bad_image", f"{type(error).__name__}: {reason}"[:300])
 
 
 def _check_size(width: int, height: int, limits: Limits) -> None:
@@ -90,6 +103,12 @@ def _count_scans(data: bytes) -> int:
         scans += marker[1] == b"\xda"
         at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
     return scans
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    return _to_rgb(image if turn is None else image.transpose(turn))
 
 
 def _orientation(image: Image.Image) -> int:

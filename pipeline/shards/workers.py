@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
@@ -111,7 +112,11 @@ def _missing_file(raw: RawSample, parts: Sequence[str], status: str) -> BadSampl
 
 
 def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
-    image = decode_image(data, limits, getattr(preprocess, "least_side", None))
+    return preprocess_image(decode_image(data, limits, getattr(preprocess, "least_side", None)), preprocess)
+
+
+def preprocess_image(image: Image.Image, preprocess: Preprocessor) -> NDArray[np.uint8]:
+    """Make a decoded picture what the model takes; raise BadSample for one that cannot be resized."""
     try:
         return preprocess(image)
     except (MemoryError, ArithmeticError, ValueError, OSError) as error:

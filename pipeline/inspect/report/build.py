@@ -160,11 +160,15 @@ def _render(context: dict[str, Any]) -> str:
     """Fill the template. The page's policy allows its one style sheet, by digest; nothing else may load or run."""
     style = (files("noisegate.pipeline.inspect.report") / "style.css").read_text(encoding="utf-8")
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    environment = Environment(
+    return templates().get_template("template.html").render(**context, style=style, style_digest=f"sha256-{digest}")
+
+
+def templates() -> Environment:
+    """The report's templates; `cards.html` has the parts that notebooks show too."""
+    return Environment(
         loader=PackageLoader("noisegate.pipeline.inspect.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.lstrip_blocks = True
-    return environment.get_template("template.html").render(**context, style=style, style_digest=f"sha256-{digest}")

@@ -1,0 +1,38 @@
+"""HTML that notebooks show: cards and charts of the report, in colours that fit a light and a dark page."""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from .report.build import templates
+
+SIDE = 320  # pixels of a picture that is shown in a frame of 160: sharp on screens of twice the density
+SHOWN = 24  # samples that a notebook shows unless asked for more
+
+
+def wrap(*parts: str) -> str:
+    """The parts with the style they need, which applies to nothing else on the page."""
+    return Markup('<div class="noisegate"><style>{}</style>{}</div>').format(_style(), Markup("").join(parts))
+
+
+def paragraph(text: str, class_: str = "") -> Markup:
+    """One line of text, escaped."""
+    return Markup('<p class="{}">{}</p>').format(class_, escape(text))
+
+
+def draw_cards(cards: Iterable[Mapping[str, Any]]) -> Markup:
+    """Samples side by side, as the report's `card` describes them."""
+    sample = templates().get_template("cards.html").module.sample  # type: ignore[attr-defined]
+    items = [Markup("<li>{}</li>").format(sample(card)) for card in cards]
+    return Markup('<ul class="cards">{}</ul>').format(Markup("").join(items))
+
+
+@cache
+def _style() -> Markup:
+    """The report's style within our own element (nested rules), then what a notebook needs otherwise."""
+    report = files("noisegate.pipeline.inspect.report").joinpath("style.css").read_text(encoding="utf-8")
+    own = files("noisegate.pipeline.inspect").joinpath("notebook.css").read_text(encoding="utf-8")
+    return Markup(f".noisegate {{\n{report}\n}}\n{own}")

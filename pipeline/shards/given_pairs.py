@@ -1,0 +1,65 @@
+"""Decode pairs that a program has at hand: pictures as files, bytes, Pillow images or arrays, with their captions."""
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from noisegate.pipeline.settings import Limits
+
+from .decode import BadSample, Preprocessor, decode_image, decode_text, to_upright_rgb
+from .workers import Decoded, preprocess_image
+
+Picture: TypeAlias = Image.Image | NDArray[np.uint8] | bytes | str | Path
+_LIMITS = Limits()
+
+
+def decode_pair(pair: Any, preprocess: Preprocessor) -> Decoded:
+    """Decode (picture, caption) as if it came from a shard; what is wrong with it becomes its status and error."""
+    sample = Decoded("", 0)
+    try:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            size = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
+            raise BadSample("broken", f"a {type(pair).__name__}{size} is not a pair; give (picture, caption)")
+        image = open_picture(pair[0], getattr(preprocess, "least_side", None))
+        sample.text = _read_caption(pair[1])
+        sample.pixels = preprocess_image(image, preprocess)
+    except BadSample as error:
+        sample.status, sample.error, sample.text = error.status, str(error), None
+    return sample
+
+
+def open_picture(picture: Any, least_side: int | None = None) -> Image.Image:
+    """Open a picture of any form as upright RGB; raise BadSample for what is none. `least_side` is as in `decode_image`."""
+    if isinstance(picture, str | Path):
+        try:
+            picture = Path(picture).read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a null character in the name
+            reason = getattr(error, "strerror", None) or str(error)
+            raise BadSample("no_image", f"{str(picture)!r}: {reason}"[:300]) from error
+    if isinstance(picture, bytes | bytearray | memoryview):
+        return decode_image(bytes(picture), _LIMITS, least_side)
+    if isinstance(picture, np.ndarray):
+        grey = picture.ndim == 2
+        if picture.dtype != np.uint8 or not (grey or (picture.ndim == 3 and picture.shape[2] in (3, 4))):
+            problem = f"an array of {picture.dtype} and shape {picture.shape} is not a picture; give uint8 (H, W, 3)"
+            raise BadSample("bad_image", problem)
+        if not picture.size:
+            raise BadSample("bad_image", f"an array of shape {picture.shape} has no pixels")
+        picture = Image.fromarray(np.ascontiguousarray(picture))
+    if isinstance(picture, Image.Image):
+        return to_upright_rgb(picture, _LIMITS)
+    if picture is None:
+        raise BadSample("no_image", "the picture is None")
+    what = f"a {type(picture).__name__} is not a picture; give a path, bytes, a Pillow image or a uint8 array (H, W, 3)"
+    raise BadSample("bad_image", what)
+
+
+def _read_caption(caption: Any) -> str:
+    if caption is None:
+        raise BadSample("no_text", "the caption is None")
+    if not isinstance(caption, str):
+        raise BadSample("bad_text", f"the caption is a {type(caption).__name__}, not a string")
+    return decode_text({"txt": caption.encode("utf-8", "surrogatepass")}, None, _LIMITS)
