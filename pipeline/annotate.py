@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .engines import (
 from .errors import AllFailedError, ConfigError, LockedError, MismatchError
 from .estimators import Estimator, ModelSpec
 from .labels.anchors import anchors_file
-from .labels.classes import SOURCE, ClassSet, source_classes
+from .labels.classes import SOURCE, ClassSet, as_classes, source_classes
 from .neighbours import NeighbourSearch
 from .pairs.beta import PAIRS, Beta, cached_beta
 from .pairs.pair_fit import read_pair_fit, sample_run
@@ -31,11 +31,11 @@ from .runs.resume import Resume, RunRecord, check_settings, clear, sweep
 from .runs.table import RunFolder, read_metadata
 from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import FEW_PAIRS, summarise, tells_nothing, unknown_data
-from .settings import AnnotateSettings, DecodeOptions
+from .settings import AnnotateSettings, DecodeOptions, read_tasks
 from .shards.locate import Shard, find_shards
 from .shards.sources import TableColumns
 from .system.output_files import writing_to
-from .system.progress import Progress
+from .system.progress import Progress, progress_for
 from .system.stores import Store
 
 Lock = Callable[[], AbstractContextManager[Any]]
@@ -45,10 +45,14 @@ def annotate(
     shards: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
+    model: str | None = None,
+    pretrained: str | None = None,
+    device: str = AnnotateSettings.device,
+    task: str | Sequence[str] | None = None,
+    classes: str | Path | Sequence[str] | ClassSet | None = None,
     estimator: Estimator | Callable[[], Estimator] | None = None,
     beta: str = AnnotateSettings.beta,
     options: DecodeOptions | None = None,
-    classes: ClassSet | None = None,
     k: int | None = AnnotateSettings.k,
     repair: str = AnnotateSettings.repair,
     neighbourhood: bool = AnnotateSettings.neighbourhood,
@@ -59,14 +63,18 @@ def annotate(
     retry_failed: bool = AnnotateSettings.retry_failed,
     seed: int = AnnotateSettings.seed,
     neighbour_memory: int | None = AnnotateSettings.neighbour_memory,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
     engine: EngineSettings | None = None,
     nodes: Nodes | None = None,
 ) -> Summary:
     """Score every sample of `shards` into weight tables below `out`, and return a summary.
 
-    `estimator` is what `load_estimator` returns, a function that makes one, or an object of your own with `encode_images`,
-    `encode_texts` and a string `identity` (default: the embedded model). `classes` give labels their text anchors.
+    `shards` are tars, a folder of pictures, a table or another source. `task` is `pairs` (default), `labels` or both:
+    `pairs,labels`. `classes` give labels their text anchors: `cifar10`, a file, or a list of names. `model` and `pretrained`
+    name the model (default: the embedded one, for drawn scenes only); `estimator` replaces them by what `load_estimator`
+    returns, a function that makes one, or an object of your own with `encode_images`, `encode_texts` and a string
+    `identity`. `progress=True` shows a bar or lines.
+
     `engine` chooses where to encode and to search neighbours (default: this process); with `nodes` this process encodes one
     part of the shards, and scores all if it is the last. The tables depend on neither. The other keywords are those of
     `AnnotateSettings`; `options` has the ones about reading.
@@ -76,7 +84,17 @@ def annotate(
     with another scorer, β or way of reading, unless `overwrite`.
     """
     reading = options or DecodeOptions()
+    if task is not None:
+        reading = replace(reading, tasks=read_tasks(task if isinstance(task, str) else ",".join(task)))
+    if estimator is not None and (model is not None or pretrained is not None):
+        raise ConfigError.of("model", model or pretrained, "is given, and an estimator too; give one of them")
+    if classes is not None and "labels" not in reading.tasks:
+        raise ConfigError.of("classes", str(classes)[:60], "are for labels, which are not scored; use task='labels'")
     settings = AnnotateSettings(
+        model=model or AnnotateSettings.model,
+        pretrained=pretrained,
+        device=device,
+        classes=SOURCE if classes == SOURCE else None,
         beta=beta,
         tasks=reading.tasks,
         text_field=reading.text_field,
@@ -94,7 +112,14 @@ def annotate(
         neighbour_memory=neighbour_memory,
     )
     return annotate_with(
-        settings, shards, out, estimator=estimator, classes=classes, progress=progress, engine=engine, nodes=nodes
+        settings,
+        shards,
+        out,
+        estimator=estimator,
+        classes=None if classes is None or classes == SOURCE else as_classes(classes),
+        progress=progress_for(not progress) if isinstance(progress, bool) else progress,
+        engine=engine,
+        nodes=nodes,
     )
 
 

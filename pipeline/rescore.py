@@ -23,15 +23,21 @@ from .runs.shard_arrays import KeyedRows, find_image_part, write_shard_tables
 from .runs.table import VERSION, RunFolder, read_metadata
 from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import summarise
-from .settings import DecodeOptions, ScoreSettings
+from .settings import DecodeOptions, ScoreSettings, read_tasks
 from .shards.locate import find_shards
 from .system.output_files import writing_to
 
 
 def rescore(
     folder: str | Path,
-    settings: Callable[[Mapping[str, Any]], ScoreSettings],
+    settings: Callable[[Mapping[str, Any]], ScoreSettings] | None = None,
     *,
+    beta: str | None = None,
+    task: str | None = None,
+    k: int | None = None,
+    neighbourhood: bool | None = None,
+    repair: str | None = None,
+    seed: int | None = None,
     anchors: Anchors | None = None,
     one_step: OneStep | None = None,
     device: str = "auto",
@@ -40,11 +46,27 @@ def rescore(
 ) -> Summary:
     """Recompute every score of a finished run from its tables and kept embeddings.
 
-    `settings` gets the run's recorded settings and returns the new ones. `anchors` replace the run's own. `one_step` adds
+    What is not given stays as the run recorded it; `settings` replaces the plain values by a function from the recorded
+    settings to the new ones. `anchors` replace the run's own. `one_step` adds
     columns of methods; existing ones stay. `search` says how to search neighbours; a stopped search goes on. Raises
     TableError if embeddings were dropped. Errors leave all files unchanged; a rescoring that is stopped leaves a run
     marked as not finished, until it is rescored again.
     """
+
+    def change(recorded: Mapping[str, Any]) -> ScoreSettings:
+        wanted = ScoreSettings(
+            beta=beta or recorded["beta"],
+            tasks=read_tasks(task) if task else tuple(recorded["tasks"]),
+            k=k if k is not None else recorded["k"],
+            neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
+            seed=recorded["seed"] if seed is None else seed,
+            joint=recorded["joint"],
+            repair=repair or recorded.get("repair", ScoreSettings.repair),
+        )
+        if beta:
+            wanted.refuse_unused_beta()
+        return wanted
+
     run = RunFolder.to_write(folder, "folder", note)
     began = time.monotonic()
     if run.mirror is None:
@@ -56,7 +78,7 @@ def rescore(
         recorded = _read_complete_run(run)
         run.fetch_embeddings()
         stems = sorted(run.stems())
-        wanted = settings(recorded["scoring"])
+        wanted = (settings or change)(recorded["scoring"])
         _check_embeddings(run, stems, wanted)
         classes = recorded["scoring"].get("classes")
         if anchors is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from docs.programs.api_reference import api_page
 from docs.programs.command_reference import command_page
 from docs.programs.http_reference import http_page
 from docs.programs.table_reference import table_page
@@ -12,6 +13,7 @@ PAGES = {
     "reference/commands.md": command_page,
     "reference/table.md": table_page,
     "reference/http.md": http_page,
+    "reference/python.md": api_page,
 }
 
 

@@ -1,13 +1,12 @@
 """Scores without a model: `noisegate rescore` from the embeddings of a run, `score-embeddings` from arrays of any model."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.settings import ScoreSettings, read_tasks
+from noisegate.pipeline.settings import ScoreSettings
 
 from .options import (
     AnchorLabels,
@@ -69,20 +68,6 @@ def rescore(
     from noisegate.pipeline.methods.columns import OneStep
     from noisegate.pipeline.rescore import rescore as run
 
-    def settings(recorded: Mapping[str, Any]) -> ScoreSettings:
-        wanted = ScoreSettings(
-            beta=beta or recorded["beta"],
-            tasks=read_tasks(task) if task else tuple(recorded["tasks"]),
-            k=k if k is not None else recorded["k"],
-            neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
-            seed=recorded["seed"] if seed is None else seed,
-            joint=recorded["joint"],
-            repair=repair or recorded.get("repair", ScoreSettings.repair),
-        )
-        if beta:
-            wanted.refuse_unused_beta()
-        return wanted
-
     if temperature is not None and not methods:
         raise ConfigError("--temperature is that of crcl; add --with crcl", "temperature", temperature)
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
@@ -91,7 +76,12 @@ def rescore(
     with neighbour_search(engine, address, memory, index, workers) as search:
         summary = run(
             folder,
-            settings,
+            beta=beta,
+            task=task,
+            k=k,
+            neighbourhood=neighbourhood,
+            repair=repair,
+            seed=seed,
             anchors=load_anchors(anchors, anchor_labels),
             one_step=one_step,
             search=search,

@@ -15,8 +15,9 @@ from noisegate.pipeline.estimators import Estimator, ModelSpec, as_estimator
 from noisegate.pipeline.pairs.beta import PAIRS, Beta, estimate_beta, measure_beta, sample_pairs
 from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
 from noisegate.pipeline.pairs.scorer import Encoded, Scorer, encode_pairs, load_scorer, pair_columns
+from noisegate.pipeline.runs.frame import to_frame
 from noisegate.pipeline.runs.table import COLUMNS
-from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data
+from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data, unknown_noise
 from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, open_picture
@@ -78,6 +79,8 @@ class ScoredPairs:
         kept = pc.sum(self.table["clean"]).as_py() or 0
         if self.calibration is None:
             chance = f"not calibrated: that takes {MIN_PAIRS} pairs or more, or run=FOLDER"
+        elif tells_nothing(self.calibration):
+            chance = f"estimated noise {unknown_noise(self.calibration)}"
         else:
             low, high = self.calibration.noise_interval
             pairs = f"{self.calibration.pairs:,} pairs"
@@ -87,11 +90,11 @@ class ScoredPairs:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """As a pandas DataFrame."""
-        return self.table.to_pandas()  # type: ignore[no-any-return]
+        return to_frame(self.table)
 
     def _repr_html_(self) -> str:
         rows = [
-            TableRow("", {**dict.fromkeys(CARD_COLUMNS), "index": i, "key": row["status"], **row})
+            TableRow(f"pair {i}", {**dict.fromkeys(CARD_COLUMNS), "index": i, "key": _failure(row), **row})
             for i, row in enumerate(self.table.slice(0, SHOWN).to_pylist())
         ]
         album = Album({row.place: _show(row, self.pictures[row.place[1]]) for row in rows})
@@ -228,6 +231,10 @@ class _EmbeddingSample:
 def printable_text(caption: str) -> str:
     """The caption as Arrow can hold it: lone surrogates, which are not text, as escapes."""
     return caption.encode("utf-8", "backslashreplace").decode()
+
+
+def _failure(row: dict[str, Any]) -> str:
+    return "" if row["status"] == "ok" else row["status"]
 
 
 def _plain(column: str) -> pa.DataType:

@@ -234,6 +234,22 @@ def load_classes(
     return ClassSet(tuple(names), tuple(filled + own for filled, own in zip(sentences, extra, strict=True)))
 
 
+def as_classes(given: "str | Path | Sequence[str] | ClassSet") -> ClassSet:
+    """Classes from a built-in list's name, a file, the names themselves in the order of their ids, or as they are.
+
+    >>> as_classes(["cat", "dog"]).names, len(as_classes("cifar10"))
+    (('cat', 'dog'), 10)
+    """
+    if isinstance(given, ClassSet):
+        return given
+    if isinstance(given, str | Path):
+        return load_classes(given)
+    names = tuple(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError.of("classes", given, "are not names; give cifar10, a file, or a list such as ['cat', 'dog']")
+    return ClassSet(names, prompts(names))
+
+
 def _plain_name(name: str) -> str:
     """Replace underscores and runs of spaces by single spaces."""
     return " ".join(name.replace("_", " ").split())

@@ -57,6 +57,16 @@ class Summary:
     notes: Sequence[str] = ()
     repaired: int = 0
 
+    def __repr__(self) -> str:
+        from .summary_rows import summary_text  # which reads this class
+
+        return summary_text(self)
+
+    def _repr_html_(self) -> str:
+        from .summary_rows import summary_html
+
+        return summary_html(self)
+
     @property
     def warnings(self) -> list[str]:
         """What a user should know before using the weights."""

@@ -38,7 +38,7 @@ def open_picture(picture: Any, least_side: int | None = None) -> Image.Image:
             picture = Path(picture).read_bytes()
         except (OSError, ValueError) as error:  # ValueError: a null character in the name
             reason = getattr(error, "strerror", None) or str(error)
-            raise BadSample("no_image", f"{str(picture)!r}: {reason}"[:300]) from error
+            raise BadSample("no_image", f"{picture}: {reason}"[:300]) from error
     if isinstance(picture, bytes | bytearray | memoryview):
         return decode_image(bytes(picture), _LIMITS, least_side)
     if isinstance(picture, np.ndarray):

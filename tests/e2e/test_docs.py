@@ -24,6 +24,8 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from typer.main import get_command
 
+import noisegate
+from docs.programs.api_reference import GROUPS, api_page
 from docs.programs.command_reference import command_page
 from docs.programs.flow_picture import draw_flow
 from docs.programs.http_reference import http_page
@@ -43,8 +45,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MARKDOWN = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-MADE = {"reference/commands.md", "reference/table.md", "reference/http.md"}
-RUN = ["start", "concepts", "methods", "guides/annotate", "guides/labels", "guides/models", "guides/report",
+MADE = {"reference/commands.md", "reference/table.md", "reference/http.md", "reference/python.md"}
+RUN = ["start", "concepts", "methods", "guides/annotate", "guides/labels", "guides/models", "guides/python", "guides/report",
        "guides/serve", "guides/stores", "guides/train"]  # fmt: skip
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -95,6 +97,18 @@ def test_the_references_have_all_there_is() -> None:
     for path, methods in schema["paths"].items():
         assert all(f"`{method.upper()} {path}`" in http for method in methods)
     assert all(f"\n### {name}\n" in http for name in schema["components"]["schemas"])
+
+
+def test_the_reference_of_python_has_every_public_name() -> None:
+    page = api_page()
+    sections = re.findall(r"^### (\w+) \{", page, re.MULTILINE)
+    assert (
+        sorted(sections) == sorted(noisegate.__all__) == sorted({name for names in GROUPS.values() for name in names})
+    )
+    annotate = page.split("\n### annotate ")[1].split("\n### ")[0]
+    assert all(f"    {name}: " in annotate for name in ("shards", "task", "classes", "model", "progress"))
+    assert "Score every sample of `shards`" in annotate
+    assert " at 0x" not in page and "noisegate.pipeline" not in page
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))

@@ -49,6 +49,8 @@ def test_every_file_of_the_packages_is_in_it(wheel: zipfile.ZipFile) -> None:
         "noisegate/py.typed",
         "noisegate/pipeline/estimators/embedded/open_clip_model.safetensors",
         "noisegate/pipeline/inspect/report/template.html",
+        "noisegate/pipeline/inspect/report/cards.html",
+        "noisegate/pipeline/inspect/notebook.css",
         "noisegate/service/static/index.html",
         "noisegate/trainers/bench/presets/scenes-retrieval.yaml",
     } <= inside

@@ -16,9 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from noisegate import read_table
+from noisegate import ClassSet, annotate, read_table
 from noisegate.pipeline.errors import NoisegateError, TableError
+from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.labels.classes import prompts
 from noisegate.pipeline.runs.table import COLUMNS, RunFolder, read_metadata
+from noisegate.pipeline.settings import DecodeOptions
+from tests.commands import FAKE
 from tests.errors import refused
 from tests.fakes import BLANK, NOT_FINITE, ZERO, ColourModel, estimator, pairs, picture, write_tar
 from tests.jobs import Notes, files_of, said, score, stamps
@@ -314,3 +318,30 @@ def test_the_run_file_tells_what_was_done(shards: Path, tmp_path: Path) -> None:
     assert [shard["table"] for shard in facts["shards"]] == ["x-00", "x-01", "x-02"]
     assert [shard["rows"] for shard in facts["shards"]] == [6, 6, 6]
     assert (facts["beta"]["value"], facts["complete"], facts["scorer"]["weights"]) == (0.4, True, "colours-1")
+
+
+def test_plain_values_stand_for_objects(tmp_path: Path) -> None:
+    """task, classes, model and progress as words give the run that objects give."""
+    members = [
+        member
+        for i, colour in enumerate(("red", "blue") * 6)
+        for member in ((f"{i:02d}.png", picture(colour)), (f"{i:02d}.cls", str(i % 2).encode()))
+    ]
+    write_tar(tmp_path / "a.tar", members)
+    names = ("red", "blue")
+    shards, model = tmp_path / "a.tar", ModelSpec(FAKE[1])
+    plain = annotate(
+        shards, tmp_path / "plain", task="labels", classes=list(names), model=FAKE[1], workers=0, progress=False
+    )
+    options, classes = DecodeOptions(tasks=("labels",)), ClassSet(names, prompts(names))
+    objects = annotate(shards, tmp_path / "objects", options=options, classes=classes, estimator=model, workers=0)
+    assert plain.labels == objects.labels and plain.samples == 12
+    for setting, wrong in (
+        ("task", {"task": "pears"}),
+        ("model", {"model": FAKE[1], "estimator": model}),
+        ("classes", {"classes": "cifar10"}),
+        ("classes", {"task": "labels", "classes": [1, 2]}),
+        ("classes", {"task": "labels", "classes": "no such file"}),
+    ):
+        with refused(setting):
+            annotate(shards, tmp_path / "wrong", **wrong)  # type: ignore[arg-type]

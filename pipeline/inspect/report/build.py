@@ -79,7 +79,7 @@ def write_report(
     data = collect(run, stems, view, Sizes(gallery=gallery))
     shown_classes = sorted(data.suspects, key=lambda label: (-data.label_doubts[label], label))[:SHOWN_CLASSES]
     album, missing = _fetch_album(recorded, data, shown_classes, pictures, note)
-    mismatched, why_not = _mismatched_cosines(run, stems, view, metadata)
+    mismatched, why_not = mismatched_cosines(run, stems, view, metadata)
     sampling = {"mismatched": len(mismatched), "why_not": why_not, "album": album, "missing": missing}
     target = f"{run.name}/report.html" if out is None else out
     names = read_class_names(run)
@@ -113,6 +113,9 @@ def _write(page: bytes, target: str | Path) -> Path | str:
     return path
 
 
+report = write_report  # the public name
+
+
 def _fetch_album(
     recorded: dict[str, Any],
     data: ReportData,
@@ -142,7 +145,7 @@ def _fetch_album(
     return album, f"{subject}: {count} could not be read again ({reason}).{hint}"
 
 
-def _mismatched_cosines(
+def mismatched_cosines(
     run: RunFolder, stems: Sequence[str], view: ScoreView, metadata: dict[str, Any]
 ) -> tuple[NDArray[np.float32], str | None]:
     """Cosines of pairs mismatched on purpose, from at most `MISMATCH_SHARDS` shards; or an empty array and the reason."""

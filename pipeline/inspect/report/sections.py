@@ -102,7 +102,7 @@ def score_section(
         return None
     wrong = np.histogram(np.clip(mismatched, -view.span, view.span), view.edges)[0] if len(mismatched) else None
     bins = merge_bins(view.edges, data.histogram, wrong, [value for value in (view.cut,) if value is not None])
-    description = _describe_histogram(bins, view)
+    description = describe_histogram(bins, view)
     clean = "Rises from the left to the right."
     if view.calibration and view.cut is not None:
         at = float(view.calibration.clean_probability([view.cut])[0])
@@ -128,7 +128,7 @@ def score_section(
     }
 
 
-def _describe_histogram(bins: Bins, view: ScoreView) -> str:
+def describe_histogram(bins: Bins, view: ScoreView) -> str:
     """Describe the chart in two or three sentences, for screen readers."""
     peak = int(bins.given.argmax())
     total = int(bins.given.sum())

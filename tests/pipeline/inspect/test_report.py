@@ -180,9 +180,9 @@ def test_captions_and_names_are_text_whatever_they_hold(tmp_path: Path) -> None:
 
 
 def _known_tags() -> set[str]:
-    template = Path(__file__).resolve().parents[3] / "pipeline" / "inspect" / "report" / "template.html"
+    templates = (Path(__file__).resolve().parents[3] / "pipeline" / "inspect" / "report").glob("*.html")
     drawn = {"svg", "title", "desc", "rect", "line", "path", "polyline", "text"}
-    return set(re.findall(r"<([a-z0-9]+)", template.read_text(encoding="utf-8"))) | drawn
+    return set(re.findall(r"<([a-z0-9]+)", "".join(page.read_text(encoding="utf-8") for page in templates))) | drawn
 
 
 @given(st.text(max_size=300), st.integers(1, 50))

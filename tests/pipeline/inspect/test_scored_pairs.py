@@ -12,6 +12,7 @@ from PIL import Image
 
 import noisegate as ng
 from noisegate.pipeline.datasets.scenes import write_scenes
+from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.estimators import as_estimator
 from noisegate.pipeline.inspect.notebook import SHOWN
 from noisegate.pipeline.pairs.scorer import Scorer
@@ -110,15 +111,19 @@ class TestPictures:
         assert "none.png" in found["error"][1]
 
     def test_a_generator_is_read_batch_by_batch(self, scorer: Scorer) -> None:
-        alive: weakref.WeakSet[Image.Image] = weakref.WeakSet()
-        most = 0
+        alive = most = 0
+
+        def gone() -> None:
+            nonlocal alive
+            alive -= 1
 
         def pairs() -> Iterator[tuple[Image.Image, str]]:
-            nonlocal most
+            nonlocal alive, most
             for _ in range(400):
                 image = Image.new("RGB", (8, 8), "red")
-                alive.add(image)
-                most = max(most, len(alive))
+                weakref.finalize(image, gone)
+                alive += 1
+                most = max(most, alive)
                 yield image, "it is red"
 
         assert len(ng.score(pairs(), scorer=scorer)) == 400
@@ -136,13 +141,13 @@ class TestArguments:
             ng.score([], beta="half")
         with refused("estimator"):
             ng.score([], model=7)  # type: ignore[arg-type]
-        with refused("run"):
+        with refused("run", error=TableError):
             ng.score([], run=tmp_path)
         with refused("column", "weight"):
             ng.score([], scorer=scorer)["weight"]
 
     def test_no_pairs_at_all(self) -> None:
-        empty = ng.score([])
+        empty = ng.score([], beta="fixed:0.4")
         assert len(empty) == 0 and not empty.calibrated and empty.noise_rate is None
         assert empty._repr_html_()
 
@@ -172,7 +177,7 @@ class TestCalibration:
         assert "estimated noise" in repr(found)
 
     def test_few_pairs_have_no_probability(self, scenes: Path) -> None:
-        found = ng.score(list(read_pairs(scenes))[:19])
+        found = ng.score(list(read_pairs(scenes))[:19], beta="fixed:0.4")
         assert not found.calibrated and found["clean_probability"] == [None] * 19
         assert "not calibrated" in repr(found) and "20 pairs" in repr(found)
 
@@ -180,8 +185,8 @@ class TestCalibration:
         rng = np.random.default_rng(0)
         pairs = [(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8), f"photo {i} of {i * 7}") for i in range(60)]
         found = ng.score(pairs)
-        assert found.calibrated and any("embedded understands drawn scenes only" in note for note in found.notes)
-        assert "drawn scenes only" in found._repr_html_()
+        assert found.calibrated and found.notes and "too few to tell" in found.notes[0]
+        assert "too few to tell" in found._repr_html_() and "estimated noise 0%" not in repr(found)
 
 
 def test_a_notebook_shows_pictures_and_verdicts(scorer: Scorer) -> None:
