@@ -28,7 +28,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "ScoredPairs", "Summary", "Beta", "ClassSet", "Estimator",
     ),
     "Look": (
-        "read_table", "gallery", "histogram", "report", "write_report", "export", "verify", "compare", "evaluate",
+        "read_table", "read_frame", "gallery", "histogram", "report", "write_report", "export", "verify", "compare", "evaluate",
         "evaluate_labels", "Gallery", "Histogram",
     ),
     "Train": (

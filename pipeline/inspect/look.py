@@ -130,7 +130,7 @@ def histogram(
 
     `column` is any column of numbers (default: the score that the run is cut by); `where` limits the rows.
     """
-    folder, tables = _open(source, run)
+    folder, tables = _open(source, run, embeddings=where is None)
     rule = parse_where(where) if isinstance(where, str) else where
     view = _view_of(folder) if folder is not None else choose_score_view({})
     wrong = np.zeros(0, np.float32)
@@ -157,7 +157,7 @@ def histogram(
     )
 
 
-def _open(source: Any, run: str | Path | None) -> tuple[RunFolder | None, Any]:
+def _open(source: Any, run: str | Path | None, embeddings: bool = False) -> tuple[RunFolder | None, Any]:
     """The run, None for a table alone; and a function from column names to (stem, table), one table in memory at a time."""
     if isinstance(source, pa.Table):
 
@@ -167,12 +167,12 @@ def _open(source: Any, run: str | Path | None) -> tuple[RunFolder | None, Any]:
                     raise TableError.of("column", name, "is not in this table; read it with read_table(run)")
             yield "", source
 
-        return (RunFolder(Path(run)) if run is not None else None), given
+        return (RunFolder.to_read(run, embeddings) if run is not None else None), given
     if not isinstance(source, str | Path):
         raise ConfigError.of("source", type(source).__name__, "is not a run; give its folder, or what read_table gave")
     if run is not None:
         raise ConfigError.of("run", run, f"is given twice, also as {source}; leave it out")
-    folder = RunFolder(Path(source))
+    folder = RunFolder.to_read(source, embeddings)
 
     def read(columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
         for stem in folder.stems():
