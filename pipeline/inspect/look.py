@@ -17,7 +17,7 @@ from noisegate.pipeline.runs.where import Where, parse_where
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.system.array_types import Float64
 
-from .notebook import SIDE, draw_cards, paragraph, wrap
+from .notebook import draw_cards, paragraph, wrap
 from .report.build import mismatched_cosines
 from .report.charts import Bins, draw_histogram, merge_bins
 from .report.collect import COLUMNS, Lowest, ScoreView, TableRow, choose_score_view
@@ -114,7 +114,7 @@ def gallery(
     if "limits" in reading:  # else scored from embeddings, without pictures
         urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
         limits = Limits(**reading["limits"])
-        album = fetch(rows, urls, reading.get("text_field"), limits, lambda text: None, SIDE)
+        album = fetch(rows, urls, reading.get("text_field"), limits, lambda text: None)
     title = f"{count(len(rows), 'sample')}, {title}{f', where {rule.text}' if rule else ''}"
     return Gallery(title, rows, album, read_class_names(folder))
 

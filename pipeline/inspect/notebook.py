@@ -9,7 +9,6 @@ from markupsafe import Markup, escape
 
 from .report.build import templates
 
-SIDE = 320  # pixels of a picture that is shown in a frame of 160: sharp on screens of twice the density
 SHOWN = 24  # samples that a notebook shows unless asked for more
 
 

@@ -23,7 +23,7 @@ from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, open_picture
 from noisegate.pipeline.system.array_types import Float32
 
-from .notebook import SHOWN, SIDE, draw_cards, paragraph, wrap
+from .notebook import SHOWN, draw_cards, paragraph, wrap
 from .report.collect import COLUMNS as CARD_COLUMNS
 from .report.collect import TableRow
 from .report.page import card
@@ -245,7 +245,7 @@ def _plain(column: str) -> pa.DataType:
 def _small(picture: Any) -> Image.Image | None:
     """The picture as small as a notebook shows it; None for what is no picture."""
     try:
-        return thumbnail(open_picture(picture), SIDE)
+        return thumbnail(open_picture(picture))
     except BadSample:
         return None
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+import noisegate as ng
+from noisegate import ScoredPairs
 from tests.commands import called
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
 
@@ -119,3 +122,37 @@ def test_the_keyboard_reaches_the_content_first(browser: Browser, report: Path) 
     assert focused.inner_text() == "Skip to the content" and focused.bounding_box()["x"] >= 0  # type: ignore[index]
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
+
+
+@pytest.mark.parametrize(("ground", "ink"), [("#ffffff", "#111111"), ("#111111", "#e0e0e0")])
+def test_what_a_notebook_shows_stands_out_on_light_and_dark_pages(
+    browser: Browser, report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ground: str, ink: str
+) -> None:
+    monkeypatch.chdir(report.parents[2])  # where the demo was started: its paths are relative
+    parts = [ng.gallery(report.parent, limit=4), ng.histogram(report.parent)]
+    scored = ScoredPairs(
+        pa.table({**SCORED, "caption": ["a red star", "two"]}), 0.3, None, ("a note",), ["none.png", None]
+    )
+    body = "".join(part._repr_html_() for part in (*parts, scored))
+    path = tmp_path / "notebook.html"
+    path.write_text(f'<!doctype html><meta charset="utf-8"><body style="background: {ground}; color: {ink}">{body}')
+    visit = opened(browser, path, 900)
+    assert visit.complaints == [] and visit.page.evaluate(CONTRAST) == []
+    frames = visit.page.locator(".noisegate .frame").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().height)"
+    )
+    assert frames == [176] * 6
+    pictures = visit.page.locator(".noisegate img").evaluate_all("all => all.map(one => one.naturalWidth)")
+    assert len(pictures) == 4 and min(pictures) > 0
+    assert visit.page.locator(".noisegate svg .bar").count() >= 5
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 900
+
+
+SCORED = {
+    "status": ["ok", "no_image"],
+    "error": [None, "none.png: No such file or directory"],
+    "similarity": [0.4, None],
+    "osa_weight": [0.1, None],
+    "clean_probability": [0.9, None],
+    "clean": [True, None],
+}

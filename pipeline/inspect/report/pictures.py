@@ -54,12 +54,8 @@ def fetch(
     text_field: str | None,
     limits: Limits,
     note: Callable[[str], None],
-    side: int = SIDE,
 ) -> Album:
-    """Read what `picks` need from the shards at `urls` (by stem); a shard that cannot be read is named in `missing`.
-
-    Pictures are at most `side` pixels wide and high.
-    """
+    """Read what `picks` need from the shards at `urls` (by stem); a shard that cannot be read is named in `missing`."""
     wanted: dict[str, dict[int, TableRow]] = defaultdict(dict)
     for pick in picks:
         wanted[pick.stem][pick.place[1]] = pick
@@ -68,7 +64,7 @@ def fetch(
         note(f"pictures: shard {number} of {len(wanted)}, {stem}")
         try:
             samples = {
-                raw.index: _shown(raw, rows[raw.index], text_field, limits, side)
+                raw.index: _shown(raw, rows[raw.index], text_field, limits)
                 for raw in read_samples(Shard(urls[stem]), rows)
             }
         except ShardError as error:
@@ -81,7 +77,7 @@ def fetch(
     return album
 
 
-def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limits, side: int) -> Shown:
+def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limits) -> Shown:
     """The sample if it is still the one that was scored, by its digests."""
     data, digest = raw.image, pick.values["image_sha256"]
     if raw.key != pick.key or (data is not None and digest and hashlib.sha256(data).digest() != digest):
@@ -93,7 +89,7 @@ def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limit
     if data is None:
         return Shown(caption=caption, problem="no picture in the shard")
     try:
-        picture = thumbnail(decode_image(data, limits), side)
+        picture = thumbnail(decode_image(data, limits))
     except BadSample as error:
         return Shown(caption=caption, problem=str(error))
     return Shown(data_uri(picture), picture.width, picture.height, caption)
