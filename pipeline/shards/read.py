@@ -125,7 +125,7 @@ class ShardReader:
 
     def _check_whole(self, members: TarMembers) -> None:
         """Raise ShardError where the store has more bytes: a connection that ended early looks like a tar that breaks off."""
-        if self.shard.is_local and not members.damage:
+        if not self.shard.is_remote and not members.damage:
             return
         stored, _ = self.shard.size_and_time()
         if stored is not None and stored > self.size:

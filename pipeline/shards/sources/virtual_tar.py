@@ -15,6 +15,8 @@ from noisegate.pipeline.shards.read import MISSING
 from .samples import FilePart, SampleParts
 
 _BLOCK = 512
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)  # the header of an empty file without a name
+_EMPTY_SUM = int(_EMPTY[148:154], 8)  # of its bytes
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class _FileMember:
     member: str
     file: FilePart
     size: int
+    header: bytes
 
     @property
     def padded(self) -> int:
@@ -59,11 +62,11 @@ class VirtualTar(io.RawIOBase):
                 member, content = member + MISSING, _reason(content, error).encode("utf-8", "backslashreplace")
             else:
                 self.changed = max(self.changed, facts.st_mtime)
-                piece = _FileMember(member, content, facts.st_size)
-                self._append(piece, len(_header(member, piece.size)))
+                piece = _FileMember(member, content, facts.st_size, make_header(member, facts.st_size))
+                self._append(piece, len(piece.header))
                 self._append(piece, piece.padded)
                 return
-        header = _header(member, len(content))
+        header = make_header(member, len(content))
         self._append(header, len(header))
         self._append(content, len(content))
         self._append(bytes(-len(content) % _BLOCK), -len(content) % _BLOCK)
@@ -120,22 +123,21 @@ class VirtualTar(io.RawIOBase):
         return content
 
     def _read_header(self, place: int, piece: _FileMember) -> bytes:
-        header = _header(piece.member, piece.size)
+        """The header of a file, which is opened for the content that follows; of one that is gone, a header that says so."""
         if not piece.size:
-            return header
+            return piece.header
         try:
             self._hold(place + 1, _open(piece))
+            return piece.header
         except _Unreadable as error:
-            changed = _header(piece.member + MISSING, piece.padded)
-            if len(changed) != len(
-                header
-            ):  # the longer name needs a block of its own, which would move all that follows
+            header = make_header(piece.member + MISSING, piece.padded)
+            if len(header) != len(
+                piece.header
+            ):  # the longer name needs a block of its own, which would move what follows
                 raise OSError(str(error)) from error
-            self._hold(
-                place + 1, str(error).encode("utf-8", "backslashreplace").ljust(piece.padded, b"\0")[: piece.padded]
-            )
-            return changed
-        return header
+            reason = str(error).encode("utf-8", "backslashreplace")[: piece.padded]
+            self._hold(place + 1, reason.ljust(piece.padded, b"\0"))
+            return header
 
     def _hold(self, place: int, content: BinaryIO | bytes) -> None:
         if not isinstance(self._current[1], bytes):
@@ -143,10 +145,16 @@ class VirtualTar(io.RawIOBase):
         self._current = place, content
 
 
-def _header(member: str, size: int) -> bytes:
-    header = tarfile.TarInfo(member)
-    header.size = size
-    return header.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+def make_header(member: str, size: int) -> bytes:
+    """The header that tarfile makes, in a tenth of the time: name, size and sum are written into an empty one."""
+    name = member.encode("utf-8", "surrogateescape")
+    if len(name) > tarfile.LENGTH_NAME or size >= 8**11:
+        header = tarfile.TarInfo(member)
+        header.size = size
+        return header.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    digits = b"%011o" % size
+    total = _EMPTY_SUM + sum(name) + sum(digits) - sum(b"0" * 11)
+    return b"".join((name.ljust(100, b"\0"), _EMPTY[100:124], digits, _EMPTY[135:148], b"%06o" % total, _EMPTY[154:]))
 
 
 def _check_file(facts: os.stat_result, file: FilePart) -> os.stat_result:

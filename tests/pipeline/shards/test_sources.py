@@ -23,6 +23,7 @@ from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.random_access import read_samples
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.sources import ROWS, TableColumns, VirtualTar, open_virtual
+from noisegate.pipeline.shards.sources.virtual_tar import make_header
 from noisegate.pipeline.shards.workers import decode_sample
 from noisegate.service.runs.browse import ShardSamples
 from tests.commands import called
@@ -228,6 +229,14 @@ def test_a_virtual_shard_is_a_tar_of_any_reader(photos: Path) -> None:
         assert stream.read(size) == content[start : start + size] and stream.tell() == min(start + size, len(content))
     (seventh,) = read_samples(shard, [7])
     assert (seventh.key, seventh.parts["png"]) == ("007", sample(7)[0])
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "é/ü.txt", "x" * 96 + ".jpg", "x" * 97 + ".jpg", "x" * 300, "\udcff.png"])
+@pytest.mark.parametrize("size", [0, 511, 30_000, 8**11 - 1, 8**11])
+def test_headers_are_those_of_tarfile(name: str, size: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    assert make_header(name, size) == member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def test_sources_are_cut_into_shards_of_fixed_size(tmp_path: Path) -> None:
