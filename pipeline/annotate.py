@@ -33,7 +33,7 @@ from .scoring import RunScores, Summary, learn_scores, write_scores
 from .scoring.summary import FEW_PAIRS, summarise, tells_nothing, unknown_data
 from .settings import AnnotateSettings, DecodeOptions, read_tasks
 from .shards.locate import Shard, find_shards
-from .shards.sources import TableColumns
+from .shards.sources import TableColumns, refuse_tasks
 from .system.output_files import writing_to
 from .system.progress import Progress, progress_for
 from .system.stores import Store
@@ -140,6 +140,7 @@ def annotate_with(
     nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
     columns = TableColumns(settings.image_column, settings.text_column, settings.label_column)
     located, progress = find_shards(shards, columns), progress or Progress()
+    refuse_tasks((shard.url for shard in located), settings.tasks)
     if classes is None and settings.classes == SOURCE:
         classes = source_classes(shard.url for shard in located)
     run = RunFolder.to_write(out, note=progress.note)

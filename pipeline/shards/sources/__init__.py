@@ -9,7 +9,7 @@ To add a source, write a module with a `RowSource` (`samples.py`) and name the f
 added in the middle changes all shards after it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ __all__ = [
     "open_source",
     "open_virtual",
     "read_classes",
+    "refuse_tasks",
     "virtual_size_and_time",
 ]
 
@@ -130,6 +131,17 @@ def estimate_size(url: str) -> int:
         return size
     source, rows = _split(url)
     return (source.file_bytes or 0) * min(ROWS, len(source) - int(rows.start)) // len(source)
+
+
+def refuse_tasks(urls: Iterable[str], tasks: Sequence[str]) -> None:
+    """Raise ConfigError where a folder or a table has nothing that any of these tasks needs."""
+    needs = {"pairs": "captions", "labels": "classes"}
+    for prefix in dict.fromkeys(url.rpartition("/")[0] for url in urls if is_virtual(url)):
+        served = open_source(prefix).tasks
+        if not set(served) & set(tasks):
+            lacking, place = " or ".join(needs[task] for task in tasks), prefix.partition(":")[2].rpartition("?")[0]
+            problem = f"needs {lacking}, which {place or prefix} does not have; use --task {','.join(served)}"
+            raise ConfigError.of("task", ",".join(tasks), problem)
 
 
 def read_classes(urls: Iterable[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from .samples import FilePart, SampleParts
 
 _SIDECARS = ("txt", "json", "cls")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+_TABLES = (".csv", ".tsv", ".jsonl")
 _KEPT = 4  # folders whose list stays in memory
 
 
@@ -29,8 +30,10 @@ class FolderSource:
         self._samples = self._list(folder)
         tops = sorted({sample.key.split("/")[0] for sample in self._samples if "/" in sample.key})
         alone = all("/" in sample.key and len(sample.parts) == 1 for sample in self._samples)
-        self.captioned = not alone and any(len(sample.parts) > 1 for sample in self._samples)
         self.classes: tuple[str, ...] = tuple(tops) if len(tops) > 1 and alone else ()
+        beside = {part for sample in self._samples for part in sample.parts}
+        pairs, labels = not beside.isdisjoint(("txt", "json")), not beside.isdisjoint(("cls", "json")) or self.classes
+        self.tasks = (*(("pairs",) if pairs else ()), *(("labels",) if labels else ()))
         number = {name: str(place).encode() for place, name in enumerate(self.classes)}
         if number:
             for sample in self._samples:
@@ -118,9 +121,10 @@ def find_in_folder(path: Path) -> str | None:
     if source.classes and _SPLITS.issuperset(name.lower() for name in source.classes):
         names = ", ".join(str(path / name) for name in source.classes)
         raise ConfigError.of("shards", path, f"holds the splits of a data set; use one of {names}")
-    if not source.classes and not source.captioned:
-        tables = sorted(file.name for file in path.iterdir() if file.suffix.lower() in (".csv", ".tsv", ".jsonl"))
-        advice = f"use {path / tables[0]}" if tables else "put them into metadata.csv there (file_name,caption)"
+    if not source.tasks:
+        near = (file for folder in (path, path.resolve().parent) for file in sorted(folder.iterdir()))
+        table = next((file for file in near if file.suffix.lower() in _TABLES or file.name == "captions.txt"), None)
+        advice = f"use {table}" if table else "put them into metadata.csv there (file_name,caption)"
         problem = f"holds pictures ({len(source):,}) without captions (.txt or .json of the same name) or class folders"
         raise ConfigError.of("shards", path, f"{problem}; {advice}")
     return f"folder:{path}"

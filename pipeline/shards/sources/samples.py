@@ -23,9 +23,13 @@ class SampleParts(NamedTuple):
 class RowSource(Protocol):
     """A data set that is read by row number. Any process makes the same one from its URL.
 
-    classes: names of the classes where labels are names, in the order of their numbers. changed: time of the last change of
-    its lists or tables. file_bytes: size of the file that holds the pictures, None where they are files of their own.
+    tasks: which of pairs and labels its samples can serve. classes: names of the classes where labels are names, in the
+    order of their numbers. changed: time of the last change of its lists or tables. file_bytes: size of the file that holds
+    the pictures, None where they are files of their own.
     """
+
+    @property
+    def tasks(self) -> tuple[str, ...]: ...
 
     @property
     def classes(self) -> tuple[str, ...]: ...

@@ -63,6 +63,11 @@ class TableSource:
         return count_rows(self.path)
 
     @property
+    def tasks(self) -> tuple[str, ...]:
+        served = {"pairs": self._columns.text, "labels": self._columns.label}
+        return tuple(task for task, column in served.items() if column)
+
+    @property
     def changed(self) -> float:
         facts = self.path.stat()
         return max(facts.st_mtime, facts.st_ctime)  # a copy may keep the time of the file whose place it takes

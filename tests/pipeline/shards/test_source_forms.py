@@ -208,6 +208,21 @@ def test_captions_beside_the_folder_of_the_pictures(place: str, root: Path) -> N
     assert captions(write(root / place, "image,caption\na.png,red\nb.png,blue\n")) == ["red", "blue"]
 
 
+@pytest.mark.parametrize(("task", "other"), [("pairs", "labels"), ("labels", "pairs")])
+def test_a_task_that_the_data_cannot_serve_is_refused_before_anything_is_loaded(
+    task: str, other: str, root: Path
+) -> None:
+    column = {"pairs": "label", "labels": "caption"}[task]
+    sources = [write(root / "t.csv", f"path,{column}\nphotos/a.png,red\n")]
+    if task == "pairs":
+        sources.append(write(root / "d" / "one" / "a.png", RED).parents[1])
+        write(root / "d" / "two" / "b.png", BLUE)
+    for source in sources:
+        with refused("task", task) as caught:
+            score(str(source), root / "out", options=DecodeOptions(tasks=(task,)), estimator=pytest.fail)
+        assert f"use --task {other}" in str(caught.value)
+
+
 # Hugging Face
 
 
