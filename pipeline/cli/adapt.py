@@ -18,12 +18,19 @@ def adapt(
     model: Model = "embedded",
     pretrained: Pretrained = None,
     device: Device = "auto",
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Adapt to class labels: names in id order, a file with one per line, or such as cifar10."),
+    ] = None,
     pairs: Annotated[
         int, typer.Option(help="Number of pairs to read, from the start; 10,000 of 224 px take 1.5 GB of memory.")
     ] = 10_000,
     keep: Annotated[
-        float, typer.Option(help="Train on pairs that are clean with a probability above this (.95 for class prompts).")
-    ] = 0.8,
+        float | None,
+        typer.Option(
+            help="Train on pairs that are clean with a probability above this (default: .8, with --classes .95)."
+        ),
+    ] = None,
     steps: Annotated[int, training_option(help="Number of steps of AdamW.")] = 100,
     batch_size: Annotated[int, training_option(help="Pairs per step.")] = 128,
     learning_rate: Annotated[float, training_option("--lr", help="Highest learning rate.")] = 1e-5,
@@ -39,11 +46,14 @@ def adapt(
 
     [cyan]noisegate annotate 'data/{000000..000099}.tar' --model local-dir:adapted --out tables[/]
 
+    [cyan]noisegate adapt 'data/*.tar' --model ViT-B-32 --pretrained openai --classes classes.txt --out adapted[/]
+
     Pairs with a small loss count as clean, by a mixture of two Gaussians. Works for open_clip models: embedded, a name with
     --pretrained, hf-hub: or local-dir:. Worth a try if your pictures or captions differ from those of the web; check that
     the loss on held-out pairs falls. β is measured again, because the embeddings change; annotate uses auto unless --beta is
     given.
     """
+    from noisegate.pipeline.labels.classes import load_classes
     from noisegate.pipeline.system.progress import progress_for
     from noisegate.pipeline.tools.adapt import Tuning
     from noisegate.pipeline.tools.adapt import adapt as run
@@ -54,6 +64,7 @@ def adapt(
         model=model,
         pretrained=pretrained,
         device=device,
+        classes=None if classes is None else load_classes(classes),
         pairs=pairs,
         keep=keep,
         tuning=Tuning(steps, batch_size, learning_rate, weight_decay),
@@ -79,6 +90,7 @@ def adapt(
             "[yellow]note[/]: the loss rose; try a smaller --lr or fewer --steps, or stay with the model as it was"
         )
     output.say("Next:")
-    command = shlex.join(["noisegate", "annotate", *shards, "--model", f"local-dir:{out}", "--out", "tables"])
+    task = [] if classes is None else ["--task", "labels", "--classes", classes]
+    command = shlex.join(["noisegate", "annotate", *shards, "--model", f"local-dir:{out}", *task, "--out", "tables"])
     output.say(f"  [cyan]{command}[/]")
     output.result({**done.to_dict(), "next": command})

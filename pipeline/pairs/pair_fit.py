@@ -119,8 +119,9 @@ def read_pairs(
     workers: int | None = None,
     note: Callable[[str], None] | None = None,
     text_field: str | None = None,
+    labels: bool = False,
 ) -> list[Decoded]:
-    """Read and preprocess the first `count` samples that have a picture and a caption.
+    """Read and preprocess the first `count` samples that have a picture and a caption, or with `labels` a picture and a label.
 
     `note` is called with the error of a shard that cannot be read. Raises ConfigError if no pair is found.
     """
@@ -128,10 +129,11 @@ def read_pairs(
         raise ConfigError.of("samples", count, "is too few; use 2000")
     samples: list[Decoded] = []
     problem: str | None = None
-    reason = "no sample has both a picture and a caption"
+    reason = f"no sample has both a picture and a {'label' if labels else 'caption'}"
+    options = DecodeOptions(("labels",) if labels else ("pairs",), text_field)
     workers = default_workers() if workers is None else workers
     with (
-        DecodePool(workers, estimator.preprocess, DecodeOptions(text_field=text_field)) as pool,
+        DecodePool(workers, estimator.preprocess, options) as pool,
         closing(stream(shards, pool, 2 * max(1, workers) + 2)) as items,
     ):
         for item in items:

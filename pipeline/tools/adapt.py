@@ -1,13 +1,14 @@
 """OSA's domain adaptation: fine-tune the estimator for a few steps on the pairs that a mixture model calls clean.
 
 Read some pairs, take each pair's loss, split the losses into clean and noisy, tune both towers on the clean ones, save
-the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A).
+the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A). For class labels
+a pair is a picture and a prompt of its given class, and pictures of one class are no negatives for each other.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError
 from noisegate.pipeline.estimators import load_estimator
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator, save_local_dir
+from noisegate.pipeline.labels.classes import ClassSet
 from noisegate.pipeline.methods.losses import info_nce, pair_losses
 from noisegate.pipeline.methods.mixtures import Split, gmm_split
 from noisegate.pipeline.methods.pair_batches import same_pairs
@@ -124,6 +126,8 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArra
 
 
 ADAPT_FILE = "adapt.json"
+KEEP = {"pairs": 0.8, "labels": 0.95}
+"""smallest clean probability of a pair to train on (OSA, appendix A)"""
 FEWEST = 32  # minimum kept pairs to train and measure on
 HELD_OUT_SHARE, HELD_OUT_LIMIT = 0.1, 1_000  # of the kept pairs, to measure the loss on
 RISE = 0.01  # relative rise of the held-out loss below which it is chance
@@ -170,8 +174,9 @@ def adapt(
     model: str = "embedded",
     pretrained: str | None = None,
     device: str = "auto",
+    classes: ClassSet | None = None,
     pairs: int = 10_000,
-    keep: float = 0.8,
+    keep: float | None = None,
     tuning: Tuning | None = None,
     workers: int | None = None,
     seed: int = 0,
@@ -180,16 +185,19 @@ def adapt(
     """Adapt an open_clip model to the first `pairs` of `shards` and save it in `out`, to be loaded as `local-dir:OUT`.
 
     A pair is trained on when it belongs to the clean component with a probability above `keep`; OSA takes .8 for
-    retrieval and .95 for classification. All is computed in float32, and on a CPU the same seed gives the same bytes.
+    retrieval and .95 for classification, the defaults. With `classes` a sample's text is one of the prompts of its label,
+    drawn by the seed. All is computed in float32, and on a CPU the same seed gives the same bytes.
     The folder appears whole, with `adapt.json`, once the saved model was loaded again and embeds as the one in memory.
     """
     tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
+    keep = KEEP["pairs" if classes is None else "labels"] if keep is None else keep
+    named = {} if classes is None else {"classes": list(classes.names)}
     _check_settings(pairs, keep, seed)
     _check_empty(out)
     located = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
     with whole_folder(out.absolute()) as folder:
-        data, before, split = _read_and_split(estimator, located, pairs, workers, seed, note)
+        data, before, split = _read_and_split(estimator, located, classes, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
             problem = f"leaves {len(kept):,} of {len(data.samples):,} pairs, and {FEWEST} are needed"
@@ -209,7 +217,7 @@ def adapt(
             out=str(out),
             source=estimator.identity,
             weights=adapted.identity.weights,
-            settings={"keep": keep, "pairs": pairs, "seed": seed, **asdict(tuning)},
+            settings={"keep": keep, "pairs": pairs, "seed": seed, **named, **asdict(tuning)},
             pairs=len(data.samples),
             kept=len(kept),
             held_out=len(held_out),
@@ -230,15 +238,16 @@ def adapt(
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption."""
+    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption or label."""
 
     samples: list[Decoded]
     pictures: Index
     captions: Index
 
     @classmethod
-    def of(cls, samples: list[Decoded]) -> "_Pairs":
-        return cls(samples, _number([s.image_sha256 for s in samples]), _number([s.text for s in samples]))
+    def of(cls, samples: list[Decoded], by_label: bool) -> "_Pairs":
+        texts = [s.label if by_label else s.text for s in samples]
+        return cls(samples, _number([s.image_sha256 for s in samples]), _number(texts))
 
     def at(self, rows: Index) -> "_Pairs":
         return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
@@ -276,21 +285,36 @@ def _load(model: str, pretrained: str | None, device: str, batch_size: int) -> O
 def _read_and_split(
     estimator: OpenClipEstimator,
     shards: Sequence[Shard],
+    classes: ClassSet | None,
     pairs: int,
     workers: int | None,
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[_Pairs, Encoded, Split]:
     """Pairs with finite embeddings, their embeddings, and the split of their losses into clean and noisy."""
-    samples = read_pairs(shards, estimator, pairs, workers, note)
+    samples = read_pairs(shards, estimator, pairs, workers, note, labels=classes is not None)
+    if classes is not None:
+        samples = with_prompts(samples, classes, np.random.default_rng([seed, 3]))
     encoded = embed_pairs(estimator, samples)
     valid = np.flatnonzero([sample.status == "ok" for sample in samples])
-    data = _Pairs.of([samples[i] for i in valid])
+    data = _Pairs.of([samples[i] for i in valid], by_label=classes is not None)
     encoded = Encoded(encoded.images[valid], encoded.texts[valid], encoded.similarity[valid])
     split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, seed))
     for reason in split.fallbacks:
         note(f"the losses could not be split: {reason}")
     return data, encoded, split
+
+
+def with_prompts(samples: Sequence[Decoded], classes: ClassSet, rng: np.random.Generator) -> list[Decoded]:
+    """Samples whose text is one of the prompts of their label, drawn by `rng`; raise ConfigError for a label without a name."""
+    prompted = []
+    for sample in samples:
+        if sample.label is None or not 0 <= sample.label < len(classes):
+            problem = f"names {len(classes)} classes, and sample {sample.key} has the label {sample.label}"
+            raise ConfigError.of("classes", len(classes), f"{problem}; give a name for every label")
+        sentences = classes.prompts[sample.label]
+        prompted.append(replace(sample, text=sentences[int(rng.integers(len(sentences)))]))
+    return prompted
 
 
 def _split_facts(split: Split) -> dict[str, Any]:

@@ -6,14 +6,15 @@
     L_re = w_i L_i                                         Eq. 6   `Osa.loss`
 
 Tables hold the weight of image-caption pairs. For labels, s_i is the mean cosine of an image to its class's prompts, or to the
-other images of its class, from the embeddings kept beside the tables; β is where right and shuffled labels are equally dense.
+other images of its class, from the embeddings kept beside the tables; β is where right and shuffled labels are equally dense,
+or for prompts that of random inputs, as in the paper.
 
 Where a loss puts the images of a class together (image retrieval), L_i is a mean over the others of the class, in which each
 counts by its own weight: the paper does not say so, but otherwise a
 wrong label would enter the losses of all images that share it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels import Anchors, anchors_file
-from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, osa_weight
+from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, load_scorer, osa_weight
 from noisegate.pipeline.runs import RunFolder, read_embeddings, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.system import Float32, Floats, Index
@@ -51,7 +52,8 @@ class OsaConfig(MethodConfig):
     monotone: bool | None = None
     """hold Eq. 5 at its largest beyond x = 2/3; None: for image-image pairs only, whose cosines reach so far"""
     beta: str = "intersection"
-    """of labels, where weight is prompts or images: intersection or fixed:VALUE"""
+    """of labels, where weight is prompts or images: intersection, fixed:VALUE, and for prompts random_inputs (the paper's) or
+    auto, which takes random_inputs where that lies clearly between shuffled and given labels"""
     drop_negatives: bool = False
     """samples without weight are no negatives for the others either"""
 
@@ -79,6 +81,9 @@ class Osa(Method):
             raise ConfigError.of("method.weights", self.source, problem)
         if self.source in ("prompts", "images"):
             check_beta_mode(self.config.beta)
+        if self.source == "images" and self.config.beta == "random_inputs":
+            problem = "compares random pictures with random texts, and the weight is images; use intersection"
+            raise ConfigError.of("method.beta", self.config.beta, problem)
 
     def columns(self) -> tuple[str, ...]:
         if self.source in ("prompts", "images"):
@@ -243,11 +248,17 @@ def _weigh_labels(
         other.append(np.where(known & (drawn != own), to_drawn, np.nan))
     cosines, shuffled = np.concatenate(given), np.concatenate(other)
     sample = PairSample(*(_draw_some(values[np.isfinite(values)], rng) for values in (cosines, shuffled)))
-    beta = _estimate_beta(sample, mode, seed)
+    beta = _estimate_beta(sample, mode, seed, None if size is not None else lambda: _beta_of_model(run, seed))
     return LabelWeights(osa_weight(cosines.astype(np.float32), beta.value, monotone), beta)
 
 
-def _estimate_beta(sample: PairSample, mode: str, seed: int) -> Beta:
+def _beta_of_model(run: RunFolder, seed: int) -> Beta:
+    """β of random inputs of the model that made the tables: as it was recorded, from the cache, or measured now."""
+    recorded = (run.read_run() or {}).get("random_inputs")
+    return Beta.from_dict(recorded) if recorded else load_scorer(run.path, beta="random_inputs").beta
+
+
+def _estimate_beta(sample: PairSample, mode: str, seed: int, random_inputs: Callable[[], Beta] | None) -> Beta:
     """By one of the modes of `pairs.beta`, but `intersection` keeps to the crossing also where all labels look right.
 
     There the pairs' rule cuts at the mean plus two deviations of the shuffled, which is harmless where captions differ as
@@ -258,7 +269,7 @@ def _estimate_beta(sample: PairSample, mode: str, seed: int) -> Beta:
         spread = learnt.crossing_sd
         interval = (max(-1.0, learnt.crossing - 1.96 * spread), min(1.0, learnt.crossing + 1.96 * spread))
         return Beta(learnt.crossing, mode, "crossing", spread, len(sample.given), seed, interval)
-    return estimate_beta(pairs=sample, mode=mode, seed=seed)
+    return estimate_beta(pairs=sample, mode=mode, seed=seed, random_inputs=random_inputs)
 
 
 def _read_images(run: RunFolder, stems: Sequence[str]) -> Iterator[tuple[Float32, Index]]:

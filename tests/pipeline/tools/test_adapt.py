@@ -20,10 +20,14 @@ from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip_names import EMBEDDED
 from noisegate.pipeline.inspect.metrics import clean_auroc
+from noisegate.pipeline.labels.classes import ClassSet, load_classes
+from noisegate.pipeline.methods.mixtures import gmm_split
+from noisegate.pipeline.methods.pair_batches import permuted_batches
 from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.pair_fit import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
-from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out
+from noisegate.pipeline.shards.workers import Decoded
+from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out, with_prompts
 from tests.errors import refused
 
 allow_torchvision()
@@ -74,6 +78,36 @@ def adapted(scenes: Path, tiny: str, tmp_path_factory: pytest.TempPathFactory) -
     notes: list[str] = []
     out = tmp_path_factory.mktemp("adapted") / "out"
     return adapt(scenes, out, model=tiny, tuning=FAST, workers=0, note=notes.append), notes
+
+
+def test_a_label_becomes_one_of_its_classs_prompts() -> None:
+    classes = ClassSet(("cat", "dog"), (("a cat", "some cat"), ("a dog",)))
+    samples = [Decoded(str(i), i, text="a caption", label=label) for i, label in enumerate([0, 1] * 20)]
+    texts = [sample.text for sample in with_prompts(samples, classes, np.random.default_rng(0))]
+    assert set(texts[::2]) == {"a cat", "some cat"} and set(texts[1::2]) == {"a dog"}
+    with refused("classes", 2):
+        with_prompts([Decoded("x", 0, label=2)], classes, np.random.default_rng(0))
+
+
+def test_class_prompts_in_place_of_captions(scenes: Path, tiny: str, tmp_path: Path) -> None:
+    """Pairs are kept by losses against other classes only: here computed pair by pair, for the same seeded batches."""
+    classes = load_classes(str(scenes / "classes.txt"), ("a photo of a {}.",))
+    done = adapt(str(scenes / "*.tar"), tmp_path / "a", model=tiny, classes=classes, keep=0.3, tuning=FAST, workers=0)
+    assert (done.settings["classes"], done.pairs) == (list(classes.names), 240)
+    estimator = load_estimator(tiny, device="cpu", dtype="float32")
+    samples = read_pairs(find_shards(str(scenes / "*.tar")), estimator, 240, 0, labels=True)
+    labels = np.array([sample.label for sample in samples])
+    encoded = embed_pairs(estimator, with_prompts(samples, classes, np.random.default_rng(0)))
+    cosines = estimator.module.logit_scale.exp().item() * encoded.images.astype(np.float64) @ encoded.texts.T
+    losses = np.zeros(240)
+    for _, rows in permuted_batches(240, 128, 5, [0, 0]):
+        for row in rows:
+            others = [other for other in rows if labels[other] != labels[row]]
+            for line in (cosines[row], cosines[:, row]):
+                losses[row] += (math.log(sum(math.exp(line[i]) for i in [row, *others])) - line[row]) / 10
+    assert done.kept == (gmm_split(losses).clean_probability > 0.3).sum()
+    with refused("classes", 1):
+        adapt(str(scenes / "*.tar"), tmp_path / "b", model=tiny, classes=ClassSet(("x",), (("x",),)), workers=0)
 
 
 def test_held_out_pairs_share_no_picture_with_those_trained_on() -> None:
