@@ -155,7 +155,7 @@ def test_what_weights_are_worth_is_told(weight: list[float], share: str) -> None
     """Kish's effective number: (Σw)² / Σw²; .4² / .1 = 1.6 of 2."""
     run = FakeRun({"osa_weight": np.array(weight, np.float32)})
     method(name="osa").prepare(run)  # type: ignore[arg-type]
-    assert run.notes[0] == f"weights by osa_weight are worth {share} of as many samples of equal weight"
+    assert run.notes[0] == f"the weights by osa_weight leave an effective sample size of {share} of the data"
 
 
 def test_osa_weighs_classes_too() -> None:
