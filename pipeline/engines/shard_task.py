@@ -90,7 +90,7 @@ class ProgressTotals:
     """Sums of all events. `sizes` are the shards' bytes, None if unknown; `failed` is the reason by url.
 
     `notes` are the recorded ones, each once. With `fail_fast`, `add` raises AllFailedError if the first samples all fail alike.
-    `first_shard` is called with the stem of the first shard that is written.
+    `first_shard` is called with the stem of the first shard that is written, `each_shard` after each.
     """
 
     def __init__(
@@ -99,8 +99,9 @@ class ProgressTotals:
         sizes: Mapping[str, int | None],
         fail_fast: bool = False,
         first_shard: Callable[[str], None] | None = None,
+        each_shard: Callable[[], None] = lambda: None,
     ) -> None:
-        self._first_shard = first_shard
+        self._first_shard, self._each_shard = first_shard, each_shard
         self._progress, self._sizes, self._fail_fast = progress, sizes, fail_fast
         self._first: tuple[str, str] | None = None  # status and reason of all samples so far
         self._failed_samples = 0
@@ -132,6 +133,7 @@ class ProgressTotals:
                 if self._first_shard:
                     self._first_shard(shard.stem)
                     self._first_shard = None
+                self._each_shard()
 
     def discard(self, shard: Shard) -> None:
         """The worker died; discard its partial progress on this shard."""

@@ -38,16 +38,15 @@ class Lease:
 
     def take(self) -> None:
         """Create the object, or take over one that has expired or that a dead process left; raise LockedError."""
-        while not self._store.write(LOCK, self._text(), create=True):
-            other = self._read()
-            if other is None:
-                continue  # given back in this moment
-            if other.get("copy") != self._copy and float(other.get("until", 0)) > time.time():
-                raise self._locked(other)
+        other = self._read()
+        if other is None:
+            self._store.write(LOCK, self._text(), create=True)
+        elif other.get("copy") != self._copy and float(other.get("until", 0)) > time.time():
+            raise self._locked(other)
+        else:
             self._store.write(LOCK, self._text())
             if other.get("copy") not in (None, self._copy):
                 time.sleep(SETTLE_SECONDS)
-            break
         self._check_mine()
 
     def check(self) -> None:

@@ -261,9 +261,13 @@ class RunFolder:
     def publish(self) -> None:
         """Put what has changed to the run's store, if it has one, and delete there what is gone here."""
         if self.mirror is not None:
-            if self._lease is not None:
-                self._lease.check()
+            self.check_lease()
             self.mirror.publish()
+
+    def check_lease(self) -> None:
+        """Raise LockedError if another job has taken over the run's store meanwhile."""
+        if self._lease is not None:
+            self._lease.check()
 
     def fetch_embeddings(self, stems: Collection[str] | None = None) -> None:
         """Copy the embeddings of all shards, or of those named, from the run's store, with what else has changed there."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from noisegate.pipeline.errors import ConfigError
+
 from .stores import Listed, Store
 
 RUN = "_run.json"
@@ -19,10 +21,16 @@ _INDEX = ".store.jsonl"  # what the store called each local file, one line per c
 
 
 def copy_folder(url: str, use: str) -> Path:
-    """Where this machine keeps its copy of a run in a store; jobs and readers (`use`) have one each."""
+    """Make the folder of this machine's copy of a run in a store; jobs and readers (`use`) have one each."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", url.split("://")[1])[-40:].strip("-.")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    return user_cache_path("noisegate") / "stores" / f"{name}-{digest}" / use
+    folder = user_cache_path("noisegate") / "stores" / f"{name}-{digest}" / use
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be made: {error.strerror}; name a folder that can be written by XDG_CACHE_HOME"
+        raise ConfigError.of("cache", folder, problem) from error
+    return folder
 
 
 def is_large(name: str) -> bool:

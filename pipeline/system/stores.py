@@ -1,5 +1,6 @@
 """Files in a store that fsspec reaches (s3://, gs://, hf://, memory://): list, get, put and delete, with retries."""
 
+import errno
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -140,9 +141,9 @@ class Store:
 
         S3, Google's store and memory decide that in one step, others look first.
         """
-        how = {"mode": "create"} if create else {}
+        put = self._create if create else self._files.pipe_file
         try:
-            self._ask(f"writing {name}", self._files.pipe_file, self._path(name), content, **how)
+            self._ask(f"writing {name}", put, self._path(name), content)
         except FileExistsError:
             return False
         except FileNotFoundError as error:
@@ -188,6 +189,16 @@ class Store:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+
+    def _create(self, path: str, content: bytes) -> None:
+        try:
+            self._files.pipe_file(path, content, mode="create")
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL):
+                raise
+            if self._files.exists(path):  # a store of one's own may not know conditions
+                raise FileExistsError(path) from error
+            self._files.pipe_file(path, content)
 
     def _nowhere(self, error: Exception) -> ConfigError:
         return ConfigError.of(self.setting, self.url, f"cannot be written: {describe(error)}; make the bucket first")

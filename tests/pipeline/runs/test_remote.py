@@ -1,5 +1,6 @@
 """Runs in a store: the same bytes as on a disk, one writer at a time, failures survived or told."""
 
+import errno
 import json
 import threading
 import time
@@ -238,6 +239,44 @@ def test_a_lease_that_has_expired_is_taken_over_and_its_owner_stops(
             other.take()
             slow.publish()
     assert json.loads(stored()["_lock"])["copy"] == "another machine's copy"
+
+
+def test_a_job_whose_lease_was_taken_stops_after_the_shard(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sleeper(Notes):
+        def shard(self, name: str, samples: int, failed: int) -> None:
+            now = time.time()
+            monkeypatch.setattr(time, "time", lambda: now + 1000)  # the machine was suspended
+            lease.Lease(Store(RUN), "another machine's copy").take()
+
+    with refused("out", RUN, LockedError):
+        score(shards, RUN, progress=Sleeper())  # type: ignore[arg-type]
+    assert [name for name in stored() if name.endswith(".parquet")] == ["x-00.parquet"]
+
+
+def test_stores_without_conditional_puts_look_first(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = FaultyStore.pipe_file
+
+    def unconditional(self: FaultyStore, path: str, value: bytes, mode: str = "overwrite", **how: Any) -> None:
+        if mode == "create":
+            raise OSError(errno.ENOSYS, "a header implies what is not implemented")
+        pipe(self, path, value, mode, **how)
+
+    monkeypatch.setattr(FaultyStore, "pipe_file", unconditional)
+    url = "faulty://bucket/run"
+    with RunFolder.to_write(url).lock():
+        with refused("out", url, LockedError):
+            lease.Lease(Store(url), "another machine's copy").take()
+        assert not Store(url).write("_lock", b"", create=True)
+    assert score(shards, url).encoded == 18  # type: ignore[arg-type]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_told(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with refused("cache"):
+        score(shards, RUN)  # type: ignore[arg-type]
 
 
 def test_a_lock_file_that_was_copied_there_with_a_local_run_is_no_lease(shards: Path) -> None:
