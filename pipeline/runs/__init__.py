@@ -2,8 +2,8 @@
 
 `table` has the columns of the weight tables and `_run.json`; `embeddings` the files beside them, which `rows` reads as one
 matrix. `resume` decides what is left to do and writes the run's record, `lock` keeps a folder to one job and `lease` a run in
-a store, `arrays` makes a run from embeddings made elsewhere, `reviews` keeps people's marks, and `where` (with `where_terms`)
-selects rows by a rule.
+a store, which `stored_folder` copies here, `arrays` makes a run from embeddings made elsewhere, `reviews` keeps people's
+marks, and `where` (with `where_terms`) selects rows by a rule.
 """
 
 import lazy_loader
