@@ -74,9 +74,8 @@ def test_workers_of_a_run_in_a_store_share_no_folder(deaths: Path, bucket: str, 
     """Each makes its files in a folder of its own and puts them; the driver copies what it scores. One is killed."""
     members = [("l.png", picture("red", (90, 90))), ("l.txt", b"red")]
     for i in range(4):
-        write_tar(
-            tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *(sample("d", "deadly once") if i == 1 else members)]
-        )
+        deadly = sample("d", "deadly once") if i == 1 else []
+        write_tar(tmp_path / "s" / f"x-{i}.tar", [*pairs(4, 10 * i), *deadly, *members])
     told = Notes()
     how: dict[str, Any] = {"estimator": SPEC, "engine": TWO}
     small = DecodeOptions(limits=Limits(max_pixels=1000))
