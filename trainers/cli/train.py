@@ -36,7 +36,7 @@ def train(
     config: Annotated[Path | None, _option("--config", "YAML file with settings; flags change it.", None, "-c")] = None,
     method: Annotated[
         str | None,
-        _option("--method", "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, tango, ssr or dividemix."),
+        _option("--method", "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr or dividemix."),
     ] = None,
     shards: Annotated[
         list[str] | None, _option("--shards", "Training shards (default: those of the table).", DATA)
@@ -84,8 +84,9 @@ def train(
     [cyan]noisegate train --resume runs/001-osa[/]
 
     Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
-    ncr, lnc, gsl, bicro (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces) and
-    npc (weights by a trial step); for classes tango (labels refined by text anchors and neighbours), ssr and dividemix.
+    ncr, lnc, gsl, bicro (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces),
+    npc (weights by a trial step) and decl (evidence and uncertainty); for classes
+    tango (labels refined by text anchors and neighbours), ssr and dividemix.
 
     Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
     --resume needs. Stop it with Ctrl-C whenever you like.

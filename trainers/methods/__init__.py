@@ -14,6 +14,7 @@ from .base import Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .baseline import Baseline, Select
 from .bicro import BiCro
 from .crcl import Crcl
+from .decl import Decl
 from .dividemix import DivideMix
 from .gsl import Gsl
 from .lnc import Lnc, Ncr
@@ -34,6 +35,7 @@ METHODS: dict[str, type[Method]] = {
     "crcl": Crcl,
     "npc": Npc,
     "bicro": BiCro,
+    "decl": Decl,
     "tango": Tango,
     "ssr": Ssr,
     "dividemix": DivideMix,
