@@ -35,6 +35,6 @@ shards, tables, name = sys.argv[1:]
 model, _, preprocess = open_clip.create_model_and_transforms(name)
 tokenizer = open_clip.get_tokenizer(name)
 data = ng.WeightedShards(shards, tables, columns=["osa_weight"], batch_size=32, image=preprocess, text=tokenizer)
-trainer = lightning.Trainer(max_steps=2, log_every_n_steps=1, enable_checkpointing=False)  # two steps, to try it
+trainer = lightning.Trainer(devices=1, max_steps=2, log_every_n_steps=1, enable_checkpointing=False)  # to try it
 trainer.fit(WeightedClip(model, data.mean("osa_weight")), data)
 print(f"loss {trainer.callback_metrics['loss'].item():.4f} after {trainer.global_step} steps")

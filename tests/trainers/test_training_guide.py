@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
+import webdataset  # noqa: F401 - before a test runs a command, which turns local files off in it (WDS_SECURE)
 from torch import nn
 
-from noisegate import WeightedShards
+from noisegate import WeightedShards, read_table
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.trainers.targets import build_target, resolve_target
 from tests.trainers.runs import TARGET
@@ -34,9 +36,9 @@ def numbered(data: WeightedShards) -> list[tuple[torch.Tensor, Any, Any]]:
 
 
 def test_each_loop_is_changed_in_few_lines() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 5
     for block in BLOCKS:
-        ours = re.compile(r"trainers|weight|mean\b|data\.|info_nce|is (not )?None")
+        ours = re.compile(r"trainers|noisegate|dataset\.map|weight|mean\b|data\.|info_nce|is (not )?None")
         added = [line for line in block.splitlines() if ours.search(line)]
         assert 3 <= len(added) < 10
 
@@ -51,7 +53,7 @@ def test_the_loops_learn(scored: Path, tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / "tables").symlink_to(scored / "tables")
         monkeypatch.chdir(tmp_path)
         names: dict[str, Any] = {}
-        first, plain, fabric = (
+        first, stage, mapped, plain, fabric = (
             re.sub(r'"ViT-B-32"(, pretrained="openai")?', '"local-dir:tiny"', block) for block in BLOCKS
         )
         exec(compile(first.replace("for batch in data:", "start = [p.clone() for p in model.parameters()]\nfor batch in data:"),
@@ -59,6 +61,15 @@ def test_the_loops_learn(scored: Path, tmp_path: Path, monkeypatch: pytest.Monke
         assert float(names["loss"].detach()) > 0
         assert any(not torch.equal(a, b) for a, b in zip(names["start"], names["model"].parameters(), strict=True))
         assert names["mean"] > 0
+
+        exec(compile(stage, "train.md", "exec"), names)
+        table = {row["key"]: row for row in read_table("tables").to_pylist()}
+        assert any(names["weight"] == pytest.approx(row["osa_weight"]) for row in table.values())
+        assert isinstance(names["caption"], str)
+
+        names["dataset"] = datasets.Dataset.from_dict({"key": sorted(table)})
+        exec(compile(mapped, "train.md", "exec"), names)
+        assert names["dataset"]["osa_weight"] == [row["osa_weight"] for _, row in sorted(table.items())]
 
         names |= {"net": Net(), "loader": numbered(names["data"])}
         exec(compile(plain, "train.md", "exec"), names)

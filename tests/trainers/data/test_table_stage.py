@@ -31,7 +31,7 @@ def urls(folder: Path) -> list[str]:
 
 
 def pipeline(folder: Path, *stages: Any, shuffled: bool = False, **settings: Any) -> Any:
-    shards = wds.WebDataset(urls(folder), shardshuffle=10 if shuffled else False, seed=3, **settings)
+    shards = wds.WebDataset(urls(folder), shardshuffle=10 if shuffled else False, **settings)
     return shards.compose(*stages)
 
 
