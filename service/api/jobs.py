@@ -23,7 +23,7 @@ from .state import Service, service_of
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
 Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00-\x1f\x7f]+$")]
-BETA = r"^(auto|random_inputs|intersection|shuffled_mean|fixed:-?(0?\.[0-9]+|[01](\.0*)?))$"
+BETA = r"^(auto|random_inputs|intersection|shuffled_mean|(fixed:)?-?(0?\.[0-9]+|[01](\.0*)?))$"
 
 
 _errors = partial(
@@ -113,6 +113,21 @@ class JobAnswer(BaseModel):
     run: str | None
 
 
+class ShardOffer(BaseModel):
+    """A folder with shards: the pattern that names them, how many there are and their bytes."""
+
+    pattern: str
+    shards: int
+    bytes: int
+
+
+class ShardOffers(BaseModel):
+    """What jobs may read on this server."""
+
+    folders: list[ShardOffer]
+    prefixes: list[str] = Field(description="URLs below which shards may be named")
+
+
 class JobList(BaseModel):
     """All jobs, oldest first."""
 
@@ -142,6 +157,15 @@ async def submit(body: JobRequest, request: Request, response: Response) -> dict
 @router.get("", response_model=JobList, responses=_errors(401, 404, 503), summary="All jobs")
 def listed(request: Request) -> dict[str, Any]:
     return {"jobs": [answer(job) for job in jobs_of(service_of(request)).all()]}
+
+
+@router.get(
+    "/shards", response_model=ShardOffers, responses=_errors(401, 404, 503), summary="Shards that jobs may read"
+)
+def offered(request: Request) -> dict[str, Any]:
+    """At most 100 folders below the server's roots that hold tars."""
+    roots = jobs_of(service_of(request)).roots
+    return {"folders": roots.offer(), "prefixes": list(roots.prefixes)}
 
 
 @router.get("/{job_id}", response_model=JobAnswer, responses=_errors(401, 404, 503), summary="One job")

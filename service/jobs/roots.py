@@ -1,11 +1,13 @@
 """Find the shards that a client names, and refuse all that lie outside the configured roots, links and lists included."""
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from noisegate.pipeline.errors import ConfigError
@@ -15,6 +17,8 @@ from noisegate.service.errors import ApiError
 MAX_SHARDS = 100_000  # of one job
 MAX_LIST_BYTES = 16 << 20
 MAX_PATTERN_CHARS = 4096
+MAX_LISTED = 100  # folders with shards that are offered to a client
+MAX_VISITED = 20_000  # files and folders that are looked at for it
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
 _TARS = (".tar", ".tgz", ".tar.gz")
 _LISTS = (".txt", ".list")
@@ -71,6 +75,29 @@ class Roots:
             raise _bad(str(error)) from error
         except (OSError, ValueError, NotImplementedError, re.error) as error:
             raise _unknown("a pattern is not a file name on this system; give one such as x-*.tar") from error
+
+    def offer(self) -> list[dict[str, Any]]:
+        """Folders below the roots that hold shards, each as a pattern with the number of its shards and their bytes.
+
+        A pattern is relative where only one root has such a folder. Links are not followed; a large tree is cut short.
+        """
+        offers: list[dict[str, Any]] = []
+        visited = 0
+        for root in self.folders:
+            for place, folders, files in os.walk(root):
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                visited += len(folders) + len(files)
+                tars = [Path(place) / name for name in files if name.lower().endswith(_TARS)]
+                sizes = [path.stat().st_size for path in tars if path.is_file() and not path.is_symlink()]
+                inside = PurePosixPath(Path(place).relative_to(root).as_posix())
+                unique = sum((other / inside).is_dir() for other in self.folders) == 1
+                if sizes:
+                    folder = inside if unique else PurePosixPath(place)
+                    pattern = str(folder / "*.tar" if all(path.suffix == ".tar" for path in tars) else folder)
+                    offers.append({"pattern": pattern, "shards": len(sizes), "bytes": sum(sizes)})
+                if len(offers) >= MAX_LISTED or visited > MAX_VISITED:
+                    return offers
+        return offers
 
     def contain(self, path: Path) -> bool:
         """Whether a resolved path lies inside one of the folders."""

@@ -62,10 +62,25 @@ export function createJobs(root, { scorer }) {
       }
     } },
     h("h2", {}, "Start a job"), h("p", { class: "hint" }, `Scored with ${facts.identity?.model ?? "the server's model"}.`),
-    field("Shards", shards, "Paths below the server's roots, one pattern per line."),
+    field("Shards", shards, "Paths below the server's roots, one pattern per line."), offers(shards),
     field("Name of the result", name), field("What to score", task), withClasses,
-    h("details", {}, h("summary", {}, "More settings"), field("β", beta, "auto, intersection, or fixed:0.215"), field("Caption's JSON field", textField)),
+    h("details", {}, h("summary", {}, "More settings"), field("β", beta, "auto, intersection, or a number such as 0.215"), field("Caption's JSON field", textField)),
     said, start);
+  }
+
+  /** Folders with shards that the server found below its roots; a click adds the pattern. */
+  function offers(shards) {
+    const list = h("ul", { class: "offers", "aria-label": "Found on this server" });
+    const add = (pattern) => {
+      const lines = shards.value.split("\n").map((line) => line.trim()).filter(Boolean);
+      if (!lines.includes(pattern)) shards.value = [...lines, pattern].join("\n");
+      shards.focus();
+    };
+    get("/v1/jobs/shards").then(({ folders, prefixes }) => put(list,
+      ...folders.map((one) => h("li", {}, h("button", { type: "button", class: "link mono", onclick: () => add(one.pattern) }, one.pattern), h("span", { class: "hint" }, `${plural(one.shards, "shard")}, ${bytes(one.bytes)}`))),
+      ...prefixes.map((one) => h("li", {}, h("button", { type: "button", class: "link mono", onclick: () => add(`${one}*.tar`) }, `${one}*.tar`))),
+      !folders.length && !prefixes.length && h("li", { class: "hint" }, "No tars lie below the server's roots."))).catch((error) => put(list, problem(error)));
+    return list;
   }
 
   function take(job) {

@@ -57,6 +57,24 @@ def test_what_is_inside_is_found(roots: Roots, place: Path) -> None:
     assert roots.find(["a-{0..1}.tar"]) == [s.url for s in find_shards(f"{data.resolve()}/a-{{0..1}}.tar")]
 
 
+def test_folders_with_shards_are_offered_as_patterns_that_find_them(roots: Roots, place: Path) -> None:
+    size = len(TAR)
+    assert roots.offer() == [
+        {"pattern": "*.tar", "shards": 2, "bytes": 2 * size},
+        {"pattern": "sub", "shards": 1, "bytes": size},
+    ]
+    both = Roots.of([place / "data-2", place / "secret"])
+    (place / "data" / "link.tar").unlink()
+    assert [names(place, roots.find([offer["pattern"]])) for offer in roots.offer()] == [
+        ["data/a-0.tar", "data/a-1.tar"],
+        ["data/sub/b.tar.gz"],
+    ]
+    assert [names(place, both.find([offer["pattern"]])) for offer in both.offer()] == [
+        ["data-2/t.tar"],
+        ["secret/s.tar"],
+    ]
+
+
 def test_lists_and_lists_in_lists(roots: Roots, place: Path) -> None:
     (place / "data" / "all.txt").write_text("# comment\na-{0..1}.tar\n\n@more.list\n")
     (place / "data" / "more.list").write_text("sub/b.tar.gz\n")
