@@ -53,6 +53,9 @@ def annotate(
     estimator: Estimator | Callable[[], Estimator] | None = None,
     beta: str = AnnotateSettings.beta,
     options: DecodeOptions | None = None,
+    image_column: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
     k: int | None = AnnotateSettings.k,
     repair: str = AnnotateSettings.repair,
     neighbourhood: bool = AnnotateSettings.neighbourhood,
@@ -69,7 +72,8 @@ def annotate(
 ) -> Summary:
     """Score every sample of `shards` into weight tables below `out`, and return a summary.
 
-    `shards` are tars, a folder of pictures, a table or another source. `task` is `pairs` (default), `labels` or both:
+    `shards` are tars, a folder of pictures, a table or another source; `image_column`, `text_column` and `label_column` name
+    the columns of a table (default: guessed). `task` is `pairs` (default), `labels` or both:
     `pairs,labels`. `classes` give labels their text anchors: `cifar10`, a file, or a list of names. `model` and `pretrained`
     name the model (default: the embedded one, for drawn scenes only); `estimator` replaces them by what `load_estimator`
     returns, a function that makes one, or an object of your own with `encode_images`, `encode_texts` and a string
@@ -97,6 +101,9 @@ def annotate(
         classes=SOURCE if classes == SOURCE else None,
         beta=beta,
         tasks=reading.tasks,
+        image_column=image_column,
+        text_column=text_column,
+        label_column=label_column,
         text_field=reading.text_field,
         label_field=reading.label_field,
         **vars(reading.limits),

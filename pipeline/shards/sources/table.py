@@ -75,11 +75,19 @@ class TableSource:
     @property
     def file_bytes(self) -> int | None:
         kind = read_schema(self.path).field(self._columns.image or "").type
-        in_table = is_bytes(kind) or (pa.types.is_struct(kind) and self._first_has_bytes())
+        in_table = is_bytes(kind) or (pa.types.is_struct(kind) and self._struct_has_bytes())
         return self.path.stat().st_size if in_table else None
 
-    def _first_has_bytes(self) -> bool:
-        return any(isinstance(picture, bytes) for picture in self._read_pictures(slice(0, 1)))
+    def _struct_has_bytes(self) -> bool:
+        """Whether pictures of Hugging Face are in the table, not paths; nothing but the footer of a Parquet file is read."""
+        if not _is_parquet(self.path):
+            return any(isinstance(picture, bytes) for picture in self._read_pictures(slice(0, 1)))
+        footer = pq.read_metadata(self.path)
+        chunks = (
+            footer.row_group(g).column(c) for g in range(footer.num_row_groups) for c in range(footer.num_columns)
+        )
+        contents = [chunk for chunk in chunks if chunk.path_in_schema == f"{self._columns.image}.bytes"]
+        return any(chunk.statistics is None or chunk.statistics.null_count < chunk.num_values for chunk in contents)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -155,14 +163,14 @@ def _table_url(path: Path, wanted: TableColumns, several: bool) -> str:
     pictures = source._read_pictures(slice(0, ROWS)) if source.file_bytes is None else []
     names = [name for name in pictures if isinstance(name, str) and name.strip()]
     refuse_addresses(path, columns, names)
-    if names and (folder := _find_pictures(path, names)) != ".":
+    if names and (folder := _find_pictures(path, columns.image, names)) != ".":
         options["folder"] = folder
     if several and columns.label and is_text(read_schema(path).field(columns.label).type):
         options["classes"] = "folder"
     return f"table:{path}?{urlencode(options, quote_via=quote, safe='')}"
 
 
-def _find_pictures(path: Path, names: Sequence[str]) -> str:
+def _find_pictures(path: Path, column: str | None, names: Sequence[str]) -> str:
     """The folder from which the paths count, relative to the table's; raises ConfigError where no picture is found.
 
     That is the table's own folder, one in it, the one above, or one beside it: the first with the most of the first rows.
@@ -179,7 +187,9 @@ def _find_pictures(path: Path, names: Sequence[str]) -> str:
     if count(best, names[:_LOOKED_AT]):
         return os.path.relpath(best, path.parent)
     if not count(path.parent, names):
-        problem = f"lists pictures that are not there, such as {names[0][:200]}; paths count from the table's folder"
+        problem = (
+            f"names pictures in {column} that are not there, such as {names[0][:200]}; paths count from its folder"
+        )
         raise ConfigError.of("shards", path, problem)
     return "."
 

@@ -142,3 +142,6 @@ def test_both_tasks_of_a_table(photos: Path) -> None:
     (photos / "t.csv").write_text("\n".join(["path,caption,label", *rows]))
     score(str(photos / "t.csv"), photos / "out", options=DecodeOptions(tasks=("pairs", "labels")), k=4)
     assert read_table(photos / "out", ["label"])["label"].to_pylist() == [row % 4 for row in range(COUNT)]
+    with refused("shards", photos / "t.csv"):
+        columns = {"image_column": "caption", "text_column": "path", "label_column": "label"}
+        score(str(photos / "t.csv"), photos / "other", **columns)

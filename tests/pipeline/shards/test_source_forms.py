@@ -282,6 +282,18 @@ def test_datasets_of_the_hub(root: Path) -> None:
             hub_tables(source, fail)
 
 
+def test_pictures_of_datasets_may_be_files_of_their_own(root: Path) -> None:
+    """As `datasets` keeps an image folder: paths in the struct, without bytes."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    pictures = [{"bytes": None, "path": str(root / "photos" / name)} for name in ("a.png", "none.png")]
+    source = as_parquet(root, image=pa.array(pictures, kind), caption=["red", "blue"])
+    assert [row.status for row in rows(source)] == ["ok", "no_image"]
+    (shard,) = find_shards(source)
+    assert shard.size_and_time()[0] == len(shard.open().read())  # known exactly: nothing but paths has to be read
+    source = as_parquet(root, image=pa.array([{"bytes": RED, "path": "a.png"}], kind), caption=["red"])
+    assert find_shards(source)[0].size_and_time()[0] is None and captions(source) == ["red"]
+
+
 # Resuming
 
 
