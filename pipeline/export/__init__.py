@@ -55,7 +55,7 @@ class Exported:
     rows: int
     kept: int
     written: int
-    files: list[str]
+    files: list[str] = field(repr=False)  # may be thousands
     bytes: int
     left_out: Mapping[str, int] = field(default_factory=dict)
     empty_shards: list[str] = field(default_factory=list)

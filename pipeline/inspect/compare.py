@@ -94,7 +94,7 @@ class Comparison:
     refined_rows: int
     refined_same: int
     by: str | None
-    disagreements: tuple[Disagreement, ...]
+    disagreements: tuple[Disagreement, ...] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
