@@ -83,6 +83,10 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "gsl_probability_sd": (_NUMBER, _SPREAD),
     "gsl_label": (_NUMBER, "y*, the label by two anchors; no noise score by itself (GSL, reconstructed)"),
     "gsl_label_sd": (_NUMBER, _SPREAD),
+    "aum": (
+        _NUMBER,
+        "area under the margin, less the cut of labels that were wrong on purpose: above 0 is clean (AUM)",
+    ),
     "bicro_probability": (_NUMBER, "p, the Beta mixture's clean posterior of the pair's loss (BiCro)"),
     "bicro_label": (_NUMBER, "ỹ, the label by the consistency of image and text similarities to clean anchors (BiCro)"),
     "decl_uncertainty": (_NUMBER, "u, 1 where nothing in the batch speaks for any match, mean of both ways (DECL)"),

@@ -36,7 +36,10 @@ def train(
     config: Annotated[Path | None, _option("--config", "YAML file with settings; flags change it.", None, "-c")] = None,
     method: Annotated[
         str | None,
-        _option("--method", "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr or dividemix."),
+        _option(
+            "--method",
+            "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr, dividemix, label_match or aum.",
+        ),
     ] = None,
     shards: Annotated[
         list[str] | None, _option("--shards", "Training shards (default: those of the table).", DATA)
@@ -86,7 +89,7 @@ def train(
     Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
     ncr, lnc, gsl, bicro (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces),
     npc (weights by a trial step) and decl (evidence and uncertainty); for classes
-    tango (labels refined by text anchors and neighbours), ssr and dividemix.
+    tango (labels refined by text anchors and neighbours), ssr, dividemix, label_match (zero-shot agrees) and aum (margins).
 
     Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
     --resume needs. Stop it with Ctrl-C whenever you like.

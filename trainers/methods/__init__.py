@@ -17,6 +17,7 @@ from .crcl import Crcl
 from .decl import Decl
 from .dividemix import DivideMix
 from .gsl import Gsl
+from .label_selection import Aum, LabelMatch
 from .lnc import Lnc, Ncr
 from .npc import Npc
 from .osa import Osa
@@ -39,6 +40,8 @@ METHODS: dict[str, type[Method]] = {
     "tango": Tango,
     "ssr": Ssr,
     "dividemix": DivideMix,
+    "label_match": LabelMatch,
+    "aum": Aum,
 }
 """Every method by the name that `noisegate train --method` takes."""
 

@@ -1,0 +1,186 @@
+"""Two rivals of TANGO that select right labels and learn from these alone (its Table 9): label-match, and AUM.
+
+Label-match, once before training, by the network as it is (a pretrained CLIP with its prompts):
+    clean where argmax_c logit_ic is the given label y_i                                      `LabelMatch`
+
+AUM, Area Under the Margin (Pleiss et al., NeurIPS 2020), while the network learns for `warmup` epochs:
+    M_i = z_i[y_i] - max_{c ≠ y_i} z_i[c], noted whenever sample i is learnt from             `margins`
+    AUM_i = mean of M_i over the epochs                                                       `Aum`
+    clean where AUM_i is above the given percentile of samples that are known to be wrong     `Aum`
+and then a new network learns from the clean ones.
+
+The paper's known-wrong samples get a class of their own, one more than there are. A classifier by prompts has no text for
+it, so here they get a wrong label that is drawn at random. They are a share 1 / (C + 1), as in the paper, are judged in
+a second turn of the warm-up, when as many others are wrong, and get their own labels back afterwards.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system import Float32, Index, Mask
+from noisegate.trainers.data import Batch
+from noisegate.trainers.losses import cross_entropy
+
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .baseline import Baseline
+from .co_teaching import mean_of_known
+
+
+class LabelMatchConfig(MethodConfig):
+    """Plain cross-entropy on the samples whose given label is what the network would have said before training."""
+
+    name: Literal["label_match"] = "label_match"
+
+
+class LabelMatch(Baseline):
+    """Learn from the samples for which the zero-shot prediction is the given label."""
+
+    Config: ClassVar[type[MethodConfig]] = LabelMatchConfig
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    remembers: ClassVar[tuple[str, ...]] = ("clean", "predicted")
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        self.clean: Mask = np.ones(0, bool)
+        self.predicted: Index = np.zeros(0, np.int64)
+
+    def begin_epoch(self, run: Run) -> None:
+        if run.epoch > 0:
+            return
+        if run.network().config.from_scratch:
+            run.note("label_match: the target is not pretrained, so what it says before training is chance")
+
+        def measure(seen: Seen) -> Mapping[str, Tensor]:
+            assert seen.logits is not None and seen.labels is not None
+            return {"predicted": seen.logits.argmax(dim=1), "labels": seen.labels}
+
+        measured = run.measure(measure)
+        known = np.isfinite(measured["labels"])
+        self.clean = known & (measured["predicted"] == measured["labels"])
+        self.predicted = np.where(known, measured["predicted"], -1).astype(np.int64)
+        run.note(
+            f"label_match: {int(self.clean.sum()):,} of {int(known.sum()):,} labels match the zero-shot prediction"
+        )
+
+    def streams(self, run: Run) -> dict[str, Stream]:
+        return {ALL: Stream(self.clean)}
+
+    def sample_columns(self) -> dict[str, Array]:
+        return {"clean": self.clean, "predicted_label": self.predicted} if len(self.clean) else {}
+
+
+class AumConfig(MethodConfig):
+    """Constants of the paper."""
+
+    name: Literal["aum"] = "aum"
+    warmup: int | None = Field(default=None, ge=1)
+    """epochs of each of the two turns that measure margins; None: a quarter of all, at least one"""
+    percentile: float = Field(default=99.0, gt=0, lt=100)
+    """of the known-wrong samples' AUM, below which a label counts as wrong"""
+
+
+class Aum(Method):
+    """Two turns that measure margins, each with other samples wrong on purpose; then the clean ones alone, from new weights."""
+
+    Config: ClassVar[type[MethodConfig]] = AumConfig
+    tasks: ClassVar[tuple[str, ...]] = ("classification",)
+    remembers: ClassVar[tuple[str, ...]] = ("total", "count", "clean", "aum")
+    config: AumConfig
+
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        self.turn, self.total_epochs = 1, 3
+        self.wrong: Index = np.full((2, 0), -1)  # the label that a row is given in each turn, -1: its own
+        self.total = self.count = np.zeros((2, 0), np.float32)  # of the margins in each turn
+        self.clean: Mask = np.ones(0, bool)
+        self.aum: Float32 = np.zeros(0, np.float32)
+
+    def epochs(self, wanted: int) -> int:
+        self.turn, self.total_epochs = self.config.warmup or max(1, wanted // 4), wanted
+        if 2 * self.turn >= wanted:
+            problem = f"twice leaves nothing of loop.epochs={wanted}; use loop.epochs={4 * self.turn}"
+            raise ConfigError.of("method.warmup", self.turn, problem)
+        return wanted
+
+    def prepare(self, run: Run) -> None:
+        target = run.network()
+        assert target.classes is not None
+        if len(target.classes) < 2:
+            raise ConfigError.of(
+                "target.classes", len(target.classes), "leaves no wrong label to draw; use two or more"
+            )
+        self.wrong = draw_wrong(run.total_rows, len(target.classes), np.random.default_rng([run.seed, 2020]))
+        self.total = np.zeros((2, run.total_rows), np.float32)
+        self.count = np.zeros((2, run.total_rows), np.float32)
+        self.clean = np.ones(run.total_rows, bool)
+        self.aum = np.full(run.total_rows, np.nan, np.float32)
+
+    def begin_epoch(self, run: Run) -> None:
+        if run.epoch in (self.turn, 2 * self.turn):
+            run.restart(self.turn if run.epoch == self.turn else self.total_epochs - run.epoch)
+        if run.epoch == 2 * self.turn:
+            self._select(run)
+
+    def _select(self, run: Run) -> None:
+        """A row is judged in the turns in which it has its own label, against the known-wrong ones of that turn."""
+        with np.errstate(invalid="ignore"):
+            mean = np.where(self.count > 0, self.total / self.count, np.nan)
+        controls = self.wrong >= 0
+        above = np.zeros_like(mean)
+        for turn in (0, 1):
+            known = mean[turn][controls[turn]]
+            cut = np.nanpercentile(known, self.config.percentile) if np.isfinite(known).any() else -np.inf
+            above[turn] = mean[turn] - cut
+        above[controls] = np.nan
+        self.aum = mean_of_known(above)
+        self.clean = ~(self.aum <= 0)
+        known_rows = np.isfinite(self.aum)
+        run.note(f"aum: {int(self.clean[known_rows].sum()):,} of {int(known_rows.sum()):,} labels are above the cut")
+
+    def streams(self, run: Run) -> dict[str, Stream]:
+        return {ALL: Stream(None if run.epoch < 2 * self.turn else self.clean)}
+
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        seen = run.forward(batches[ALL])
+        assert seen.logits is not None and seen.labels is not None
+        labels, turn = seen.labels, run.epoch // self.turn
+        if turn < 2:
+            rows = seen.rows.cpu().numpy()
+            wrong = torch.from_numpy(self.wrong[turn, rows]).to(labels.device)
+            shifted = torch.where(wrong >= labels, wrong + 1, wrong)  # one of the C - 1 others
+            labels = torch.where(wrong < 0, labels, shifted)
+            self.total[turn, rows] += margins(seen.logits.detach(), labels).float().cpu().numpy()
+            self.count[turn, rows] += 1
+        return StepLoss(self.weigh(cross_entropy(seen.logits, labels), seen.rows).mean())
+
+    def sample_columns(self) -> dict[str, Array]:
+        """AUM above the cut, and whether it is; nothing before both turns are over."""
+        return {} if np.isnan(self.aum).all() else {"aum": self.aum, "clean": self.clean}
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """M (B,): the logit of the label less the largest of the others; logits (B, C), labels (B,).
+
+    >>> margins(torch.tensor([[1.0, 4.0, 2.0], [1.0, 4.0, 2.0]]), torch.tensor([1, 0])).tolist()
+    [2.0, -3.0]
+    """
+    own = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    return own[:, 0] - others.amax(dim=1)
+
+
+def draw_wrong(rows: int, classes: int, rng: np.random.Generator) -> Index:
+    """(2, N) for two turns: a number below C - 1 for a share 1 / (C + 1) of the rows, others in each turn; -1 for the rest."""
+    count = max(1, rows // (classes + 1))
+    order = rng.permutation(rows)
+    wrong = np.full((2, rows), -1)
+    for turn in (0, 1):
+        chosen = order[turn * count : (turn + 1) * count]
+        wrong[turn, chosen] = rng.integers(0, classes - 1, len(chosen))
+    return wrong
