@@ -185,6 +185,26 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "optimizer": {"name": "sgd", "lr": 5e-4, "momentum": 0.9, "weight_decay": 5e-4},
         "loop": {"epochs": 20},
     },
+    "npc": {
+        "data": {"batch_size": 256},
+        "optimizer": {"name": "adamw", "lr": 2e-7, "weight_decay": 0.2, "betas": [0.9, 0.98], "eps": 1e-6},
+        "schedule": {"name": "cosine", "warmup": 500},
+        "loop": {"epochs": 5, "clip": 10.0},
+    },
+    "bicro": {
+        "method": {"warmup": 10, "procedure": "paper", "loss": "hardest_triplet", "one_percent": True},
+        "data": {"batch_size": 128},
+        "optimizer": {"name": "adam", "lr": 2e-4, "weight_decay": 0.0, "betas": [0.9, 0.999], "eps": 1e-8},
+        "schedule": {"name": "step", "every": 40, "factor": 0.1},
+        "loop": {"epochs": 50, "clip": 2.0},
+    },
+    "decl": {
+        "method": {"warmup": 5},
+        "data": {"batch_size": 128},
+        "optimizer": {"name": "adam", "lr": 2e-4, "weight_decay": 0.0, "betas": [0.9, 0.999], "eps": 1e-8},
+        "schedule": {"name": "step", "every": 25, "factor": 0.1},
+        "loop": {"epochs": 45, "clip": 2.0},
+    },
 }
 """Optimiser, batch size and epochs of each method's paper or code, for `noisegate train --paper`."""
 

@@ -281,7 +281,13 @@ def test_settings_of_papers_make_a_valid_configuration(name: str) -> None:
     task = "classification" if name == "tango" else "retrieval"
     config = TrainConfig.parse(with_paper_settings({"method": {"name": name}, "task": {"name": task}}))
     method = build_method(config)
-    lengths = {"crcl": (128, 5e-4, 45), "tango": (64, 5e-4, 20)}
+    lengths = {
+        "crcl": (128, 5e-4, 45),
+        "tango": (64, 5e-4, 20),
+        "npc": (256, 2e-7, 5),
+        "bicro": (128, 2e-4, 50),
+        "decl": (128, 2e-4, 45),
+    }
     assert (config.data.batch_size, config.optimizer.lr, method.epochs(config.loop.epochs)) == lengths[name]
 
 

@@ -70,7 +70,8 @@ def train(
     settings: Settings = None,
     resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
     paper: Annotated[
-        bool, typer.Option("--paper", help="Optimiser, batch size and epochs of the method's paper (crcl, tango).")
+        bool,
+        typer.Option("--paper", help="Optimiser, batch size and epochs of the paper (crcl, tango, npc, bicro, decl)."),
     ] = False,
     write_table: Annotated[
         Path | None, _option("--write-table", "New folder for weight tables of what the method learnt of each sample.")

@@ -129,7 +129,7 @@ class Aum(Method):
 
     def _select(self, run: Run) -> None:
         """A row is judged in the turns in which it has its own label, against the known-wrong ones of that turn."""
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             mean = np.where(self.count > 0, self.total / self.count, np.nan)
         controls = self.wrong >= 0
         above = np.zeros_like(mean)

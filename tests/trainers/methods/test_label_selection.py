@@ -54,7 +54,7 @@ def test_known_wrong_labels_are_learnt_as_others(scored: Path, tmp_path: Path) -
         loss, _ = steps.step(None)
         assert batch.labels is not None
         labels = torch.where(batch.labels <= 3, 4, 3)
-        seen = steps.context.forward(batch)
+        seen = steps.context.observe(batch)
         assert seen.logits is not None
         assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(seen.logits, labels)), rel=1e-5)
 
