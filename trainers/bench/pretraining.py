@@ -14,7 +14,6 @@ from noisegate.pipeline.datasets.scenes import write_scenes
 from noisegate.pipeline.system import write_atomically
 from noisegate.trainers.config import merge_trees
 
-FACTS = "pretrained.json"
 FROM_SCRATCH_ONLY = ("architecture", "preprocess", "vocabulary")
 """settings of a target that pretrained weights bring with them"""
 
@@ -46,30 +45,47 @@ class Pretrained:
 def pretrain(
     pretraining: Pretraining,
     config: Mapping[str, Any],
+    task: str,
     size: int,
     held_out: Path,
     out: Path,
     note: Callable[[str], None],
 ) -> Pretrained:
-    """Train a retrieval network by `config` on clean scenes of `size` pixels, unless that is done."""
+    """Train a retrieval network by `config` on clean scenes of `size` pixels and measure it by `task`, unless that is done."""
     from noisegate.trainers.train import train  # imports torch
 
     given = json.dumps([pretraining.model_dump(), config, size, held_out.name], sort_keys=True, default=str)
     folder = out / "data" / f"pretrained-{hashlib.sha256(given.encode()).hexdigest()[:12]}"
-    weights = folder / "open_clip"
-    if not (folder / FACTS).exists():  # written last
+    weights, facts = folder / "open_clip", folder / f"{task}.json"
+    if not facts.exists():  # written last
         note(f"pretraining on {pretraining.train:,} clean scenes")
         shutil.rmtree(folder, ignore_errors=True)
         write_scenes(folder / "scenes", pretraining.train, 4, pretraining.seed, size)
         settings: dict[str, Any] = {
-            "data": {"shards": [str(folder / "scenes" / "*.tar")], "eval_shards": [str(held_out / "*.tar")]},
+            "data": {"shards": [str(folder / "scenes" / "*.tar")]},
             "method": {"name": "baseline"},
-            "loop": {"evaluate_every": 10_000},
+            "loop": {"evaluate_every": 0},
             "logging": {"every": 1_000_000, "tensorboard": False},
             "out": str(folder / "runs"),
         }
         trained = train(merge_trees(merge_trees(settings, config), pretraining.config), quiet=True)
         shutil.move(trained.folder / "open_clip", weights)
         shutil.rmtree(folder / "runs")
-        write_atomically(folder / FACTS, (json.dumps(trained.last) + "\n").encode())
-    return Pretrained(weights, json.loads((folder / FACTS).read_text(encoding="utf-8")))
+        figures = _measure(Pretrained(weights, {}).target(config["target"]), task, held_out)
+        write_atomically(facts, (json.dumps(figures) + "\n").encode())
+    return Pretrained(weights, json.loads(facts.read_text(encoding="utf-8")))
+
+
+def _measure(target: dict[str, Any], task: str, held_out: Path) -> dict[str, float]:
+    """Figures of a target on the held-out scenes, whose folder holds the class names too."""
+    from noisegate.trainers.config import DataConfig, TaskConfig
+    from noisegate.trainers.evaluate import evaluation_data, measure
+    from noisegate.trainers.targets import build_target
+
+    classes = {"classes": str(held_out / "classes.txt")} if task == "classification" else {}
+    built = build_target({**target, **classes})
+    data = evaluation_data(DataConfig(eval_shards=(str(held_out / "*.tar"),)), task, built)
+    try:
+        return measure(built, data, TaskConfig.model_validate({"name": task}))
+    finally:
+        data.close()

@@ -206,7 +206,7 @@ def run_bench(
     start = None
     if preset.pretrain is not None:
         held_out = prepared[preset.rates[0]].held_out
-        start = pretrain(preset.pretrain, preset.config, preset.data.size, held_out, out, note)
+        start = pretrain(preset.pretrain, preset.config, preset.task, preset.data.size, held_out, out, note)
     cells = [
         plan_cell(preset, prepared[rate], method, rate, seed, out / preset.name, start)
         for seed in preset.seeds  # all cells of one seed before those of the next, so that mistakes show early
