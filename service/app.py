@@ -15,7 +15,7 @@ from noisegate.pipeline.errors import ConfigError, LockedError, NoisegateError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.runs import RunFolder, folder_lock
 
-from .api import health, jobs, page, score, tables
+from .api import health, jobs, page, reviews, score, tables
 from .api.schemas import EmbedRequest, ScoreRequest
 from .api.state import Service
 from .engine.embedder import LocalEmbedder
@@ -66,7 +66,7 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    for module in (score, jobs, tables, health, page):
+    for module in (score, jobs, tables, reviews, health, page):
         app.include_router(module.router)
     add_handlers(app)
     # the last one added is the outermost

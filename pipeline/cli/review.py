@@ -64,26 +64,9 @@ def review(
 
 def print_figures(figures: "ReviewFigures", output: Output) -> None:
     """Print counts, agreement, and agreement by P(clean)."""
-    counts = ", ".join(f"{count:,} {mark}" for mark, count in figures.marks.items() if count)
-    rows = [("marks", counts or "none that count")]
-    if len(figures.reviewers) > 1:
-        rows += [("  by", ", ".join(f"{name or 'no name'} {count:,}" for name, count in figures.reviewers.items()))]
-    rows += [("  of changed samples", f"{figures.stale:,}, which count nowhere")] if figures.stale else []
-    rows += [("the tool agreed", f"{figures.agreed}, over all marks: depends on what you looked at")]
-    if figures.random.of:
-        rows += [("  unbiased", f"{figures.random}, over the random sample")]
-        rows += [("  kept, and right", str(figures.kept_right)), ("  dropped, and wrong", str(figures.dropped_right))]
-    else:
-        rows += [("  unbiased", "not known: mark the random sample in Browse, from its first one on")]
-    if figures.suggested.of:
-        rows += [("relabelled as suggested", str(figures.suggested))]
-    output.table("What people said", rows)
+    output.table("What people said", figures.rows())
     if figures.bins:
-        table = [
-            (f"{bin.low:.1f} to {bin.high:.1f}", f"{bin.kept.of:,}", str(bin.kept), str(bin.agreed))
-            for bin in figures.bins
-        ]
-        output.table("By P(clean)", table, ("P(clean)", "marks", "you keep", "the tool agreed"))
+        output.table("By P(clean)", figures.bin_rows(), ("P(clean)", "you keep", "the tool agreed"))
 
 
 def print_cut(cut: "Cut", folder: Path, output: Output) -> None:

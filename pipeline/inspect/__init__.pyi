@@ -1,5 +1,8 @@
 from .evaluation import evaluate as evaluate
 from .evaluation import evaluate_labels as evaluate_labels
+from .review import ReviewFigures as ReviewFigures
+from .review import read_judged as read_judged
+from .review import review_figures as review_figures
 from .show import bin_range as bin_range
 from .show import bin_width as bin_width
 from .show import read_class_names as read_class_names

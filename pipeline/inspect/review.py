@@ -94,6 +94,25 @@ class ReviewFigures:
     suggested: Share
     bins: tuple[BinAgreement, ...]
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values to print."""
+        rows = [("marks", ", ".join(f"{n:,} {mark}" for mark, n in self.marks.items() if n) or "none that count")]
+        if len(self.reviewers) > 1:
+            rows.append(("  by", ", ".join(f"{name or 'no name'} {n:,}" for name, n in self.reviewers.items())))
+        if self.stale:
+            rows.append(("  of changed samples", f"{self.stale:,}, which count nowhere"))
+        rows.append(("the tool agreed with you in", f"{self.agreed}, of all marks: depends on what you looked at"))
+        if self.random.of:
+            rows.append(("  in the random sample", f"{self.random}, unbiased"))
+            rows += [("  kept, and right", str(self.kept_right)), ("  dropped, and wrong", str(self.dropped_right))]
+        else:
+            rows.append(("  in the random sample", "not known: mark it in Browse, from its first sample on"))
+        return rows + ([("relabelled as suggested", str(self.suggested))] if self.suggested.of else [])
+
+    def bin_rows(self) -> list[tuple[str, str, str]]:
+        """P(clean), how many of these you keep, and how often the tool agrees, to print."""
+        return [(f"{part.low:.1f} to {part.high:.1f}", str(part.kept), str(part.agreed)) for part in self.bins]
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)

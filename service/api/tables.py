@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from noisegate.pipeline.errors import ConfigError, ShardError, TableError
 from noisegate.service.errors import ApiError
 from noisegate.service.runs.browse import Browser, NoPicture, SampleGone
-from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, RunTables, View, plain
+from noisegate.service.runs.tables import DEPTH, NUMBERS, Filters, Review, RunTables, View, plain
 
 from .schemas import problems
 from .state import service_of
@@ -32,7 +32,7 @@ _errors = partial(
     meaning={
         401: "`unauthorized`: the key is missing or wrong",
         404: "`unknown_run`, `unknown_sample` or `no_picture`",
-        409: "`run_unusable`: the run is not finished, or its tables are damaged",
+        409: "`run_unusable`: the run is not finished, or its tables are damaged; `marks_unusable`: people's marks are",
         410: "`shard_gone`: the shard is not where it was; `sample_changed`: another sample is there now",
         422: "`invalid_request`: a parameter, or the rule in `where`, cannot be understood",
     },
@@ -97,6 +97,7 @@ class RunSummary(BaseModel):
     )
     lenses: list[ScoreLens]
     class_counts: list[ClassCount]
+    class_names: list[str] = Field(description="names of all classes, by number; empty where they are not known")
     damaged_shards: dict[str, str]
     warnings: list[str]
     notes: list[str]
@@ -144,6 +145,9 @@ class Sample(BaseModel):
     refined_name: str | None = None
     refined_confidence: float | None
     flags: list[str] | None
+    review: Literal["keep", "drop", "relabel"] | None = Field(None, description="a person's mark")
+    review_label: int | None = Field(None, description="the right class, by a person")
+    review_name: str | None = None
     caption: str | None = None
     problem: str | None = Field(None, description="why there is no caption or no picture")
 
@@ -167,12 +171,16 @@ def _filters(
     flag: Annotated[str | None, Query(max_length=100, examples=["duplicate_of"])] = None,
     key: Annotated[str | None, Query(max_length=300, description="a part of the key")] = None,
     shard: Annotated[str | None, Query(max_length=300)] = None,
+    review: Annotated[
+        Review | None,
+        Query(description="by people's marks: `none` has no mark, `disagree` one that differs from the tool's"),
+    ] = None,
     where: Annotated[
         str | None,
         Query(max_length=2000, description="a rule as in `noisegate export --where`", examples=["label = 3"]),
     ] = None,
 ) -> Filters:
-    return Filters(min_probability, max_probability, status, label, clean, flag, key, shard, where)
+    return Filters(min_probability, max_probability, status, label, clean, flag, key, shard, review, where)
 
 
 def _browser(request: Request) -> Browser:
@@ -189,13 +197,18 @@ RunBrowser = Annotated[Browser, Depends(_browser)]
 
 
 @contextmanager
-def _api_errors() -> Iterator[None]:
+def api_errors() -> Iterator[None]:
     """Turn errors of the tables into answers; messages that name files of this machine are not passed on."""
     try:
         yield
     except ConfigError as error:
         raise ApiError(422, "invalid_request", str(error)) from error
     except (TableError, OSError) as error:
+        if isinstance(error, TableError) and error.setting == "reviews":
+            problem = (
+                "the marks beside this run cannot be read or written: folder not writable, disk full, or file damaged"
+            )
+            raise ApiError(409, "marks_unusable", problem) from error
         raise ApiError(409, "run_unusable", "the run is not finished, or its tables cannot be read") from error
     except SampleGone as error:
         raise ApiError(410, "sample_changed" if error.changed else "shard_gone", str(error)) from error
@@ -224,7 +237,7 @@ def list_runs(request: Request, browser: RunBrowser) -> RunList:
 )
 def summary(name: str, tables: Tables) -> RunSummary:
     """Counts by status, β, calibration with the expected precision and recall, and what can be looked at."""
-    with _api_errors():
+    with api_errors():
         names = ScoreLens.model_fields
         lenses = [{name: getattr(lens, name) for name in names} for lens in tables.lenses()]
         return RunSummary.model_validate({**tables.overview(), "name": name, "lenses": lenses})
@@ -240,7 +253,7 @@ def histogram(
     bins: Annotated[int, Query(ge=5, le=200, description="at most so many")] = 50,
 ) -> HistogramBins:
     """How many kept and dropped rows have which score; the cut is always an edge."""
-    with _api_errors():
+    with api_errors():
         lenses = tables.lenses()
         wanted = column or lenses[0].column
         lens = next((lens for lens in lenses if lens.column == wanted), None)
@@ -257,14 +270,16 @@ def samples(
     tables: Tables,
     filters: ChosenFilters,
     browser: RunBrowser,
-    view: Annotated[View, Query(description="`all` is the table's order and has failed samples too")] = "worst",
+    view: Annotated[
+        View, Query(description="`all` is the table's order and has failed samples too; `random` a fixed random one")
+    ] = "worst",
     by: Annotated[Column | None, Query(description="ranks the rows; the run's own score unless given")] = None,
     offset: Annotated[int, Query(ge=0, lt=DEPTH)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 24,
     captions: Annotated[bool, Query(description="read the captions from the shards")] = False,
 ) -> SamplePage:
     """The worst, best or most doubtful rows that pass all filters, a page at a time."""
-    with _api_errors():
+    with api_errors():
         chosen = tables.choose(view, filters, by)
         rows = tables.rows(chosen, offset, limit)
         found = [_sample(tables, row) for row in rows]
@@ -282,8 +297,8 @@ def samples(
 )
 def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tables, browser: RunBrowser) -> Sample:
     """All columns of a row, and its caption."""
-    with _api_errors():
-        row = _row(tables, shard, index)
+    with api_errors():
+        row = find_row(tables, shard, index)
         found = _sample(tables, row)
         _add_caption(browser, tables, found, row)
     return found
@@ -306,8 +321,8 @@ def image(
     original: Annotated[bool, Query(description="the picture's own bytes, as they were scored")] = False,
 ) -> Response:
     """A picture out of the run's own shard, as a small JPEG unless the original is asked for."""
-    with _api_errors():
-        row = _row(tables, shard, index)
+    with api_errors():
+        row = find_row(tables, shard, index)
         digest = (row["image_sha256"] or hashlib.sha256(f"{shard}/{index}".encode()).digest()).hex()[:32]
         tag = f'"{digest}-{"original" if original else size}"'
         headers = {"ETag": tag, "Cache-Control": "private, max-age=300", "Content-Disposition": "inline"}
@@ -317,7 +332,7 @@ def image(
     return Response(data, media_type=kind, headers={**headers, "X-Content-Type-Options": "nosniff"})
 
 
-def _row(tables: RunTables, shard: str, index: int) -> dict[str, Any]:
+def find_row(tables: RunTables, shard: str, index: int) -> dict[str, Any]:
     row = tables.row(shard, index)
     if row is None:
         raise ApiError(404, "unknown_sample", "the run has no sample with this shard and index")
@@ -332,7 +347,10 @@ def _sample(tables: RunTables, row: dict[str, Any]) -> Sample:
 
     labels = {
         f"{word}_name": name(row[column])
-        for word, column in (("label", "label"), ("predicted", "predicted_label"), ("refined", "refined_label"))
+        for word, column in (
+            *(("label", "label"), ("predicted", "predicted_label")),
+            *(("refined", "refined_label"), ("review", "review_label")),
+        )
     }
     return Sample.model_validate({**plain(row), **labels})
 

@@ -15,10 +15,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, TableError
-from noisegate.pipeline.inspect import bin_range, bin_width, read_class_names, read_overview
+from noisegate.pipeline.inspect import (
+    ReviewFigures,
+    bin_range,
+    bin_width,
+    read_class_names,
+    read_judged,
+    read_overview,
+    review_figures,
+)
 from noisegate.pipeline.inspect.report import ScoreView, choose_score_view
 from noisegate.pipeline.pairs import PairCalibration
-from noisegate.pipeline.runs import COLUMNS, READ_BY_NAME, RunFolder, Where, parse_where, read_metadata
+from noisegate.pipeline.runs import (
+    COLUMNS,
+    READ_BY_NAME,
+    REVIEW_COLUMNS,
+    RunFolder,
+    Where,
+    parse_where,
+    read_metadata,
+    sample_order,
+)
 from noisegate.pipeline.system import Float64, Index
 
 DEPTH = 10_000  # rows of a view that can be paged through
@@ -26,8 +43,17 @@ MAX_CACHED = 48  # results per run
 BINS = 20  # what `bin_width` makes at most
 RARE = 0.01  # share of pairs below which a kind (wrong, right) has no quantiles; chosen
 NUMBERS = tuple(name for name, (kind, _) in COLUMNS.items() if pa.types.is_floating(kind))
+SHOWN = [*COLUMNS, *REVIEW_COLUMNS]  # of a row
 
-View = Literal["worst", "best", "borderline", "all"]
+View = Literal["worst", "best", "borderline", "random", "all"]
+Review = Literal["none", "any", "keep", "drop", "relabel", "disagree"]
+REVIEWED: dict[str | None, str | None] = {
+    None: None,
+    "none": "review is null",
+    "any": "review is not null",
+    "disagree": "(review = 'keep' and not clean) or (review <> 'keep' and clean)",
+    **{mark: f"review = '{mark}'" for mark in ("keep", "drop", "relabel")},
+}
 Known = TypeVar("Known")
 
 
@@ -43,6 +69,7 @@ class Filters:
     flag: str | None = None
     key: str | None = None
     shard: str | None = None
+    review: Review | None = None
     where: str | None = None
 
     def rules(self) -> list[Where]:
@@ -62,6 +89,7 @@ class Filters:
             else f"{_quote(self.flag)} in flags or flags like {_quote(_escape_like(self.flag) + ':%')}",
             None if self.key is None else f"key like {_quote(f'%{_escape_like(self.key)}%')}",
             None if self.shard is None else f"shard = {_quote(self.shard)}",
+            REVIEWED[self.review],
             self.where or None,
         ]
         return [parse_where(text) for text in texts if text is not None]
@@ -153,13 +181,15 @@ class RunTables:
             raise ConfigError.of("column", column, f"holds no numbers; use one of {', '.join(NUMBERS)}")
         rules = filters.rules()
         with self._lock:
-            return self._cached(("bins", column, filters, bins), lambda: self._histogram(column, rules, bins))
+            key = ("bins", column, filters, bins, self._review_stamp(rules))
+            return self._cached(key, lambda: self._histogram(column, rules, bins))
 
     def choose(self, view: View, filters: Filters, by: str | None = None) -> RowSelection:
         """The rows of a view over those that pass the filters.
 
-        `by` names the column that ranks, the run's own score unless given. Rows without that score are in no view but
-        `all`, which is the order of the table. Raises ConfigError for `borderline` of a column without a cut.
+        `by` names the column that ranks, the run's own score unless given. Rows without that score are in no view but `all`,
+        which is the order of the table, and `random`, which has all rows that are clean or not, in a fixed random order. Raises
+        ConfigError for `borderline` of a column without a cut.
         """
         rules = filters.rules()
         with self._lock:
@@ -170,8 +200,15 @@ class RunTables:
                 column, rank = self._cut_column(column), lambda values: np.abs(values - cut)
             else:
                 rank = (lambda values: -values) if view == "best" else (lambda values: values)
-            ordered = None if view == "all" else column
-            return self._cached(("rows", view, column, filters), lambda: self._choose(ordered, rank, rules))
+            ordered = {"all": None, "random": "clean"}.get(view, column)
+            key = ("rows", view, column, filters, self._review_stamp(rules))
+            return self._cached(key, lambda: self._choose(ordered, None if view == "random" else rank, rules))
+
+    def review(self) -> ReviewFigures:
+        """How often the tool agrees with people's marks."""
+        chosen = self.choose("random", Filters())
+        with self._lock:
+            return self._cached(("review", self._reviews()), lambda: self._review(chosen))
 
     def rows(self, chosen: RowSelection, start: int, count: int) -> list[dict[str, Any]]:
         """Some of the chosen rows with all columns and their `shard`."""
@@ -180,7 +217,7 @@ class RunTables:
         found: list[dict[str, Any]] = [{} for _ in places]
         for place in np.unique(places):
             stem, here = chosen.stems[int(place)], np.flatnonzero(places == place)
-            taken = self.run.read(stem, list(COLUMNS)).take(pa.array(rows[here])).to_pylist()
+            taken = self.run.read(stem, SHOWN).take(pa.array(rows[here])).to_pylist()
             for number, values in zip(here, taken, strict=True):
                 found[number] = {"shard": stem, **values}
         return found
@@ -189,7 +226,7 @@ class RunTables:
         """One row with all columns, None where the run has no such shard or sample."""
         if stem not in self.stems() or index < 0:
             return None
-        table = self.run.read(stem, list(COLUMNS)).slice(index, 1)
+        table = self.run.read(stem, SHOWN).slice(index, 1)
         return {"shard": stem, **table.to_pylist()[0]} if len(table) else None
 
     def _cached(self, key: object, compute: Callable[[], Known]) -> Known:
@@ -217,6 +254,22 @@ class RunTables:
 
     def _stems(self) -> tuple[str, ...]:
         return tuple(shard["table"] for shard in self._recorded()["shards"] if self.run.table(shard["table"]).exists())
+
+    def _reviews(self) -> object:
+        """A value that changes with the marks."""
+        path = self.run.reviews.path
+        return _stamp(path) if path.exists() else None
+
+    def _review_stamp(self, rules: list[Where]) -> object:
+        """The same where a rule depends on the marks, else None: most results outlast a mark."""
+        return self._reviews() if any(set(rule.columns) & REVIEW_COLUMNS.keys() for rule in rules) else None
+
+    def _review(self, chosen: RowSelection) -> ReviewFigures:
+        marks = self.run.reviews.read()
+        order = (
+            (chosen.stems[place], row) for place, row in zip(chosen.places.tolist(), chosen.rows.tolist(), strict=True)
+        )
+        return review_figures(read_judged(self.run, marks), marks, order)
 
     def _lenses(self) -> list[ScoreView]:
         stems = self._stems()
@@ -248,6 +301,7 @@ class RunTables:
             **summary.to_dict(),
             "notes": list(seen.notes),
             "usual": usual_similarities(summary.calibration) if summary.calibration else None,
+            "class_names": list(names),
             "class_counts": [
                 {"label": label, "name": names[label] if label < len(names) else None, "count": count, "kept": kept}
                 for label, (count, kept) in sorted(self._labels().items())
@@ -303,11 +357,18 @@ class RunTables:
         kept, dropped, unknown = (tuple(part) for part in counts.tolist())
         return Bins(column, edges, kept, dropped, unknown)
 
-    def _choose(self, column: str | None, rank: Callable[[Float64], Float64], rules: list[Where]) -> RowSelection:
+    def _choose(
+        self, column: str | None, rank: Callable[[Float64], Float64] | None, rules: list[Where]
+    ) -> RowSelection:
+        """The rows that have a value in `column` (all rows for None) by their rank; in random order without one."""
         total, score = 0, np.zeros(0)
         places, rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
         for place, table in self._tables([column] if column else [], rules):
-            here = rank(_floats(table, column)) if column else np.zeros(len(table))
+            here = _floats(table, column) if column else np.zeros(len(table))
+            if rank is None:
+                here = np.where(np.isnan(here), np.nan, sample_order(self._stems()[place], len(table)))
+            elif column:
+                here = rank(here)
             taken = np.flatnonzero(table["passes"].to_numpy() & ~np.isnan(here))
             total += len(taken)
             score = np.concatenate([score, here[taken]])

@@ -122,7 +122,7 @@ const seen = new IntersectionObserver((entries) => {
     seen.unobserve(entry.target);
     load(entry.target);
   }
-}, { rootMargin: "400px" });
+}, { rootMargin: "800px" });
 
 async function load(image) {
   try {

@@ -4,11 +4,13 @@ import { get, samplePicture } from "./api.js";
 import { histogram } from "./chart.js";
 import { announce, busy, choice, empty, field, h, problem, put } from "./dom.js";
 import { count, percent, plural, score } from "./format.js";
-import { createSample } from "./sample.js";
+import { copyMark, createReview, markBadge } from "./review.js";
+import { classWords, createSample } from "./sample.js";
 
 const PAGE = 24;
-const VIEWS = { worst: "Worst", borderline: "Borderline", best: "Best", all: "All, in order" };
-const ASKED = ["min_probability", "max_probability", "status", "label", "clean", "flag", "key", "where"];
+const VIEWS = { worst: "Worst", borderline: "Borderline", best: "Best", random: "Random", all: "All, in order" };
+const REVIEWED = [["", "any"], ["none", "not reviewed"], ["disagree", "we disagree"], ["any", "reviewed"], ["keep", "keep"], ["drop", "drop"], ["relabel", "relabel"]];
+const ASKED = ["min_probability", "max_probability", "status", "label", "clean", "review", "flag", "key", "where"];
 const NAMES = { similarity: "similarity", clean_probability: "chance that the label is right", neighbourhood: "agreement with the neighbourhood" };
 
 export function createBrowse(root) {
@@ -16,8 +18,9 @@ export function createBrowse(root) {
   const body = h("div");
   const chooser = h("div", { class: "run-choice" });
   put(root, h("div", { class: "head" }, h("h1", {}, "Browse a run"), chooser), body);
-  const dialog = createSample({ next: (step) => neighbourSample(step), closed: leaveSample });
-  const gallery = h("ul", { class: "cards", "aria-label": "Samples", onkeydown: arrows });
+  const review = createReview({ path: (what) => path(what), show: showMark, queue: (view) => address({ view: view === "worst" ? null : view, review: "none", sample: "first", offset: null }) });
+  const dialog = createSample({ next: (step) => neighbourSample(step), closed: leaveSample, review, goTo: (sample) => jump(sample) });
+  const gallery = h("ul", { class: "cards", "aria-label": "Samples", onkeydown: press });
   const chart = h("div", { class: "panel" });
   const shown = h("p", { class: "shown", role: "status" });
   const pager = h("nav", { class: "pager", "aria-label": "Pages" });
@@ -53,7 +56,12 @@ export function createBrowse(root) {
       put(chooser, state.runs.length > 1 ? field("Run", choice(state.runs.map((one) => [one.name, one.name + (one.problem ? ` (${one.problem})` : "")]), name,
         { onchange: (event) => { location.hash = `#/browse/${encodeURIComponent(event.target.value)}`; } })) : h("p", { class: "only-run" }, name));
       if (name !== state.run || !state.summary) await enter(name, turn);
-      if (turn === state.turn) await Promise.all([refresh(turn), openSample()]);
+      if (turn !== state.turn) return;
+      review.drawPanel();
+      if (params.get("sample") !== "first") return void await Promise.all([refresh(turn), openSample()]);
+      last = "";
+      await refresh(turn);
+      if (turn === state.turn) jump(state.samples[0] ?? null);
     } catch (error) {
       if (turn === state.turn) { state.summary = null; put(body, problem(error, () => update({ path: [wanted], params }))); }
     }
@@ -68,7 +76,8 @@ export function createBrowse(root) {
     if (turn !== state.turn) return;
     state.summary = summary;
     drawFilters(summary);
-    put(body, ...[...summary.warnings, ...summary.notes].map((text) => h("p", { class: "notice" }, text)), tiles(summary), chart,
+    review.enter(summary);
+    put(body, ...[...summary.warnings, ...summary.notes].map((text) => h("p", { class: "notice" }, text)), tiles(summary), chart, review.panel,
       h("div", { class: "gallery-head" }, tabs, form), shown, gallery, pager);
   }
 
@@ -99,6 +108,7 @@ export function createBrowse(root) {
     state.filters = {
       min_probability: number("min_probability"), max_probability: number("max_probability"),
       clean: choice([["", "all"], ["true", "kept"], ["false", "dropped"]], value("clean"), instant),
+      review: choice(REVIEWED.filter(([kind]) => kind !== "relabel" || summary.labels), value("review"), instant),
       status: statuses.length > 1 && choice([["", "any"], ...statuses.map(([name, n]) => [name, `${name} (${count(n)})`])], value("status"), instant),
       label: classes.length > 0 && choice([["", "any"], ...classes.map((one) => [one.label, `${one.name ?? `class ${one.label}`} (${count(one.count)})`])], value("label"), instant),
       flag: flags.length > 0 && choice([["", "any"], ...flags.map(([name, n]) => [name === "duplicate" ? "duplicate_of" : name, `${name} (${count(n)})`])], value("flag"), instant),
@@ -110,7 +120,7 @@ export function createBrowse(root) {
     put(form,
       probable && h("fieldset", { class: "range" }, h("legend", {}, "Chance to be right"), h("span", { class: "from-to" },
         named(f.min_probability, "At least"), h("span", { "aria-hidden": "true" }, "to"), named(f.max_probability, "At most"))),
-      field("Fate", f.clean), f.status && field("Status", f.status), f.label && field("Given class", f.label),
+      field("Fate", f.clean), field("Your marks", f.review), f.status && field("Status", f.status), f.label && field("Given class", f.label),
       h("details", { class: "more-filters" }, h("summary", {}, "More"), h("div", { class: "more-body" },
         f.flag && field("Flag", f.flag), field("Key contains", f.key), field("Rule", f.where, "as in noisegate export --where"))),
       h("div", { class: "filter-actions" }, h("button", { class: "secondary" }, "Apply"),
@@ -146,8 +156,7 @@ export function createBrowse(root) {
       last = now;
       drawChart(spread);
       drawCards(page);
-      const told = await get(path(`samples?${query}&captions=true`));
-      if (turn === state.turn) told.samples.forEach(addCaption);
+      addCaptions(turn, query);
     } catch (error) {
       if (turn !== state.turn) return;
       last = "";
@@ -187,17 +196,25 @@ export function createBrowse(root) {
 
   function card(sample, number) {
     const figure = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
-    const label = sample.label !== null && sample.predicted_label !== null;
-    const name = (which, n) => sample[which] ?? `class ${n}`;
     const own = lens().noun === "label" ? ["label quality", score(sample.label_quality)] : lens().column === "neighbourhood" ? ["agreement", score(sample.neighbourhood)] : ["similarity", score(sample.similarity)];
     return h("li", {}, h("a", { class: "card", href: address({ sample: `${sample.shard}/${sample.index}`, offset: state.params.get("offset") }), "data-number": number, "data-place": `${sample.shard}/${sample.index}` },
-      h("span", { class: "frame" }, samplePicture(state.run, sample, 320, "")),
+      h("span", { class: "frame" }, samplePicture(state.run, sample, 320, ""), markBadge(sample)),
       h("span", { class: "body" },
         h("span", { class: "said", dir: "auto" }, sample.status === "ok" ? "…" : ""),
-        label && h("span", { class: "turn" }, "given ", h("b", {}, name("label_name", sample.label)), ", looks like ", h("b", {}, name("predicted_name", sample.predicted_label)), `, ${percent(sample.predicted_confidence, 0)}`),
+        classWords(sample),
         sample.status !== "ok" && h("span", { class: "failed" }, `${sample.status.replaceAll("_", " ")}: ${sample.error ?? ""}`),
         h("dl", { class: "figures" }, sample.status === "ok" && [figure(...own), sample.clean_probability !== null && figure("right", percent(sample.clean_probability))]),
         h("span", { class: "foot" }, h("span", { class: "key" }, sample.key), sample.clean !== null && h("span", { class: `fate ${sample.clean ? "kept" : "dropped"}` }, sample.clean ? "kept" : "dropped")))));
+  }
+
+  /** Captions take longer, since they are read from the shards: they come after the cards. */
+  async function addCaptions(turn, query) {
+    try {
+      const told = await get(path(`samples?${query}&captions=true`));
+      if (turn === state.turn) told.samples.forEach(addCaption);
+    } catch (error) {
+      if (turn === state.turn) put(shown, problem(error));
+    }
   }
 
   function addCaption(sample) {
@@ -205,6 +222,29 @@ export function createBrowse(root) {
     if (!place) return;
     place.textContent = sample.caption ?? (sample.problem ? "The shard is not at hand." : "no caption");
     place.classList.toggle("none", sample.caption === null);
+  }
+
+  /** A sample's mark has changed: its card, and the dialog if it is open, show it. */
+  function showMark(sample) {
+    const place = `${sample.shard}/${sample.index}`;
+    const mine = state.samples.find((one) => `${one.shard}/${one.index}` === place);
+    if (mine) copyMark(sample, mine);
+    const frame = gallery.querySelector(`[data-place="${CSS.escape(place)}"] .frame`);
+    frame?.querySelector(".mark")?.remove();
+    frame?.append(...[markBadge(sample)].filter(Boolean));
+    dialog.showMark(sample);
+  }
+
+  /** Keys on a card: k and d mark it and go on, u takes the last mark back, arrows move. */
+  function press(event) {
+    const sample = state.samples[event.target.closest(".card")?.dataset.number];
+    const mark = { k: "keep", d: "drop", u: "undo" }[event.key];
+    if (!sample || !mark || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return arrows(event);
+    event.preventDefault();
+    const cards = [...gallery.querySelectorAll(".card")];
+    const back = mark === "undo" ? review.undo() : review.mark(sample, mark);
+    const to = mark === "undo" ? back && gallery.querySelector(`[data-place="${CSS.escape(`${back.shard}/${back.index}`)}"]`) : cards[Number(event.target.closest(".card").dataset.number) + 1];
+    to?.focus();
   }
 
   function arrows(event) {
@@ -219,12 +259,23 @@ export function createBrowse(root) {
     cards[Math.max(0, Math.min(cards.length - 1, to))].focus();
   }
 
+  const find = (place) => state.samples.findIndex((one) => `${one.shard}/${one.index}` === place);
+
   async function openSample() {
     const place = state.params.get("sample");
     if (!place) return;
     const cut = place.lastIndexOf("/");
-    const here = state.samples.findIndex((one) => `${one.shard}/${one.index}` === place);
-    await dialog.open(state.run, place.slice(0, cut), place.slice(cut + 1), here < 0 ? null : { at: here, of: state.samples.length });
+    const here = find(place);
+    const more = Number(state.params.get("offset") ?? 0) + state.samples.length < state.total;
+    await dialog.open(state.run, place.slice(0, cut), place.slice(cut + 1), here < 0 ? null : { first: here === 0, last: here === state.samples.length - 1 && !more, card: state.samples[here] });
+  }
+
+  /** Show this sample, or say that the queue is done where there is none. */
+  function jump(sample) {
+    go({ sample: sample && `${sample.shard}/${sample.index}`, offset: state.params.get("offset") }, true);
+    if (sample) return openSample();
+    dialog.close();
+    announce("Nothing is left in this queue.");
   }
 
   /** The dialog is closed: the card of what it showed last gets the focus. */
@@ -235,13 +286,20 @@ export function createBrowse(root) {
     gallery.querySelector(`[data-place="${CSS.escape(place)}"]`)?.focus();
   }
 
-  /** The sample before or after the one shown. */
-  function neighbourSample(step) {
-    const here = state.samples.findIndex((one) => `${one.shard}/${one.index}` === state.params.get("sample"));
-    const to = state.samples[here + step];
-    if (here < 0 || !to) return;
-    go({ sample: `${to.shard}/${to.index}` }, true);
-    openSample();
+  /** The sample before or after the one shown; after the last one of a page comes the next page. */
+  async function neighbourSample(step) {
+    const here = find(state.params.get("sample"));
+    if (here < 0) return;
+    if (state.samples[here + step]) return jump(state.samples[here + step]);
+    if (step < 0) return;
+    dialog.wait();
+    const open = state.params.get("review") === "none" ? state.samples.filter((one) => !one.review).length : state.samples.length;
+    await review.stored();
+    const turn = ++state.turn;
+    go({ offset: Number(state.params.get("offset") ?? 0) + open || null, sample: null }, true);
+    last = "";
+    await refresh(turn);
+    if (turn === state.turn) jump(state.samples[0] ?? null);
   }
 
   return { update, leave: () => { dialog.close(); state.runs = null; } };

@@ -3,6 +3,7 @@
 import { get, request, samplePicture } from "./api.js";
 import { busy, h, problem, put } from "./dom.js";
 import { percent, score, weight } from "./format.js";
+import { copyMark } from "./review.js";
 import { ask, neighbour } from "./score.js";
 
 const SHARES = new Set(["clean_probability", "knn_consistency", "anchor_consistency", "consistency", "probe_consistency", "label_quality", "predicted_confidence", "refined_confidence"]);
@@ -14,7 +15,16 @@ const WORDS = {
   predicted_label: "looks like", predicted_confidence: "confidence in that", refined_label: "label after repair", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
 };
 
-export function createSample({ next, closed }) {
+/** The given class and what the sample looks like, null where labels were not judged. */
+export function classWords(sample) {
+  if (sample.label === null || sample.predicted_label === null) return null;
+  const name = (which, label) => h("b", {}, sample[which] ?? `class ${label}`);
+  return h("span", { class: "turn" }, "given ", name("label_name", sample.label),
+    h("span", { class: "verdict" }, ", looks like ", name("predicted_name", sample.predicted_label), `, ${percent(sample.predicted_confidence, 0)}`));
+}
+
+export function createSample({ next, closed, review, goTo }) {
+  let current = null; // the sample that is shown, null while one is read
   const body = h("div", { class: "sample-body" });
   const title = h("h2", { id: "sample-title" });
   const [before, after] = [["←", "Previous sample", -1], ["→", "Next sample", 1]].map(([sign, words, step]) =>
@@ -22,10 +32,14 @@ export function createSample({ next, closed }) {
   const done = h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
   const dialog = h("dialog", { class: "sample", "aria-labelledby": "sample-title", onclick: (event) => { if (event.target === dialog) dialog.close(); },
     onkeydown: (event) => {
+      bar.keys(event);
       const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
     } },
   h("header", { class: "sample-head" }, title, before, after, done), body);
+  const bar = review.createBar({ sample: () => current, next: () => next(1), goTo });
+  dialog.append(bar.element);
+  bar.draw();
   dialog.addEventListener("close", () => closed());
   document.body.append(dialog);
   let turn = 0;
@@ -33,19 +47,37 @@ export function createSample({ next, closed }) {
   async function open(run, shard, index, place) {
     const mine = ++turn;
     const base = `/v1/runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(shard)}/${encodeURIComponent(index)}`;
-    before.disabled = !place || place.at === 0;
-    after.disabled = !place || place.at === place.of - 1;
+    before.disabled = !place || place.first;
+    after.disabled = !place || place.last;
+    wait();
+    body.scrollTop = 0;
     if (!dialog.open) { put(body, busy("Reading…")); title.textContent = "Sample"; dialog.showModal(); done.focus(); }
     try {
       const sample = await get(base);
-      if (mine === turn) draw(run, base, sample);
+      if (mine !== turn) return;
+      if (place) copyMark(place.card, sample); // which may not be stored yet
+      draw(run, base, sample);
     } catch (error) {
       if (mine === turn) put(body, problem(error));
     }
   }
 
+  /** Another sample is on its way: nothing can be marked until it is shown. */
+  function wait() {
+    current = null;
+    bar.draw();
+  }
+
+  /** The mark of the sample shown has changed. */
+  function showMark(sample) {
+    if (current && current !== sample && current.shard === sample.shard && current.index === sample.index) copyMark(sample, current);
+    bar.draw();
+  }
+
   function draw(run, base, sample) {
     title.textContent = sample.key;
+    current = sample;
+    bar.draw();
     const near = h("div", { class: "near" });
     const again = `#/score?from=${encodeURIComponent([run, sample.shard, sample.index].map(encodeURIComponent).join("/"))}`;
     const scored = sample.status === "ok";
@@ -53,6 +85,7 @@ export function createSample({ next, closed }) {
       h("div", { class: "sample-grid" },
         h("div", {}, h("div", { class: "big-frame" }, samplePicture(run, sample, 1024, sample.caption ? `Picture with the caption: ${sample.caption}` : "Picture of the sample")),
           h("p", { class: "sample-said", dir: "auto" }, sample.caption ?? h("span", { class: "none" }, sample.problem ?? "no caption")),
+          classWords(sample),
           h("div", { class: "actions" },
             scored && h("a", { class: "secondary", href: again }, "Score it again"),
             scored && h("button", { type: "button", class: "secondary", onclick: (event) => { event.target.disabled = true; showNear(run, base, sample, near); } }, "Show its neighbours"))),
@@ -74,7 +107,7 @@ export function createSample({ next, closed }) {
     }
   }
 
-  return { open, close: () => { if (dialog.open) dialog.close(); } };
+  return { open, showMark, wait, close: () => { if (dialog.open) dialog.close(); } };
 }
 
 function value(name, sample) {

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from noisegate import read_table
+from noisegate.pipeline.runs import Reviews
 from noisegate.service.guards.middleware import hash_key
 from tests.commands import FAKE, called
 from tests.e2e.browsing import CHROMIUM, CONTRAST, QUIET
@@ -310,3 +311,111 @@ def test_text_stands_out_and_nothing_is_too_wide(browser: Browser, site: str, sc
             page.wait_for_function(FITS, arg=width)  # a page that was just made narrower takes a moment
     page.close()
     assert visit.complaints == []
+
+
+# --- review ---------------------------------------------------------------------------------------------------------------
+def marks(folder: Path) -> list[tuple[str, str | None]]:
+    return [(mark.key, mark.mark) for mark in Reviews(folder / "tables").history()]
+
+
+@pytest.fixture
+def fresh(folder: Path) -> Iterator[Path]:
+    """The run without marks, before and after."""
+    path = Reviews(folder / "tables").path
+    path.unlink(missing_ok=True)
+    yield folder
+    path.unlink(missing_ok=True)
+
+
+def test_samples_are_reviewed_with_the_keyboard(visit: Visit, fresh: Path) -> None:
+    page, rows = visit.page, read_table(fresh / "tables").to_pylist()
+    worst = sorted((row for row in rows if row["similarity"] is not None), key=lambda row: row["similarity"])
+    keys = [row["key"] for row in worst]
+    page.goto("/#/browse/demo")
+    page.get_by_label("Your name (optional)").fill("Ada")
+    page.get_by_role("link", name="Lowest first").press("Enter")
+    title = page.locator("#sample-title")
+    for number, key in enumerate("kdk"):
+        expect(title).to_have_text(keys[number])
+        expect(page.locator("dialog .do-keep")).to_be_enabled()
+        page.keyboard.press(key)
+    expect(title).to_have_text(keys[3])
+    expect(page.locator("dialog .do-undo")).to_be_enabled()
+    page.keyboard.press("u")
+    expect(title).to_have_text(keys[2])  # back where the mark was
+    expect(page.locator("dialog .do-keep")).to_have_attribute("aria-pressed", "false")
+    page.keyboard.press("j")
+    expect(title).to_have_text(keys[3])
+    page.keyboard.press("Escape")
+    expect(page.locator(".card .mark")).to_have_text(["keep", "drop"])
+    agreed = sum(row["clean"] is (what == "keep") for row, what in zip(worst, ("keep", "drop"), strict=False))
+    expect(page.locator(".agreement").first).to_contain_text(f"{agreed} of 2 (")
+    assert marks(fresh) == [(keys[0], "keep"), (keys[1], "drop"), (keys[2], "keep"), (keys[2], None)]
+    assert {mark.reviewer for mark in Reviews(fresh / "tables").history()} == {"Ada"}
+    page.get_by_label("Your marks").select_option("any")
+    expect(page.locator(".card .key")).to_have_text(keys[:2])
+    page.get_by_label("Your marks").select_option("disagree")
+    expect(page.locator(".shown")).to_have_text(f"1 to {2 - agreed} of {2 - agreed} sample{'s' * (agreed != 1)}")
+
+
+def test_the_queue_goes_on_with_the_next_page(visit: Visit, fresh: Path) -> None:
+    page = visit.page
+    page.goto("/#/browse/demo?view=random&review=none&sample=first")
+    title = page.locator("#sample-title")
+    seen = []
+    expect(page.locator("dialog .do-keep")).to_be_enabled()
+    for _ in range(25):
+        seen.append(title.inner_text())
+        page.keyboard.press("k")
+        expect(title).not_to_have_text(seen[-1])
+        expect(page.locator("dialog .do-keep")).to_be_enabled()
+    assert len(set(seen)) == 25
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".agreement").nth(1)).to_contain_text("of 25 (")  # nothing of the random order was skipped
+    assert marks(fresh) == [(key, "keep") for key in seen]
+
+
+def test_a_mark_that_is_not_stored_is_taken_off_again(visit: Visit, fresh: Path) -> None:
+    page = visit.page
+    page.goto("/#/browse/demo")
+    card = page.locator(".card").first
+    card.focus()
+    page.route("**/review", lambda route: route.abort("connectionrefused"))
+    page.keyboard.press("d")
+    expect(page.locator(".review-panel .review-note")).to_contain_text("is not marked. Is it still running?")
+    expect(page.locator(".card .mark")).to_have_count(0)
+    page.unroute("**/review")
+    card.focus()
+    page.keyboard.press("d")
+    expect(card.locator(".mark")).to_have_text("drop")
+    assert page.evaluate("document.activeElement.dataset.number") == "1"
+    expect(page.locator(".agreement").first).to_contain_text("of 1 (")
+    assert len(marks(fresh)) == 1
+    visit.complaints[:] = [text for text in visit.complaints if "CONNECTION_REFUSED" not in text]
+
+
+def test_labels_are_changed_by_typing_their_class(browser: Browser, tmp_path: Path) -> None:
+    for words in (
+        ("scenes", "clean", "--count", 60, "--shards", 1, "--seed", 4, "--size", 32),
+        ("annotate", "clean/*.tar", "--task", "labels", "--classes", "clean/classes.txt", "--out", "tables", *FAKE),
+    ):  # fmt: skip
+        done = called(*words, *(("--workers", 0) if words[0] == "annotate" else ()), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    names = (tmp_path / "clean" / "classes.txt").read_text().split("\n")
+    with serve(tmp_path, "--run", "demo=tables", *FAKE) as server:
+        visit = opened(browser, server.url, 390, has_touch=True)
+        page = visit.page
+        page.goto("/#/browse/demo?view=all&sample=first")
+        page.locator("dialog .do-relabel").tap()
+        typed = next(name for name in names if name != names[read_table(tmp_path / "tables")["label"][0].as_py()])
+        page.get_by_role("combobox", name="The right class").fill(typed)
+        expect(page.locator(".picker [role=option]")).to_have_text([typed])
+        page.keyboard.press("Enter")
+        page.locator("dialog .do-keep").tap()
+        page.get_by_role("button", name="Close").tap()
+        expect(page.locator(".card .mark")).to_have_text([f"→ {typed}", "keep"])
+        assert page.evaluate(CONTRAST) == []
+        page.close()
+        assert visit.complaints == []
+    first, second = Reviews(tmp_path / "tables").history()
+    assert (first.mark, first.label, second.mark) == ("relabel", names.index(typed), "keep")

@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, TableError
+from noisegate.pipeline.inspect.review import read_figures
 from noisegate.pipeline.inspect.show import read_class_names
 from noisegate.pipeline.pairs.beta import PAIRS
 from noisegate.pipeline.pairs.pair_fit import sample_run
@@ -88,6 +89,7 @@ def write_report(
         "scores": score_section(data, view, metadata, mismatched, why_not),
         "galleries": galleries(data, view, album, names),
         "labels": label_section(data, metadata, album, names, shown_classes),
+        "review": read_figures(folder),
         "duplicates": duplicate_section(data, metadata, album, names),
         "failures": failure_section(data, recorded),
         "drift": drift_section(data, view),

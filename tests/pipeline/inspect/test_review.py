@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from noisegate import read_table
+from noisegate.pipeline.inspect.report import write_report
 from noisegate.pipeline.inspect.review import (
     Share,
     fit_cut,
@@ -192,6 +193,16 @@ def test_files_that_cannot_be_taken_change_nothing(run: Path, tmp_path: Path, te
     with refused("import", tmp_path / "marks.csv"):
         import_marks(run, tmp_path / "marks.csv")
     assert not Reviews(run).path.exists()
+
+
+def test_the_report_has_a_section_where_there_are_marks(run: Path, tmp_path: Path) -> None:
+    write_report(run, tmp_path / "before.html", pictures=False)
+    assert 'id="review"' not in (tmp_path / "before.html").read_text()
+    mark(run, {0: "keep", 1: "drop", 2: "relabel"})
+    write_report(run, tmp_path / "after.html", pictures=False)
+    section = (tmp_path / "after.html").read_text().split('<section id="review"')[1].split("</section>")[0]
+    figures = read_figures(run)
+    assert figures is not None and all(value in section for _, value in figures.rows())
 
 
 def test_the_command_prints_figures_and_what_to_do_next(run: Path, tmp_path: Path) -> None:
