@@ -256,9 +256,8 @@ def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
         new.append(np.mean((scores[left] >= cuts[-1]) == keep[left]))
         now.append(np.mean(clean[left] == keep[left]))
     low, high = np.quantile(cuts, (0.025, 0.975)).tolist()
-    marked = (
-        "review in ('keep', 'relabel')" if judged.filter(pc.equal(judged["review"], "relabel")) else "review = 'keep'"
-    )
+    relabelled = "relabel" in judged["review"].to_pylist()
+    marked = 'review in ("keep", "relabel")' if relabelled else 'review = "keep"'  # fits a shell's single quotes
     rule = f"{marked} or (review is null and {column} >= {value:g})"
     passed = [parse_where(rule).rows(run, stem) for stem in run.stems()]
     return Cut(

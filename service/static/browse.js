@@ -9,7 +9,7 @@ import { classWords, createSample } from "./sample.js";
 
 const PAGE = 24;
 const VIEWS = { worst: "Worst", borderline: "Borderline", best: "Best", random: "Random", all: "All, in order" };
-const REVIEWED = [["", "any"], ["none", "not reviewed"], ["disagree", "we disagree"], ["any", "reviewed"], ["keep", "keep"], ["drop", "drop"], ["relabel", "relabel"]];
+const REVIEWED = [["", "all"], ["none", "not reviewed"], ["disagree", "we disagree"], ["any", "reviewed"], ["keep", "keep"], ["drop", "drop"], ["relabel", "relabel"]];
 const ASKED = ["min_probability", "max_probability", "status", "label", "clean", "review", "flag", "key", "where"];
 const NAMES = { similarity: "similarity", clean_probability: "chance that the label is right", neighbourhood: "agreement with the neighbourhood" };
 

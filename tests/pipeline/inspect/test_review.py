@@ -145,7 +145,7 @@ def test_recalibration_finds_where_people_start_to_keep(run: Path) -> None:
     assert found.column == "clean_probability" and below <= found.value <= above
     assert found.interval[0] <= found.value <= found.interval[1]
     assert found.agreed == share(70, 70) and found.agreed_now.hits < 70 and found.held_out > found.held_out_now
-    assert found.rule == f"review = 'keep' or (review is null and clean_probability >= {found.value:g})"
+    assert found.rule == f'review = "keep" or (review is null and clean_probability >= {found.value:g})'
     assert found.keeps == sum(row["clean"] is not None and chance(row) > 0.3 for row in rows)
     assert recalibrate(run) == found  # seeded
 
