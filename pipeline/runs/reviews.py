@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.system.array_types import Float64
+from noisegate.pipeline.system.mirror import is_copy
 
 FILE = "_reviews.sqlite"
 VERSION = 1
@@ -105,6 +106,11 @@ class Reviews:
 
     def write(self, marks: Iterable[Mark]) -> None:
         """Add changes, all or none, with the present time where `at` is 0; makes the file. Raises TableError if that fails."""
+        if is_copy(self.path.parent):
+            problem = (
+                "is a copy of a run in a store; marks are kept beside runs on a disk, so copy the run and mark that"
+            )
+            raise TableError.of("reviews", self.path.parent, problem)
         now = time.time()
         rows = [(*astuple(mark)[:-1], mark.at or now) for mark in marks]
         with self._open("rwc") as database:

@@ -24,13 +24,22 @@ def copy_folder(url: str, use: str) -> Path:
     """Make the folder of this machine's copy of a run in a store; jobs and readers (`use`) have one each."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", url.split("://")[1])[-40:].strip("-.")
     digest = hashlib.sha256(url.encode()).hexdigest()[:12]
-    folder = user_cache_path("noisegate") / "stores" / f"{name}-{digest}" / use
+    folder = _copies() / f"{name}-{digest}" / use
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"cannot be made: {error.strerror}; name a folder that can be written by XDG_CACHE_HOME"
         raise ConfigError.of("cache", folder, problem) from error
     return folder
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether the folder is such a copy, so that what is written there does not reach the store."""
+    return folder.absolute().is_relative_to(_copies().absolute())
+
+
+def _copies() -> Path:
+    return user_cache_path("noisegate") / "stores"
 
 
 def is_large(name: str) -> bool:

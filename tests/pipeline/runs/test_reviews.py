@@ -18,6 +18,7 @@ from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.export import export
 from noisegate.pipeline.runs import Mark, Reviews, RunFolder, parse_where, replace_columns, sample_order
 from noisegate.pipeline.runs.table import read_metadata
+from noisegate.pipeline.system.mirror import copy_folder
 from tests.errors import refused
 from tests.fakes import pairs, write_tar
 from tests.jobs import files_of, score
@@ -134,6 +135,13 @@ def test_files_that_are_no_marks_are_named(tmp_path: Path) -> None:
         Reviews(tmp_path).write([mark(0, "keep")])
     with refused("reviews", error=TableError):
         Reviews(tmp_path / "nowhere").write([mark(0, "keep")])
+
+
+def test_marks_are_not_written_to_a_copy_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copy = copy_folder("memory://bucket/run", "read")
+    with refused("reviews", copy, TableError):
+        Reviews(copy).write([mark(0, "keep")])
 
 
 def test_marks_are_columns_of_rules_and_tables(run: Path) -> None:
