@@ -183,7 +183,8 @@ def test_a_long_narrow_picture_can_be_let_in(work: Path) -> None:
 def test_nothing_read_is_said_in_few_words(work: Path) -> None:
     done = called("annotate", "absent.tar", "--out", "absent", *QUICK, cwd=work)
     assert done.returncode == 1
-    assert "not read: shard absent.tar" in done.stdout
+    assert "shard absent.tar" in done.stderr
+    assert "not read: 1 shard, named above" in done.stdout
     assert "*.parquet" not in done.stdout
 
 
