@@ -210,7 +210,7 @@ class CoTeaching(Method):
             else:
                 clean = self.clean[1 - network]
                 streams[f"{name}_clean"] = Stream(clean, order=network)
-                if not self.holds_noisy_back(run):
+                if not self.holds_noisy_back(run) or not clean.any():  # without any clean row the epoch teaches nothing
                     streams[f"{name}_noisy"] = Stream(~clean, order=network)
         return streams
 

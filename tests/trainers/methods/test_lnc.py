@@ -276,6 +276,16 @@ def test_the_noisy_half_enters_after_half_of_the_epochs_that_follow_the_warm_up(
     assert entered == [epoch >= first for epoch in range(epochs)]
 
 
+def test_an_epoch_with_nothing_clean_teaches_nothing_and_goes_on() -> None:
+    run = noisy_run()
+    lnc = prepared(run, name="lnc", warmup=1, procedure="paper")
+    run.epoch = 1
+    lnc.clean[:] = False
+    streams = lnc.streams(run)
+    assert [name for name, stream in streams.items() if stream.rows.any()] == ["a_noisy", "b_noisy"]
+    assert float(lnc.loss({"a_noisy": everything(run)}, run).loss) == 0
+
+
 def test_the_lean_procedure_never_passes_over_the_data() -> None:
     run = noisy_run()
     lnc = prepared(run, name="lnc", warmup=1)
