@@ -205,7 +205,7 @@ def api_errors() -> Iterator[None]:
         raise ApiError(422, "invalid_request", str(error)) from error
     except (TableError, OSError) as error:
         if isinstance(error, TableError) and error.setting == "reviews":
-            problem = "marks beside this run cannot be read or written: run in a store, folder not writable, disk full, or damaged"
+            problem = "marks cannot be kept: the run is in a store, its folder not writable, the disk full, or the file damaged"
             raise ApiError(409, "marks_unusable", problem) from error
         raise ApiError(409, "run_unusable", "the run is not finished, or its tables cannot be read") from error
     except SampleGone as error:
