@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         "The first one gives model, β and calibration, unless --model is given",
         "--run",
     )
+    trust_run: bool = _setting(
+        False, SCORER, "Load the model that a run records also if it is code, a folder or on the hub"
+    )
     scorer_run: str | None = _setting(None, SCORER, "Name of the run that gives model, β and calibration")
     beta: str = _setting(
         "auto", SCORER, "auto (of the run, else random_inputs), random_inputs or fixed:VALUE", "--beta", "-b"

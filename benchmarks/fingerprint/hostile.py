@@ -40,7 +40,7 @@ def record_hostile(recorder: Recorder) -> None:
         recorder.command(f"hostile/{name}", "annotate", shards, "--out", out, *words, *QUIET)
         recorder.run(f"hostile/{name}", out)
     recorder.command("hostile/retry", "annotate", shards, "--out", "hostile-pairs", *model, "--retry-failed", *QUIET)
-    recorder.command("hostile/verify", "verify", "hostile-pairs", "--quiet", "--json")
+    recorder.command("hostile/verify", "verify", "hostile-pairs", "--trust-run", "--quiet", "--json")
     recorder.command("hostile/show", "show", "hostile-both")
     recorder.command("hostile/report", "report", "hostile-both", "--out", "hostile.html")
     recorder.text("hostile/report/page", Path("hostile.html").read_text(encoding="utf-8"))

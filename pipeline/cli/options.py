@@ -97,6 +97,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 Model = Annotated[str, option("model")]
 Pretrained = Annotated[str | None, option("pretrained")]
+TrustRun = Annotated[
+    bool, typer.Option("--trust-run", help="Load the recorded model also if it is code, a folder or on the hub.")
+]
 Device = Annotated[str, option("device")]
 Dtype = Annotated[str, option("dtype")]
 BatchSize = Annotated[int | None, option("batch_size")]

@@ -6,7 +6,7 @@ import typer
 
 from noisegate.pipeline.errors import ConfigError
 
-from .options import BatchSize, Device, Folder, Pretrained, Quiet, Seed, option
+from .options import BatchSize, Device, Folder, Pretrained, Quiet, Seed, TrustRun, option
 from .output import JsonOption, Output, escape, number
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def verify(
     shards: Annotated[int | None, typer.Option(min=1, help="Check this many random shards (default: all).")] = None,
     model: Annotated[str | None, option("model", help="As in annotate (default: the recorded model).")] = None,
     pretrained: Pretrained = None,
+    trust_run: TrustRun = False,
     device: Device = "auto",
     batch_size: BatchSize = None,
     seed: Seed = 0,
@@ -62,6 +63,7 @@ def verify(
         estimator=named,
         device=device,
         batch_size=batch_size,
+        trust=trust_run,
         seed=seed,
         progress=progress_for(quiet, "check", "problems"),
     )

@@ -7,6 +7,8 @@ from .by_name import ModelSpec as ModelSpec
 from .by_name import as_estimator as as_estimator
 from .by_name import load_estimator as load_estimator
 from .device import Device as Device
+from .foreign_code import never_ask_to_run_code as never_ask_to_run_code
+from .foreign_code import refuse_code as refuse_code
 from .loading import allow_torchvision as allow_torchvision
 from .loading import quietly as quietly
 from .openclip import CONFIG_FILE as CONFIG_FILE

@@ -34,6 +34,24 @@ class ModelSpec:
     def __call__(self) -> Estimator:
         return load_estimator(**vars(self))
 
+    def describe_outside(self) -> str | None:
+        """What loading runs or reads that is not open_clip's own; None for `embedded` and its names with a tag.
+
+        >>> ModelSpec("python:tables.helper:make").describe_outside()
+        'runs code of the module tables.helper'
+        >>> ModelSpec("ViT-B-32", "openai").describe_outside()
+        """
+        kind, colon, place = self.model.partition(":")
+        if kind == "python":
+            return f"runs code of the module {place.partition(':')[0]}"
+        if kind == "local-dir":
+            return f"reads the model in the folder {place}"
+        if colon:  # hf: and hf-hub: name a folder or a repository that anybody can make
+            return f"reads the model {place}, from a folder or the hub"
+        if self.pretrained and Path(self.pretrained).expanduser().is_file():
+            return f"reads weights from the file {self.pretrained}"
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the device and `compile`, which change scores only by rounding."""
         drafted = {"draft": True} if self.draft else {}

@@ -21,6 +21,7 @@ from noisegate.pipeline.system.output_files import write_atomically
 from . import openclip_towers as towers
 from .base import Identity, Pixels, array_digest, describe_error
 from .device import Device, TorchEstimator
+from .foreign_code import never_ask_to_run_code, refuse_code_in_file
 from .loading import allow_torchvision, find_mismatch, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 
@@ -87,6 +88,13 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
             with quietly(), weights_only(), contextlib.ExitStack() as stack:
                 if needs_hub(source, bool(tag)):
                     problem = stack.enter_context(hub_or_cache())
+                if source.startswith("local-dir:"):
+                    refuse_code_in_file(name, Path(source.removeprefix("local-dir:")) / CONFIG_FILE)
+                elif source.startswith("hf-hub:"):
+                    from huggingface_hub import hf_hub_download
+
+                    refuse_code_in_file(name, Path(hf_hub_download(source.removeprefix("hf-hub:"), CONFIG_FILE)))
+                stack.enter_context(never_ask_to_run_code())
                 if seed is not None:
                     stack.enter_context(torch.random.fork_rng(devices=[]))
                     torch.manual_seed(seed)
@@ -99,6 +107,8 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                 )
                 tokenizer = open_clip.get_tokenizer(source)
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
+        except ConfigError:
+            raise
         except Exception as error:  # an unknown checkpoint and three libraries may raise anything
             if pretrained and Path(pretrained).is_file():
                 reason = find_mismatch(Path(pretrained), lambda: open_clip.create_model(source, pretrained=None))

@@ -24,6 +24,7 @@ from noisegate.pipeline.system.extras import install_line
 
 from .base import Identity, array_digest, describe_error, normalise
 from .device import Device, TorchEstimator
+from .foreign_code import refuse_code, refuse_code_in_file
 from .loading import allow_torchvision, hub_or_cache
 
 _EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
@@ -65,9 +66,14 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         source, name = _source(spec)
         with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
             try:
-                model, report = transformers.AutoModel.from_pretrained(source, output_loading_info=True)
+                refuse_code(spec, transformers.PretrainedConfig.get_config_dict(source)[0])
+                for path in sorted(Path(source).glob("*config.json")):  # of a folder
+                    refuse_code_in_file(spec, path)
+                model, report = transformers.AutoModel.from_pretrained(
+                    source, output_loading_info=True, trust_remote_code=False
+                )
                 _check_model(model, report, spec)
-                processor = transformers.AutoProcessor.from_pretrained(source)
+                processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
             except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
                 raise ConfigError.of(
                     "model", spec, f"cannot be loaded, use hf:FOLDER: {describe_error(error)}"

@@ -115,11 +115,13 @@ def score(
     pretrained: str | None = None,
     device: str = "auto",
     beta: str = "auto",
+    trust: bool = False,
     scorer: Scorer | None = None,
 ) -> ScoredPairs:
     """Score (picture, caption) pairs: a picture is a path, bytes of a file, a Pillow image or a uint8 array (H, W, 3).
 
-    `run` is a folder of `annotate`, whose model, β and calibration are used. Else `model` scores (default `embedded`, which
+    `run` is a folder of `annotate`, whose model, β and calibration are used (a model that is code,
+    a folder or on the hub only if `model` names it, or with `trust`). Else `model` scores (default `embedded`, which
     understands drawn scenes only): with 20 pairs or more (better 1,000) β and `clean_probability` are learned from the pairs
     themselves, by mismatching them on purpose as `annotate` does; with fewer there is no `clean_probability`. A loaded
     `scorer` is used again. `pairs` may be a generator: pictures are decoded batch by batch and not kept. A bad pair has a
@@ -129,7 +131,7 @@ def score(
     if scorer is None and run is not None:
         if model is not None and not isinstance(model, str):
             raise ConfigError.of("model", type(model).__name__, "is the run's own if run is given; leave it out")
-        scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, beta=beta)
+        scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, beta=beta, trust=trust)
     if scorer is not None:
         estimator = scorer.estimator
     else:

@@ -176,11 +176,13 @@ def load_scorer(
     device: str = "auto",
     dtype: str = "auto",
     beta: str = "auto",
+    trust: bool = False,
 ) -> Scorer:
     """Load the scorer of a finished run, or a model (default `embedded`) with its own β.
 
     `model`, `dtype` and `beta` win over what the run records. Raises MismatchError if the model is not the run's own; other
-    versions of libraries are a note.
+    versions of libraries are a note. A recorded model that is code, a folder or on the hub is loaded only if `model` names
+    it, or with `trust`: the folder may come from somebody else.
     """
     beta = check_beta_mode(beta, has_data=False)
     if run is None:
@@ -189,7 +191,7 @@ def load_scorer(
     recorded = read_scorer(run)
     if recorded.beta is None and beta == "auto":
         raise TableError(f"{run} records no β: its pairs were not scored; use --beta random_inputs", "run", str(run))
-    estimator = model_of_run(recorded.run, model, pretrained, device, dtype)()
+    estimator = model_of_run(recorded.run, model, pretrained, device, dtype, trust=trust)()
     differences = recorded.compare(estimator.identity)
     notes = (f"libraries are not the run's own: {'; '.join(differences)}",) if differences else ()
     own = recorded.beta if recorded.beta is not None and beta == "auto" else _beta_of_model(estimator, beta)
@@ -231,16 +233,26 @@ def model_of_run(
     device: str = "auto",
     dtype: str = "auto",
     batch_size: int | None = None,
+    trust: bool = False,
 ) -> ModelSpec:
     """The model that `_run.json` names, or another `model`, with the precision and decoding that the run was scored with.
 
-    The recorded precision replaces `auto`, which may choose differently on another machine.
+    The recorded precision replaces `auto`, which may choose differently on another machine. Raises ConfigError for a
+    recorded model that is not open_clip's own, unless the caller says `trust`.
     """
     recorded = run.get("model") or {}
     if model is None:
         if not recorded:
             raise ConfigError("model is not recorded; name it with --model, or use verify --no-rescore", "model")
         model, pretrained = recorded["model"], recorded["pretrained"]
+        if not trust and (effect := ModelSpec(model, pretrained).describe_outside()):
+            named = f"--model {model}" + (f" --pretrained {pretrained}" if pretrained else "")
+            raise ConfigError.of(
+                "model",
+                model,
+                f"is recorded by the run, and loading it {effect}; if you trust that, give {named}, or --trust-run "
+                "(Python: trust=True)",
+            )
         if model.startswith("python:"):
             device = dtype = "auto"  # a user's own model chooses both itself
     if dtype == "auto" and not model.startswith("python:"):

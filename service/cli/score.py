@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from noisegate.pipeline.cli.options import Device, Dtype
+from noisegate.pipeline.cli.options import Device, Dtype, TrustRun
 from noisegate.pipeline.cli.output import JsonOption, Output, escape, number, percent
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system import require_extra
@@ -70,6 +70,7 @@ def score(
         str | None,
         typer.Option("--pretrained", "-p", help="As in annotate.", show_default=False, rich_help_panel="Model"),
     ] = None,
+    trust_run: TrustRun = False,
     beta: Annotated[
         str,
         typer.Option("--beta", "-b", help="auto (the run's, else random_inputs), random_inputs or fixed:VALUE."),
@@ -124,7 +125,9 @@ def score(
             raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave it out")
         pictures = _read_images(wanted)
         with output.working(f"loading {model or (f'the model of {run}' if run else 'embedded')}"):
-            scorer = load_scorer(run, model=model, pretrained=pretrained, device=device, dtype=dtype, beta=beta)
+            scorer = load_scorer(
+                run, model=model, pretrained=pretrained, device=device, dtype=dtype, beta=beta, trust=trust_run
+            )
         answer = {
             "results": list(scorer.score(pictures, [text for _, text in wanted])),
             "beta": scorer.beta.to_dict(),

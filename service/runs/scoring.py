@@ -89,7 +89,12 @@ def plan_scorer(settings: Settings) -> ServiceScorer:
     else:
         recorded = read_scorer(settings.runs[name])
         spec = model_of_run(
-            recorded.run, settings.model, settings.pretrained, dtype=settings.dtype, batch_size=batch_size
+            recorded.run,
+            settings.model,
+            settings.pretrained,
+            dtype=settings.dtype,
+            batch_size=batch_size,
+            trust=settings.trust_run,
         )
         scorer = ServiceScorer(spec, recorded.beta, recorded.calibration, recorded, name)
     if settings.beta.startswith("fixed:"):

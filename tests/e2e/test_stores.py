@@ -48,7 +48,7 @@ def test_the_commands_write_to_s3_and_read_from_it(bucket: str, tmp_path: Path) 
     command("report", "local", "--out", f"{bucket}/commands/report.html")
     command("export", url, "--as", "csv", "--out", f"{bucket}/commands/rows.csv")
     command("export", url, "--as", "shards", "--where", "clean", "--out", f"{bucket}/commands/kept")
-    command("verify", url, "--samples", 5, "--quiet")
+    command("verify", url, "--samples", 5, "--trust-run", "--quiet")
     assert "12 rows are the same samples" in command("compare", url, "local")
     assert WeightedShards(str(tmp_path / "s" / "*.tar"), url, batch_size=4).selected_rows == 12
     service = create_app(load_settings(model=FAKE[1], runs=[f"mine={url}"]), FakeEngine())

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels import Anchors, anchors_file
-from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, load_scorer, osa_weight
+from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, load_scorer, model_of_run, osa_weight
 from noisegate.pipeline.runs import RunFolder, read_embeddings, read_metadata
 from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.system import Float32, Floats, Index
@@ -255,7 +255,13 @@ def _weigh_labels(
 def _beta_of_model(run: RunFolder, seed: int) -> Beta:
     """β of random inputs of the model that made the tables: as it was recorded, from the cache, or measured now."""
     recorded = (run.read_run() or {}).get("random_inputs")
-    return Beta.from_dict(recorded) if recorded else load_scorer(run.path, beta="random_inputs").beta
+    if recorded:
+        return Beta.from_dict(recorded)
+    model = model_of_run(run.recorded(), trust=True)  # not loaded yet
+    if effect := model.describe_outside():
+        problem = f"needs {model.model} measured, and loading it {effect}; annotate with --beta random_inputs"
+        raise ConfigError.of("method.beta", "random_inputs", f"{problem}, or use another method.beta")
+    return load_scorer(run.path, beta="random_inputs").beta
 
 
 def _estimate_beta(sample: PairSample, mode: str, seed: int, random_inputs: Callable[[], Beta] | None) -> Beta:

@@ -18,9 +18,11 @@ from noisegate.pipeline.estimators import (
     allow_torchvision,
     check_name,
     encode_tokens,
+    never_ask_to_run_code,
     open_clip_source,
     preprocess_of,
     quietly,
+    refuse_code,
     save_local_dir,
     trimming_is_exact,
 )
@@ -193,8 +195,9 @@ def _construct(
     text = dict(architecture.get("text_cfg", {}))
     if vocabulary.ids:
         text["vocab_size"] = vocabulary.size
+    refuse_code(name, architecture)
     own_tokens = {"hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs"} & set(text)
-    with tempfile.TemporaryDirectory() as folder, quietly():
+    with tempfile.TemporaryDirectory() as folder, quietly(), never_ask_to_run_code():
         # a folder with a configuration is the one way in that knows every kind of open_clip model
         sized = {"size": architecture.get("vision_cfg", {}).get("image_size", 224), **preprocess}
         content = {"model_cfg": {**architecture, "text_cfg": text}, "preprocess_cfg": sized}

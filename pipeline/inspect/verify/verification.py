@@ -74,13 +74,15 @@ def verify(
     estimator: Estimator | Callable[[], Estimator] | None = None,
     device: str = "auto",
     batch_size: int | None = None,
+    trust: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Verification:
     """Check every table of a run (or `shards` random ones) against its shard, its embeddings and its own β.
 
     Then up to `samples` random samples are scored again by `estimator` (default: the model that the run records, on
-    `device` in batches of `batch_size`), and a similarity or weight that moved by more than `tolerance` is a problem.
+    `device` in batches of `batch_size`; if that is code, a folder or on the hub, only with `trust`), and a similarity or
+    weight that moved by more than `tolerance` is a problem.
     Nothing in the folder is changed. Raises TableError if there is no run, ConfigError for settings that cannot work;
     everything else becomes a Problem.
     """
@@ -106,7 +108,7 @@ def verify(
             "be scored again; all else is checked"
         )
     elif rescore and samples:
-        model = estimator or model_of_run(recorded, device=device, batch_size=batch_size)
+        model = estimator or model_of_run(recorded, device=device, batch_size=batch_size, trust=trust)
         check.load(model() if callable(model) else model, tolerance)
     try:
         return check.go(samples, shards, arrays)

@@ -3,6 +3,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -323,6 +324,37 @@ class TestCheckpoints:
         monkeypatch.setenv("HOME", str(path.parent))
         assert load_estimator("local-dir:~/tiny").identity.model == "local-dir:tiny"
         load_estimator(built_in, "~/tiny/open_clip_model.safetensors")
+
+
+def bring_code(model: Path, folder: Path, mark: Path, **text: Any) -> str:
+    """A copy of the model with a tokenizer whose module leaves a mark when it is imported; its name."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "open_clip_config.json").read_text())
+    config["model_cfg"]["text_cfg"] |= {"hf_tokenizer_name": "own", **text}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nclass Own: ...\n")
+    return f"local-dir:{folder}"
+
+
+class TestCodeOfModels:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            {"tokenizer_kwargs": {"trust_remote_code": True}},
+            {"tokenizer_kwargs": {"clean": "lower", "tokenizer_file": "x.py"}},
+            {"more": [{"auto_map": {"AutoTokenizer": ["own.Own", None]}}]},
+            {},  # transformers would ask on the terminal
+        ],
+    )
+    def test_a_folder_that_brings_code_is_refused(
+        self, folder: Maker, text: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("builtins.input", lambda *_: "y")
+        name = bring_code(folder(), tmp_path / "model", tmp_path / "was-here", **text)
+        with refused("model", name):
+            load_estimator(name, device="cpu")
+        assert not (tmp_path / "was-here").exists()
 
 
 class TestRefused:

@@ -427,6 +427,16 @@ def test_names_that_cannot_be_loaded(tmp_path: Path) -> None:
         load_estimator(f"hf:{tmp_path / 'file'}", device="cpu")
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_folder_that_brings_code_is_refused(folders: dict[str, Path], tmp_path: Path, file: str) -> None:
+    folder = shutil.copytree(folders["clip"], tmp_path / "tiny")
+    config = json.loads((folder / file).read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (folder / file).write_text(json.dumps(config))
+    with refused("model", f"hf:{folder}") as caught:
+        load_estimator(f"hf:{folder}", device="cpu")
+    assert "auto_map" in str(caught.value)
+
+
 def test_a_model_without_two_towers_is_named(tmp_path: Path) -> None:
     transformers.BertModel(transformers.BertConfig(vocab_size=30, **SMALL)).save_pretrained(tmp_path)
     with refused("model", f"hf:{tmp_path}"):

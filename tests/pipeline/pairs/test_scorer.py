@@ -1,7 +1,8 @@
 """Batches to embeddings and cosines, cosines to weights, and the scorer of a finished run."""
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import noisegate as ng
 from noisegate import read_table
 from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
@@ -121,7 +123,7 @@ def test_the_scorer_of_a_run_gives_its_rows_again(run: Path) -> None:
     table = read_table(run).to_pylist()
     pictures = [run.parent / f"{row['key']}.png" for row in table]
     captions = [(run.parent / f"{row['key']}.txt").read_text() for row in table]
-    rows = list(load_scorer(run).score(pictures, captions))
+    rows = list(load_scorer(run, trust=True).score(pictures, captions))
     assert rows == [{name: row[name] for name in rows[0]} for row in table]
 
 
@@ -135,8 +137,8 @@ def test_a_bad_pair_is_a_row_with_a_status(tmp_path: Path) -> None:
 
 
 def test_what_is_given_wins_over_the_run(run: Path) -> None:
-    assert load_scorer(run, beta="fixed:0.1").beta.value == 0.1
-    assert load_scorer(run, beta="random_inputs").beta.mode == "random_inputs"
+    assert load_scorer(run, beta="fixed:0.1", trust=True).beta.value == 0.1
+    assert load_scorer(run, model=COLOURS, beta="random_inputs").beta.mode == "random_inputs"
     with refused("model", OTHER, MismatchError):
         load_scorer(run, model=OTHER)
     with refused("beta", "intersection"):
@@ -161,11 +163,53 @@ def test_runs_that_have_no_scorer(run: Path, tmp_path: Path) -> None:
         load_scorer(change(run, tmp_path))
 
 
+FOREIGN_FACTORY = "from pathlib import Path\nPath('was-here').touch()\nfrom tests.fakes import ColourModel as make\n"
+
+
+@pytest.mark.parametrize("ask", [load_scorer, lambda run: ng.score([], run=run), ng.verify])
+def test_a_run_from_elsewhere_runs_no_code(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Path], object]
+) -> None:
+    recorded = "python:foreign.helper:make"
+    folder = tmp_path / "foreign"
+    shutil.copytree(run, folder)
+    change(run, folder, model={"model": recorded, "pretrained": None, "dtype": "auto"})
+    (folder / "helper.py").write_text(FOREIGN_FACTORY)
+    monkeypatch.chdir(tmp_path)
+    with refused("model", recorded) as caught:
+        ask(folder)
+    assert not (tmp_path / "was-here").exists()
+    assert "runs code of the module foreign.helper" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained", "asks"),
+    [
+        ("embedded", None, False),
+        ("ViT-B-32", "openai", False),
+        ("ViT-B-32", "random:0", False),
+        ("ViT-B-32", __file__, True),
+        ("local-dir:models/a", None, True),
+        ("hf:org/name", None, True),
+        ("hf-hub:org/name", None, True),
+        (COLOURS, None, True),
+    ],
+)
+def test_recorded_models_that_need_trust(model: str, pretrained: str | None, asks: bool) -> None:
+    run = {"model": {"model": model, "pretrained": pretrained}, "scorer": {"dtype": "float32"}}
+    if asks:
+        with refused("model", model):
+            model_of_run(run)
+    else:
+        assert model_of_run(run).model == model
+    assert model_of_run(run, model, pretrained).model == model_of_run(run, trust=True).model == model
+
+
 def test_the_model_of_a_run_has_its_precision_and_decoding() -> None:
     run = {"model": {"model": "ViT-B-32", "pretrained": "openai", "draft": True}, "scorer": {"dtype": "bfloat16"}}
     assert model_of_run(run, device="cpu") == ModelSpec("ViT-B-32", "openai", "cpu", "bfloat16", draft=True)
     assert model_of_run(run, "RN50", dtype="float32") == ModelSpec("RN50", dtype="float32", draft=True)
     own = {"model": {"model": COLOURS, "pretrained": None}, "scorer": {"dtype": "its own"}}
-    assert model_of_run(own, device="cpu", batch_size=4) == ModelSpec(COLOURS, batch_size=4)
+    assert model_of_run(own, device="cpu", batch_size=4, trust=True) == ModelSpec(COLOURS, batch_size=4)
     with refused("model", None):
         model_of_run({"model": None, "scorer": {"dtype": "float32"}})

@@ -71,7 +71,7 @@ def test_a_run_lends_model_beta_and_calibration_so_that_scores_equal_its_rows(wo
         writer = csv.writer(file)
         writer.writerow(["caption", "image", "else"])
         writer.writerows([(work / f"{r['key']}.txt").read_text(), f"{r['key']}.png", 1] for r in table)
-    found = result("--pairs", "list.csv", "--run", "tables", cwd=work)
+    found = result("--pairs", "list.csv", "--run", "tables", "--trust-run", cwd=work)
     assert len(found["results"]) == len(table) == 60
     for mine, row in zip(found["results"], table, strict=True):
         assert mine["image"] == f"{row['key']}.png"
@@ -81,7 +81,10 @@ def test_a_run_lends_model_beta_and_calibration_so_that_scores_equal_its_rows(wo
         assert mine["clean"] == row["clean"]
     assert {r["clean"] for r in found["results"]} == {True, False}
     assert found["beta"]["value"] == 0.4
-    assert result("red.png", "all red", "--run", "tables", "--beta", "fixed:0.1", cwd=work)["beta"]["value"] == 0.1
+    assert (
+        result("red.png", "all red", "--run", "tables", "--trust-run", "--beta", "fixed:0.1", cwd=work)["beta"]["value"]
+        == 0.1
+    )
 
 
 def test_without_a_run_beta_is_measured_as_annotate_does(work: Path) -> None:
@@ -121,7 +124,7 @@ def test_nothing_scored_is_exit_code_1(work: Path) -> None:
 
 
 def test_people_see_a_scale(work: Path) -> None:
-    done = called("score", "red.png", "all red", "all [blue]", "--run", "tables", cwd=work)
+    done = called("score", "red.png", "all red", "all [blue]", "--run", "tables", "--trust-run", cwd=work)
     assert done.returncode == 0, done.stderr
     for words in ("red.png", "all red", "all [blue]", "●", "β 0.4000 (fixed)", "weight", "clean"):
         assert words in done.stdout
@@ -193,9 +196,15 @@ def test_a_service_is_asked(work: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (("red.png", "x", *FAKE, "--beta", "intersection"), "needs data; use --run DIR"),
         (("red.png", "x", *FAKE, "--beta", "high"), "beta 'high' is unknown"),
         (("red.png", "x", "--run", "nowhere"), "nowhere holds no run"),
-        (("red.png", "x", "--run", "tables", "--model", "python:tests.fakes:OtherModel"), "another model"),
+        (
+            ("red.png", "x", "--run", "tables", "--trust-run", "--model", "python:tests.fakes:OtherModel"),
+            "another model",
+        ),
         (("red.png", "x", "--url", "127.0.0.1:8765"), "use one such as http://127.0.0.1:8765"),
-        (("red.png", "x", "--url", "http://127.0.0.1:8765", "--run", "tables"), "--run is for scoring here"),
+        (
+            ("red.png", "x", "--url", "http://127.0.0.1:8765", "--run", "tables", "--trust-run"),
+            "--run is for scoring here",
+        ),
         (("red.png", "x", "--url", "http://127.0.0.1:8765", "--beta", "fixed:0.2"), "--beta is for scoring here"),
     ],
 )

@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_gives_model_beta_and_calibration(run: Path) -> None:
-    found = plan_scorer(load_settings(runs={"r": run}, batch_size=7))
+    found = plan_scorer(load_settings(runs={"r": run}, trust_run=True, batch_size=7))
     beta, calibration = read_scoring(RunFolder(run), "x")
     assert (found.spec.model, found.spec.batch_size, found.run) == (COLOURS, 7, "r")
     assert (found.beta, found.calibration, found.measure) == (beta, calibration, False)
@@ -41,14 +41,20 @@ def test_a_run_gives_model_beta_and_calibration(run: Path) -> None:
     json.dumps(found.facts(), allow_nan=False)
 
 
+def test_a_run_that_records_code_needs_trust_or_its_model_named(run: Path) -> None:
+    with refused("model", COLOURS):
+        plan_scorer(load_settings(runs={"r": run}))
+    assert plan_scorer(load_settings(runs={"r": run}, model=COLOURS, scorer_run="r")).run == "r"
+
+
 def test_another_model_than_the_runs_is_refused_with_the_difference(run: Path) -> None:
-    found = plan_scorer(load_settings(runs={"r": run}))
+    found = plan_scorer(load_settings(runs={"r": run}, trust_run=True))
     with refused("model", estimator(kind=OtherModel).identity.model, MismatchError):
         found.complete(estimator(kind=OtherModel).identity, None)
 
 
 def test_other_libraries_than_the_runs_are_a_line_in_the_log(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = plan_scorer(load_settings(runs={"r": run}))
+    found = plan_scorer(load_settings(runs={"r": run}, trust_run=True))
     upgraded = replace(estimator().identity, versions=(("torch", "99"),))
     found.complete(upgraded, None)
     assert found.identity == upgraded
@@ -58,10 +64,10 @@ def test_other_libraries_than_the_runs_are_a_line_in_the_log(run: Path, caplog: 
 
 
 def test_settings_by_hand_win(run: Path) -> None:
-    fixed = plan_scorer(load_settings(runs={"r": run}, beta="fixed:0.1"))
+    fixed = plan_scorer(load_settings(runs={"r": run}, trust_run=True, beta="fixed:0.1"))
     assert fixed.beta is not None
     assert (fixed.beta.value, fixed.calibration is None) == (0.1, False)
-    assert plan_scorer(load_settings(runs={"r": run}, beta="random_inputs")).measure
+    assert plan_scorer(load_settings(runs={"r": run}, trust_run=True, beta="random_inputs")).measure
     named = plan_scorer(load_settings(runs={"r": run}, model="embedded"))
     assert (named.spec.model, named.run, named.measure) == ("embedded", None, True)
     both = plan_scorer(load_settings(runs={"r": run}, model=COLOURS, scorer_run="r"))
@@ -76,7 +82,7 @@ def test_without_anything_it_is_the_embedded_model_with_a_measured_beta() -> Non
 
 
 def test_scores_are_those_of_the_pipeline(run: Path) -> None:
-    found = plan_scorer(load_settings(runs={"r": run}, beta="fixed:0.2"))
+    found = plan_scorer(load_settings(runs={"r": run}, trust_run=True, beta="fixed:0.2"))
     scores = found.score([Embedded(similarity=0.7), Embedded(status="bad_image"), Embedded(similarity=0.1)])
     np.testing.assert_allclose(scores.osa_weight, [0.125, np.nan, 0.0], atol=1e-7)
     assert scores.clean.tolist() == [True, False, False]

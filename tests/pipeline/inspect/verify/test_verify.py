@@ -432,7 +432,8 @@ def test_only_the_first_problems_are_kept_and_all_are_counted() -> None:
 def test_the_command_ends_with_the_verdict_and_its_exit_code(work: Path) -> None:
     done = called("annotate", "shards/*.tar", "--out", "run2", *FAKE, "--beta", "fixed:0.4", "--workers", "0", cwd=work)
     assert done.returncode == 0, done.stderr
-    good = called("verify", "run2", cwd=work)  # the recorded model is loaded by its name
+    assert "--trust-run" in called("verify", "run2", cwd=work).stderr  # the recorded model is code
+    good = called("verify", "run2", "--trust-run", cwd=work)
     assert good.returncode == 0, good.stdout + good.stderr
     assert good.stdout.splitlines()[-1].startswith(
         "the table belongs to the data: 3 shards, 37 samples checked, largest"
