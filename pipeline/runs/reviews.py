@@ -147,6 +147,8 @@ class Reviews:
         if not self.path.exists():
             return []
         with self._open("rw") as database:  # not "ro": rolling back what a killed writer left needs to write
+            if not database.execute("pragma user_version").fetchone()[0]:
+                return []  # another process is about to write the first mark
             return [
                 Mark(*row) for row in database.execute(f"select {_NAMES} from marks {condition} order by id", values)
             ]

@@ -30,16 +30,17 @@ export function createSample({ next, closed, review, goTo }) {
   const [before, after] = [["←", "Previous sample", -1], ["→", "Next sample", 1]].map(([sign, words, step]) =>
     h("button", { type: "button", class: "quiet", "aria-label": words, title: words, onclick: () => next(step) }, sign));
   const done = h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
-  const dialog = h("dialog", { class: "sample", "aria-labelledby": "sample-title", onclick: (event) => { if (event.target === dialog) dialog.close(); },
-    onkeydown: (event) => {
-      bar.keys(event);
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
-    } },
+  const dialog = h("dialog", { class: "sample", "aria-labelledby": "sample-title", onclick: (event) => { if (event.target === dialog) dialog.close(); } },
   h("header", { class: "sample-head" }, title, before, after, done), body);
   const bar = review.createBar({ sample: () => current, next: () => next(1), goTo });
   dialog.append(bar.element);
   bar.draw();
+  document.addEventListener("keydown", (event) => { // of the document: a button that is disabled while it has the focus loses it
+    if (!dialog.open) return;
+    bar.keys(event);
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step && !event.target.closest("input, textarea, select")) { event.preventDefault(); next(step); }
+  });
   dialog.addEventListener("close", () => closed());
   document.body.append(dialog);
   let turn = 0;
@@ -50,7 +51,7 @@ export function createSample({ next, closed, review, goTo }) {
     before.disabled = !place || place.first;
     after.disabled = !place || place.last;
     wait();
-    body.scrollTop = 0;
+    dialog.scrollTop = 0;
     if (!dialog.open) { put(body, busy("Reading…")); title.textContent = "Sample"; dialog.showModal(); done.focus(); }
     try {
       const sample = await get(base);

@@ -122,6 +122,14 @@ def test_a_killed_reviewer_leaves_whole_marks(tmp_path: Path) -> None:
     assert len(Reviews(tmp_path).history()) == len(before) + 1
 
 
+def test_the_first_mark_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+    path = Reviews(tmp_path).path
+    path.touch()  # SQLite makes the file before its first transaction ends
+    assert Reviews(tmp_path).read() == []
+    Reviews(tmp_path).write([mark(0, "keep")])
+    assert len(Reviews(tmp_path).read()) == 1
+
+
 def test_files_that_are_no_marks_are_named(tmp_path: Path) -> None:
     path = Reviews(tmp_path).path
     path.write_bytes(b"no database, " * 100)
