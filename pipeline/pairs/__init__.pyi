@@ -9,6 +9,8 @@ from .neighbourhood import Side as Side
 from .neighbourhood import agreement_of_new_pairs as agreement_of_new_pairs
 from .osa import osa_weight as osa_weight
 from .osa import reference_weight as reference_weight
+from .pair_pool import RunPool as RunPool
+from .pair_pool import read_pool as read_pool
 from .scorer import PairScores as PairScores
 from .scorer import RecordedScorer as RecordedScorer
 from .scorer import Scorer as Scorer

@@ -1,17 +1,15 @@
 """β and calibration of a whole run, from a sample of all its shards; cosines of the first pairs of some shards."""
 
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.base import Estimator, paired_cosines
-from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
@@ -21,77 +19,62 @@ from noisegate.pipeline.system.array_types import Float32, Index
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatch_pairs, sample_pairs
 from .calibration import PairCalibration
+from .pair_pool import RECORD, RunPool, draw_pairs, fit_pool, read_pairs_of_run
 from .scorer import Encoded, encode_samples, read_scoring
 
 
 @dataclass(frozen=True)
 class PairFit:
-    """β and calibration of one run, and the sample of given pairs that they were learned from."""
+    """β and calibration of one run, the sample of given pairs that they were learned from, and the pool of `pair_quality`.
+
+    `quality` is what the tables record of the pool, which cannot be read any more once the embeddings were dropped.
+    """
 
     beta: Beta
     calibration: PairCalibration | None
     sample: PairSample
+    pool: RunPool | None = None
+    quality: dict[str, Any] | None = None
 
 
 def fit_pairs(
-    run: RunFolder, stems: Sequence[str], mode: str, random_inputs: Callable[[], Beta] | None, seed: int
+    run: RunFolder,
+    stems: Sequence[str],
+    mode: str,
+    random_inputs: Callable[[], Beta] | None,
+    seed: int,
+    device: str = "auto",
 ) -> PairFit:
-    """Learn β and calibration of a run whose shards are all encoded."""
+    """Learn β and calibration of a run whose shards are all encoded, and draw its pool."""
     sample = sample_run(run, stems, PAIRS, seed)
     beta = estimate_beta(pairs=sample, mode=mode, random_inputs=random_inputs, seed=seed)
-    return PairFit(beta, sample.calibration, sample)
+    pool = fit_pool(run, stems, seed, device)
+    return PairFit(beta, sample.calibration, sample, pool, pool.facts if pool else None)
 
 
 def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     """Read β and calibration from the tables of a finished run whose embeddings were dropped."""
     tables = [read_metadata(run.table(stem)) for stem in stems]
-    recorded = [[metadata.get("beta"), metadata.get("calibration")] for metadata in tables]
+    recorded = [[metadata.get(name) for name in ("beta", "calibration", RECORD)] for metadata in tables]
     if len({json.dumps(values, sort_keys=True) for values in recorded}) != 1:  # in JSON NaN equals NaN
         raise MismatchError.of("out", str(run.name), "lacks embeddings, and its scores differ; use --overwrite")
     beta, calibration = read_scoring(run, stems[0])
     if beta is None:
         raise MismatchError.of("out", str(run.name), "has tables without scores; run annotate again")
-    places, rows = _draw(run, stems, PAIRS, seed)
+    places, rows = draw_pairs(run, stems, PAIRS, seed)
     given = _similarities(run, stems, places, rows)
-    return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)))
+    return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)), quality=tables[0].get(RECORD))
 
 
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
     """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them."""
-    places, rows = _draw(run, stems, count, seed)
-    images, texts = [], []
-    for place in np.unique(places):
-        stem, chosen = stems[int(place)], rows[places == place]
-        images.append(read_embeddings(run.embeddings(stem), "image", chosen))
-        texts.append(read_embeddings(run.embeddings(stem), "text", chosen))
+    places, rows = draw_pairs(run, stems, count, seed)
     given = _similarities(run, stems, places, rows)
-    if not images:
+    if not len(rows):
         return PairSample(given, given)
-    left, right = np.concatenate(images), np.concatenate(texts)
+    left, right = read_pairs_of_run(run, stems, places, rows)
     first, second = mismatch_pairs(left, right, np.random.default_rng(seed))
     return PairSample(given, paired_cosines(left, right, first, second))
-
-
-def _draw(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[Index, Index]:
-    """Positions in `stems` and rows of up to `count` scored pairs, in order.
-
-    Each row draws a number from a generator seeded by its shard's name, and the smallest win: memory stays at `count`
-    rows, and the sample does not depend on the order of the shards.
-    """
-    draws, places, rows = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for place, stem in enumerate(stems):
-        table = run.read(stem, ["status", "similarity"])
-        usable = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["similarity"])).to_numpy()
-        scored = np.flatnonzero(usable)
-        rng = np.random.default_rng([seed, zlib.crc32(stem.encode())])
-        draws = np.concatenate([draws, rng.random(len(usable))[scored]])
-        places = np.concatenate([places, np.full(len(scored), place)])
-        rows = np.concatenate([rows, scored])
-        if len(draws) > count:
-            keep = np.argpartition(draws, count)[:count]
-            draws, places, rows = draws[keep], places[keep], rows[keep]
-    order = np.lexsort((rows, places))
-    return places[order], rows[order]
 
 
 def _similarities(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> Float32:

@@ -26,6 +26,7 @@ from noisegate.pipeline.system.array_types import Float32, Mask
 from .beta import Beta, estimate_beta, measure_beta
 from .calibration import PairCalibration
 from .osa import osa_weight
+from .pair_pool import RunPool, read_pool
 
 
 @dataclass
@@ -122,12 +123,13 @@ def pair_columns(table: pa.Table, beta: Beta, calibration: PairCalibration | Non
 
 @dataclass(frozen=True)
 class Scorer:
-    """A loaded model with its β and, from a run, its calibration; `notes` are remarks for the reader of the scores."""
+    """A loaded model with its β and, from a run, its calibration and pool; `notes` are remarks for the reader of the scores."""
 
     estimator: Estimator
     beta: Beta
     calibration: PairCalibration | None = None
     notes: tuple[str, ...] = ()
+    pool: RunPool | None = None
 
     def score(self, images: Iterable[Picture], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Score pairs in batches: for each a row with the column names of the weight table.
@@ -137,6 +139,9 @@ class Scorer:
         for samples, encoded in encode_pairs(self.estimator, zip(images, texts, strict=True)):
             scores = score_pairs(encoded.similarity, self.beta, self.calibration)
             probability = scores.clean_probability
+            quality = np.full(len(samples), np.nan)
+            if self.pool is not None and np.isfinite(encoded.similarity).any():
+                quality = self.pool.quality(encoded.images, encoded.texts, encoded.similarity)
             for i, sample in enumerate(samples):
                 ok = sample.status == "ok"
                 yield {
@@ -146,6 +151,7 @@ class Scorer:
                     "osa_weight": float(scores.osa_weight[i]) if ok else None,
                     "clean_probability": float(probability[i]) if ok and probability is not None else None,
                     "clean": bool(scores.clean[i]) if ok else None,
+                    "pair_quality": float(quality[i]) if ok and np.isfinite(quality[i]) else None,
                 }
 
 
@@ -195,7 +201,7 @@ def load_scorer(
     differences = recorded.compare(estimator.identity)
     notes = (f"libraries are not the run's own: {'; '.join(differences)}",) if differences else ()
     own = recorded.beta if recorded.beta is not None and beta == "auto" else _beta_of_model(estimator, beta)
-    return Scorer(estimator, own, recorded.calibration, notes)
+    return Scorer(estimator, own, recorded.calibration, notes, read_pool(RunFolder(recorded.folder)))
 
 
 def _beta_of_model(estimator: Estimator, mode: str) -> Beta:

@@ -41,6 +41,10 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "probe_consistency": (pa.float32(), "out-of-fold linear probe's probability of the given class"),
     "label_quality": (pa.float32(), "chance that the label is right, by picture, neighbours and texts together"),
     "neighbourhood": (pa.float32(), "agreement of a pair with its neighbours' partners"),
+    "pair_quality": (
+        pa.float32(),
+        "cosine minus what picture and caption give to other pairs: s_ii - τ/2 [log mean exp(s_ij/τ) + log mean exp(s_ji/τ)]",
+    ),
     "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, label_quality >= 1/2 for labels"),
     "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
     "predicted_label": (pa.int32(), "class that picture, neighbours and texts suggest, apart from the given label"),
@@ -94,7 +98,7 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "npc_probability": (_NUMBER, "clean posterior of the mixture that fills the memory bank (NPC)"),
 }
 
-ADDED_COLUMNS = ("predicted_label", "predicted_confidence")  # since version 1 was first written
+ADDED_COLUMNS = ("predicted_label", "predicted_confidence", "pair_quality")  # since version 1 was first written
 READ_COLUMNS = (
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
 )  # fmt: skip

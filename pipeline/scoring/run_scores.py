@@ -19,7 +19,9 @@ from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScores, score_neighbourhood
 from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
+from noisegate.pipeline.pairs.pair_pool import RECORD, RunPool
 from noisegate.pipeline.pairs.scorer import pair_columns
+from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.rows import MappedRows
 from noisegate.pipeline.runs.table import SCORE_COLUMNS, RunFolder, digest_columns, read_metadata, replace_columns
 from noisegate.pipeline.settings import ScoreSettings
@@ -52,6 +54,7 @@ class RunScores:
         return {
             "beta": self.pairs.beta.to_dict() if self.pairs else None,
             "calibration": self.pairs.calibration.to_dict() if self.pairs and self.pairs.calibration else None,
+            RECORD: self.pairs.quality if self.pairs else None,
             "labels": self.labels.facts() if self.labels else None,
             "neighbourhood": self.neighbourhood.facts() if self.neighbourhood else None,
             "scores": digest_columns(columns),
@@ -71,21 +74,34 @@ def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> Non
         if json.dumps(recorded, sort_keys=True) == json.dumps(wanted, sort_keys=True):
             continue
         table = run.read(stem)
-        run.write_table(stem, replace_columns(table, _columns(table, scores, rows, keys), metadata | wanted))
+        run.write_table(stem, replace_columns(table, _columns(run, stem, table, scores, rows, keys), metadata | wanted))
 
 
-def _columns(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") -> dict[str, Any]:
+def _columns(
+    run: RunFolder, stem: str, table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder"
+) -> dict[str, Any]:
     """All score columns of one table; null for scores that were not learned."""
     columns: dict[str, Any] = {name: pa.nulls(len(table), kind) for name, kind in SCORE_COLUMNS.items()}
     ok = pc.equal(table["status"], "ok").to_numpy()
     if scores.pairs:
         columns |= pair_columns(table, scores.pairs.beta, scores.pairs.calibration)
+        columns["pair_quality"] = _pair_quality(run, stem, table, scores.pairs.pool)
     if scores.neighbourhood:
         columns |= scores.neighbourhood.table_columns(rows, ok, _probability(columns))
     if scores.labels:
         columns |= _label_columns(columns, scores.labels, rows)
     columns["flags"] = _flags(table, scores, rows, keys)
     return columns
+
+
+def _pair_quality(run: RunFolder, stem: str, table: pa.Table, pool: RunPool | None) -> Any:
+    """Column `pair_quality` of one table; what it has already if there is no pool to compute it with."""
+    cosines = table["similarity"].to_numpy()
+    if pool is None or np.isnan(cosines).all():
+        return table["pair_quality"]
+    images, texts = (read_embeddings(run.embeddings(stem), part) for part in ("image", "text"))
+    quality = pool.quality(images, texts, cosines)
+    return np.where(pc.equal(table["status"], "ok").to_numpy(), quality, np.float32(np.nan))
 
 
 def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -> dict[str, Any]:
@@ -164,7 +180,7 @@ def learn_scores(
     if not stems:  # no shard could be read; the summary says so
         return RunScores()
     if "pairs" in settings.tasks and settings.joint:
-        pairs = fit_pairs(run, stems, settings.beta, random_inputs, settings.seed)
+        pairs = fit_pairs(run, stems, settings.beta, random_inputs, settings.seed, device)
     if "labels" in settings.tasks or settings.neighbourhood:
         return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, search, note)
     return RunScores(pairs)

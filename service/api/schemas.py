@@ -95,6 +95,10 @@ class Result(BaseModel):
     refined_confidence: float | None = None
     refined_name: str | None = None
     neighbourhood: float | None = None
+    pair_quality: float | None = Field(
+        None,
+        description="Cosine minus what picture and caption give to the pairs of the run that the scorer comes from.",
+    )
     neighbours: list[Neighbour] | None = None
     predicted: list[Predicted] | None = Field(None, description="The likeliest classes of the class set.")
     flags: list[str] = Field(

@@ -79,6 +79,11 @@ async def _score(service: Service, body: ScoreBody) -> dict[str, Any]:
     async with service.fetcher.pictures(body.urls) as pictures:
         embedded = await service.engine.embed(fill_pictures(body.items, pictures))
     results = pair_results(service, wanted, embedded, judge.is_needed)
+    qualities = await asyncio.to_thread(
+        service.scorer.pair_quality, embedded
+    )  # milliseconds, which others need not wait
+    for result, quality in zip(results, qualities, strict=True):
+        result["pair_quality"] = quality
     if judge.is_needed:
         judged = await asyncio.to_thread(judge.judge, embedded)
         for result, verdict in zip(results, judged, strict=True):

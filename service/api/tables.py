@@ -22,7 +22,7 @@ PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 
 Column = Literal[
     "similarity", "osa_weight", "clean_probability", "knn_consistency", "anchor_consistency", "consistency",
-    "probe_consistency", "label_quality", "neighbourhood", "predicted_confidence", "refined_confidence",
+    "probe_consistency", "label_quality", "neighbourhood", "pair_quality", "predicted_confidence", "refined_confidence",
 ]  # fmt: skip
 assert set(get_args(Column)) == set(NUMBERS)
 
@@ -136,6 +136,7 @@ class Sample(BaseModel):
     probe_consistency: float | None
     label_quality: float | None
     neighbourhood: float | None
+    pair_quality: float | None
     clean: bool | None
     clean_tango: bool | None
     predicted_label: int | None

@@ -63,6 +63,7 @@ class Score:
     refined_confidence: float | None = None
     refined_name: str | None = None
     neighbourhood: float | None = None
+    pair_quality: float | None = None
     neighbours: tuple[Neighbour, ...] = ()
     predicted: tuple[Predicted, ...] = ()
     flags: tuple[str, ...] = ()

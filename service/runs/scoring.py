@@ -13,11 +13,14 @@ from noisegate.pipeline.pairs import (
     PairCalibration,
     PairScores,
     RecordedScorer,
+    RunPool,
     estimate_beta,
     model_of_run,
+    read_pool,
     read_scorer,
     score_pairs,
 )
+from noisegate.pipeline.runs import RunFolder
 from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
 from noisegate.service.settings import Settings
@@ -38,6 +41,7 @@ class ServiceScorer:
     recorded: RecordedScorer | None = None
     run: str | None = None
     identity: Identity | None = None
+    pool: RunPool | None = None
 
     @property
     def measure(self) -> bool:
@@ -56,6 +60,18 @@ class ServiceScorer:
             raise Unavailable("not_ready", "the model is loading", 2)
         cosines = [np.nan if e.similarity is None else e.similarity for e in embedded]
         return score_pairs(np.array(cosines, np.float32), self.beta, self.calibration)
+
+    def pair_quality(self, embedded: Sequence[Embedded]) -> list[float | None]:
+        """Quality of each pair against the pool of the run; None where there is no pair or no pool."""
+        answers: list[float | None] = [None] * len(embedded)
+        pairs = [(i, e) for i, e in enumerate(embedded) if e.similarity is not None]
+        if self.pool is None or not pairs:
+            return answers
+        images, texts = (np.stack([getattr(e, part) for _, e in pairs]) for part in ("image", "text"))
+        cosines = np.array([e.similarity for _, e in pairs], np.float32)
+        for (i, _), quality in zip(pairs, self.pool.quality(images, texts, cosines).tolist(), strict=True):
+            answers[i] = quality if np.isfinite(quality) else None
+        return answers
 
     def facts(self) -> dict[str, Any]:
         """For `GET /v1/scorer`, as JSON values."""
@@ -97,6 +113,7 @@ def plan_scorer(settings: Settings) -> ServiceScorer:
             trust=settings.trust_run,
         )
         scorer = ServiceScorer(spec, recorded.beta, recorded.calibration, recorded, name)
+        scorer.pool = read_pool(RunFolder(recorded.folder))
     if settings.beta.startswith("fixed:"):
         scorer.beta = estimate_beta(mode=settings.beta)
     elif settings.beta == "random_inputs":

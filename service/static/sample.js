@@ -11,7 +11,7 @@ const WORDS = {
   key: "key", shard: "shard", index: "position in the shard", status: "status", error: "what was wrong",
   similarity: "similarity", osa_weight: "weight", clean_probability: "chance to be right", clean: "fate",
   label: "given class", label_quality: "label quality", knn_consistency: "neighbours agree", anchor_consistency: "class texts agree",
-  consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood",
+  consistency: "consistency", probe_consistency: "linear probe agrees", clean_tango: "kept by TANGO", neighbourhood: "agreement with the neighbourhood", pair_quality: "similarity above others'",
   predicted_label: "looks like", predicted_confidence: "confidence in that", refined_label: "label after repair", refined_confidence: "confidence in it", flags: "flags", image_sha256: "picture, SHA-256", text_sha256: "caption, SHA-256",
 };
 

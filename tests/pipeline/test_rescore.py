@@ -236,7 +236,9 @@ def make_older(folder: Path) -> None:
         newer = ("noise_model", "repair", "changed", "changed_wrong")
         facts = metadata["labels"] and {k: v for k, v in metadata["labels"].items() if k not in newer}
         texts = {f"noisegate.{k}": json.dumps(v) for k, v in (metadata | {"labels": facts}).items()}
-        table = table.drop_columns(["predicted_label", "predicted_confidence"]).replace_schema_metadata(texts)
+        table = table.drop_columns(["predicted_label", "predicted_confidence", "pair_quality"]).replace_schema_metadata(
+            texts
+        )
         pq.write_table(table, path)
 
 

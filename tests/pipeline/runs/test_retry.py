@@ -31,10 +31,7 @@ def test_failed_samples_alone_are_read_again_when_asked_for(tmp_path: Path) -> N
     assert (dict(again.statuses), again.encoded) == (dict(first.statuses), 3)
     summary = score(tmp_path / "s", tmp_path / "out", retry_failed=True)
     assert (dict(summary.statuses), summary.encoded) == ({"ok": 11}, 3)
-    assert {name for name, stamp in stamps(tmp_path / "out").items() if stamp == before[name]} == {
-        "y.parquet",
-        "y.safetensors",
-    }
+    assert {name for name, stamp in stamps(tmp_path / "out").items() if stamp == before[name]} == {"y.safetensors"}
     score(tmp_path / "s", tmp_path / "full")
     mended, full = read_table(tmp_path / "out"), read_table(tmp_path / "full")
     for name in full.column_names:

@@ -50,6 +50,7 @@ def test_the_contract() -> None:
         "probe_consistency": pa.float32(),
         "label_quality": pa.float32(),
         "neighbourhood": pa.float32(),
+        "pair_quality": pa.float32(),
         "clean": pa.bool_(),
         "clean_tango": pa.bool_(),
         "predicted_label": pa.int32(),

@@ -19,7 +19,7 @@ from noisegate.service.settings import load_settings
 from tests.fakes import BLANK, NOT_FINITE, ZERO, Member, pairs, picture, write_tar
 from tests.service.serving import COLOURS, base64_of, serving
 
-FIELDS = ("similarity", "osa_weight", "clean_probability")
+FIELDS = ("similarity", "osa_weight", "clean_probability", "pair_quality")
 
 
 def odd_samples() -> list[Member]:

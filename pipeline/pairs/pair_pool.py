@@ -1,0 +1,141 @@
+"""The pool of pairs that a run's `pair_quality` compares with: draw it, choose τ, read it again to judge new pairs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from scipy.stats import rankdata
+
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.estimators.base import array_digest, paired_cosines
+from noisegate.pipeline.runs.embeddings import read_embeddings
+from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.system.array_types import Float32, Floats, Index
+
+from .beta import mismatch_pairs
+from .pair_quality import Pool
+
+POOL = 32_768  # pairs of the pool, at most
+TEMPERATURES = (0.01, 0.005, 0.02, 0.05)  # tried; the first is CLIP's own
+TRIED = 1_000  # pairs of the pool that the temperature is chosen by
+RECORD = "pair_quality"  # key of the tables' metadata
+
+
+@dataclass(frozen=True)
+class RunPool:
+    """The pool of a run with the temperature τ that was chosen for it; `facts` is what the tables record."""
+
+    pool: Pool
+    facts: dict[str, Any]
+
+    def quality(self, images: Floats, texts: Floats, cosines: Floats) -> Float32:
+        """(N,) `pair_quality` of unit rows (N, d) with these cosines (N,); NaN where there is no pair."""
+        return self.pool.quality(images, texts, (self.facts["temperature"],), cosines).reshape(-1)
+
+
+def draw_pairs(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[Index, Index]:
+    """Positions in `stems` and rows of up to `count` scored pairs, in order.
+
+    Each row draws a number from a generator seeded by its shard's name, and the smallest win: memory stays at `count`
+    rows, and the sample does not depend on the order of the shards.
+    """
+    draws, places, rows = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for place, stem in enumerate(stems):
+        table = run.read(stem, ["status", "similarity"])
+        usable = pc.and_(pc.equal(table["status"], "ok"), pc.is_valid(table["similarity"])).to_numpy()
+        scored = np.flatnonzero(usable)
+        rng = np.random.default_rng([seed, zlib.crc32(stem.encode())])
+        draws = np.concatenate([draws, rng.random(len(usable))[scored]])
+        places = np.concatenate([places, np.full(len(scored), place)])
+        rows = np.concatenate([rows, scored])
+        if len(draws) > count:
+            keep = np.argpartition(draws, count)[:count]
+            draws, places, rows = draws[keep], places[keep], rows[keep]
+    order = np.lexsort((rows, places))
+    return places[order], rows[order]
+
+
+def read_pairs_of_run(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> tuple[Float32, Float32]:
+    """Kept embeddings (M, d) of pictures and captions of the rows that `draw_pairs` gave."""
+    sides = []
+    for part in ("image", "text"):
+        read = [read_embeddings(run.embeddings(stems[int(p)]), part, rows[places == p]) for p in np.unique(places)]
+        sides.append(np.concatenate(read) if read else np.zeros((0, 0), np.float32))
+    return sides[0], sides[1]
+
+
+def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "auto", size: int = POOL) -> RunPool | None:
+    """Draw the pool of a run whose shards are all encoded, and choose τ; None if fewer than two pairs could be encoded."""
+    places, rows = draw_pairs(run, stems, size, seed)
+    if len(rows) < 2:
+        return None
+    images, texts = read_pairs_of_run(run, stems, places, rows)
+    pool = Pool(images, texts, _choose_device(device) if len(rows) == size else "cpu")
+    aurocs = try_temperatures(pool, images, texts, seed)
+    best = max(TEMPERATURES, key=lambda temperature: aurocs.get(f"{temperature:g}", 0.0))
+    facts = {"pairs": len(rows), "size": size, "seed": seed, "digest": _digest(images, texts), "temperature": best}
+    return RunPool(pool, {**facts, "auroc": aurocs})
+
+
+def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
+    """The pool that the tables of a finished run record, to judge new pairs by; None if there is none, or its embeddings
+    were dropped. Raises TableError if they have changed.
+    """
+    stems = sorted(run.stems())
+    facts = read_metadata(run.table(stems[0])).get(RECORD) if stems else None
+    if not facts or not all(run.embeddings(stem).exists() for stem in stems):
+        return None
+    images, texts = read_pairs_of_run(run, stems, *draw_pairs(run, stems, facts["size"], facts["seed"]))
+    if _digest(images, texts) != facts["digest"]:
+        raise TableError.of(
+            "run", str(run.name), "has other embeddings than pair_quality was computed with; rescore it"
+        )
+    return RunPool(Pool(images, texts, device), facts)
+
+
+def try_temperatures(pool: Pool, images: Float32, texts: Float32, seed: int) -> dict[str, float]:
+    """AUROC of telling given from mismatched pairs, by the cosine and by `pair_quality` at each temperature.
+
+    The given pairs are a mixture: AUROC = ρ/2 + (1 - ρ) · AUROC of right against mismatched pairs, so the larger one is the
+    better one, whatever the unknown noise rate ρ. Empty if no pair can be mismatched.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(len(images))[:TRIED])
+    left, right = images[chosen], texts[chosen]
+    first, second = mismatch_pairs(left, right, rng, rounds=1)
+    if not len(first):
+        return {}
+    given = pool.quality(left, right, TEMPERATURES)
+    wrong = pool.quality(left[first], right[second], TEMPERATURES)
+    rows = np.arange(len(left))
+    scores = {"cosine": (paired_cosines(left, right, rows, rows), paired_cosines(left, right, first, second))}
+    scores |= {f"{t:g}": (a, b) for t, a, b in zip(TEMPERATURES, given, wrong, strict=True)}
+    return {name: round(auroc(a[np.isfinite(a)], b[np.isfinite(b)]), 6) for name, (a, b) in scores.items()}
+
+
+def auroc(high: Floats, low: Floats) -> float:
+    """The chance that one of `high` is above one of `low`, ties counting half; 0.5 if either is empty.
+
+    >>> auroc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
+    0.875
+    """
+    if not len(high) or not len(low):
+        return 0.5
+    ranks = rankdata(np.concatenate([high, low]))[: len(high)]
+    return float((ranks.sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def _choose_device(device: str) -> str:
+    """Check the device; `auto` is the first GPU. Imports torch, which a run smaller than the pool need not wait for."""
+    from noisegate.pipeline.estimators.device import Device
+
+    return Device.choose(device).name
+
+
+def _digest(images: Float32, texts: Float32) -> str:
+    return array_digest({"image": images, "text": texts})[:16]
