@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from scipy.stats import rankdata
 
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.estimators.base import array_digest, paired_cosines
@@ -23,6 +22,7 @@ from .pair_quality import Pool
 POOL = 32_768  # pairs of the pool, at most
 TEMPERATURES = (0.01, 0.005, 0.02, 0.05)  # tried; the first is CLIP's own
 TRIED = 1_000  # pairs of the pool that the temperature is chosen by
+MISTAKEN = 0.01  # share of mismatched pairs that may lie above the point at which scores are compared
 RECORD = "pair_quality"  # key of the tables' metadata
 
 
@@ -76,10 +76,10 @@ def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "aut
         return None
     images, texts = read_pairs_of_run(run, stems, places, rows)
     pool = Pool(images, texts, _choose_device(device) if len(rows) == size else "cpu")
-    aurocs = try_temperatures(pool, images, texts, seed)
-    best = max(TEMPERATURES, key=lambda temperature: aurocs.get(f"{temperature:g}", 0.0))
+    shares = try_temperatures(pool, images, texts, seed)
+    best = max(TEMPERATURES, key=lambda temperature: shares.get(f"{temperature:g}", 0.0))
     facts = {"pairs": len(rows), "size": size, "seed": seed, "digest": _digest(images, texts), "temperature": best}
-    return RunPool(pool, {**facts, "auroc": aurocs})
+    return RunPool(pool, {**facts, "above_mismatched": shares})
 
 
 def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
@@ -99,35 +99,36 @@ def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
 
 
 def try_temperatures(pool: Pool, images: Float32, texts: Float32, seed: int) -> dict[str, float]:
-    """AUROC of telling given from mismatched pairs, by the cosine and by `pair_quality` at each temperature.
+    """Share of given pairs above 99 % of the mismatched ones, by the cosine and by `pair_quality` at each temperature.
 
-    The given pairs are a mixture: AUROC = ρ/2 + (1 - ρ) · AUROC of right against mismatched pairs, so the larger one is the
-    better one, whatever the unknown noise rate ρ. Empty if no pair can be mismatched.
+    With noise rate ρ it is (1 - ρ) · the share of right pairs + ρ · that of wrong ones, which is about 1 % at most: the larger
+    share is that of the better score, whatever ρ is. An AUROC would not do: wrong pairs whose right caption is in the pool
+    lie below mismatched ones, the more so the smaller τ is. Empty if no pair can be mismatched.
     """
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(images))[:TRIED])
     left, right = images[chosen], texts[chosen]
-    first, second = mismatch_pairs(left, right, rng, rounds=1)
+    first, second = mismatch_pairs(left, right, rng)
     if not len(first):
         return {}
-    given = pool.quality(left, right, TEMPERATURES)
-    wrong = pool.quality(left[first], right[second], TEMPERATURES)
     rows = np.arange(len(left))
     scores = {"cosine": (paired_cosines(left, right, rows, rows), paired_cosines(left, right, first, second))}
+    given = pool.quality(left, right, TEMPERATURES)
+    wrong = pool.quality(left[first], right[second], TEMPERATURES)
     scores |= {f"{t:g}": (a, b) for t, a, b in zip(TEMPERATURES, given, wrong, strict=True)}
-    return {name: round(auroc(a[np.isfinite(a)], b[np.isfinite(b)]), 6) for name, (a, b) in scores.items()}
+    return {name: share_above(given, wrong) for name, (given, wrong) in scores.items()}
 
 
-def auroc(high: Floats, low: Floats) -> float:
-    """The chance that one of `high` is above one of `low`, ties counting half; 0.5 if either is empty.
+def share_above(given: Floats, wrong: Floats) -> float:
+    """Share of `given` above all but MISTAKEN of `wrong`; NaN does not count; 0 if there is nothing to compare.
 
-    >>> auroc(np.array([2.0, 3.0]), np.array([1.0, 2.0]))
-    0.875
+    >>> share_above(np.array([0.5, 2.0, np.nan]), np.linspace(0, 1, 101))
+    0.5
     """
-    if not len(high) or not len(low):
-        return 0.5
-    ranks = rankdata(np.concatenate([high, low]))[: len(high)]
-    return float((ranks.sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+    given, wrong = given[np.isfinite(given)], wrong[np.isfinite(wrong)]
+    if not len(given) or not len(wrong):
+        return 0.0
+    return round(float(np.mean(given > np.quantile(wrong, 1 - MISTAKEN))), 6)
 
 
 def _choose_device(device: str) -> str:

@@ -312,6 +312,12 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
         rows.append(("learned from", f"{calibration['pairs']:,} given, {calibration['mismatched']:,} mismatched pairs"))
     elif metadata.get("beta"):
         rows.append(("calibration", "none: too few pairs"))
+    pool = metadata.get("pair_quality")
+    if pool:
+        rows.append(("pair_quality", f"against {pool['pairs']:,} pairs of the run, τ {pool['temperature']:g}"))
+        if shares := pool["above_mismatched"]:
+            quality, cosine = percent(shares[f"{pool['temperature']:g}"]), percent(shares["cosine"])
+            rows.append(("pairs above 99 % of mismatched ones", f"{quality} by pair_quality, {cosine} by the cosine"))
     near = metadata.get("neighbourhood")
     if near:
         role = "in place of a cosine" if near["alone"] else f"weight {number(near['weight'])} beside the cosine"

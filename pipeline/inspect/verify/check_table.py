@@ -26,6 +26,7 @@ SHARED = {  # metadata that all tables of a run share, as problems call it
     "scorer": "scorer",
     "beta": "record of β",
     "calibration": "calibration",
+    "pair_quality": "record of the pool of pair_quality",
     "labels": "record of its label scores",
     "neighbourhood": "record of its neighbourhoods",
     "scores": "digest of all label and neighbourhood scores",
@@ -93,7 +94,7 @@ def check_scores(table: pa.Table, metadata: Mapping[str, Any], problems: Problem
 
 def _score_problems(table: pa.Table, metadata: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     failed = pc.not_equal(table["status"], "ok").to_numpy(zero_copy_only=False)
-    for name in ("similarity", "osa_weight", "clean_probability", "label_quality", "clean"):
+    for name in ("similarity", "osa_weight", "clean_probability", "pair_quality", "label_quality", "clean"):
         scored = np.flatnonzero(failed & pc.is_valid(table[name]).to_numpy(zero_copy_only=False))
         yield from ((int(row), f"the sample failed, but has a {name}") for row in scored)
     for name in ("clean_probability", "label_quality", "predicted_confidence", "refined_confidence"):

@@ -130,14 +130,12 @@ def test_scoring_again_keeps_the_column_and_other_embeddings_are_noticed(run: Ru
     moved.rename(file)
 
 
-def test_auroc_equals_scikit_learn() -> None:
-    from sklearn.metrics import roc_auc_score
-
-    rng = np.random.default_rng(0)
-    high, low = rng.integers(2, 9, 50).astype(float), rng.integers(0, 7, 70).astype(float)
-    want = roc_auc_score(np.repeat([1, 0], [50, 70]), np.concatenate([high, low]))
-    assert pair_pool.auroc(high, low) == pytest.approx(want)
-    assert pair_pool.auroc(high[:0], low) == 0.5
+def test_temperatures_are_compared_without_the_truth() -> None:
+    images, texts = draw(200)
+    shares = pair_pool.try_temperatures(Pool(images, texts), images, texts, 0)
+    assert set(shares) == {"cosine", "0.01", "0.005", "0.02", "0.05"} and 0.5 < min(shares.values()) <= 1
+    nothing = np.repeat(images[:1], 9, axis=0)
+    assert pair_pool.try_temperatures(Pool(nothing, nothing), nothing, nothing, 0) == {}
 
 
 def test_a_shape_error_names_the_pool() -> None:
