@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
@@ -37,6 +38,8 @@ CAPTION_FILES = (  # in a folder of pictures, as ImageFolder of Hugging Face and
 _MAGIC = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 _BLOCK_BYTES = 1 << 25  # of text that pyarrow parses at once: a row must fit
 _LOOKED_AT = 20  # rows whose pictures are looked for in other folders
+_NAME_CHARS = 60  # of a picture's name in its key
+_NOT_IN_KEYS = re.compile(r"[^\w-]+")
 _FOLDERS = 100  # other folders that are looked into
 
 
@@ -122,7 +125,7 @@ class TableSource:
                 parts["txt"] = text if isinstance(text, bytes) else str(text).encode()
             if labels and (label := read_label(labels[row])) is not None:
                 parts["cls"] = number.get(label, label).encode()
-            samples.append(SampleParts(f"{rows.start + row:09d}", parts))
+            samples.append(SampleParts(make_key(rows.start + row, picture), parts))
         return samples
 
     def _read_pictures(self, rows: slice) -> list[Any]:
@@ -147,6 +150,18 @@ class TableSource:
         path = _locate(self._pictures, picture)
         suffix = PurePosixPath(path).suffix.lower().removeprefix(".")
         return suffix if suffix in IMAGE_PARTS else "jpg", FilePart(path, picture)
+
+
+def make_key(row: int, picture: Any) -> str:
+    """The row number, and the name of a picture that is a file, of which a row number alone would tell nothing.
+
+    >>> make_key(4, "photos/IMG 12.v2.jpg"), make_key(5, b"bytes")
+    ('000000004_IMG_12_v2', '000000005')
+    """
+    if not isinstance(picture, str) or not picture.strip():
+        return f"{row:09d}"
+    stem = PurePosixPath(picture.replace("\\", "/")).stem
+    return f"{row:09d}_{_NOT_IN_KEYS.sub('_', stem)[:_NAME_CHARS]}"
 
 
 def find_in_tables(paths: Sequence[Path], columns: TableColumns) -> list[tuple[str, Path]]:
