@@ -57,7 +57,7 @@ def review(
         print_cut(cut, folder, output)
     else:
         output.say("Next:")
-        for words in (["--recalibrate"], ["--export", "marks.csv"]):
+        for words in ([["--recalibrate"]] if figures.fits_cut else []) + [["--export", "marks.csv"]]:
             output.say(f"[cyan]{escape(program('review', str(folder), *words))}[/]")
     output.result({**figures.to_dict(), "cut": cut.to_dict() if cut else None})
 
@@ -66,7 +66,7 @@ def print_figures(figures: "ReviewFigures", output: Output) -> None:
     """Print counts, agreement, and agreement by P(clean)."""
     output.table("What people said", figures.rows())
     if figures.bins:
-        output.table("By P(clean)", figures.bin_rows(), ("P(clean)", "you keep", "the tool agreed"))
+        output.table("By P(clean)", figures.bin_rows(), ("P(clean)", "you keep (95 %)", "the tool agreed (95 %)"))
 
 
 def print_cut(cut: "Cut", folder: Path, output: Output) -> None:

@@ -52,11 +52,16 @@ class Share:
         low, high = (f"{100 * end:.0f} %" for end in self.interval)
         return f"{self.hits:,} of {self.of:,} ({100 * self.hits / self.of:.0f} %; 95 %: {low} to {high})"
 
+    def short(self) -> str:
+        """The count with its interval alone, to fit a table."""
+        low, high = self.interval or (0.0, 1.0)
+        return f"{self.hits:,} of {self.of:,} ({100 * low:.0f} % to {100 * high:.0f} %)"
+
 
 def share(hits: int, of: int) -> Share:
     """
-    >>> str(share(8, 10))
-    '8 of 10 (80 %; 95 %: 49 % to 94 %)'
+    >>> str(share(8, 10)), share(8, 10).short()
+    ('8 of 10 (80 %; 95 %: 49 % to 94 %)', '8 of 10 (49 % to 94 %)')
     """
     if not of:
         return Share(0, 0, None)
@@ -111,7 +116,12 @@ class ReviewFigures:
 
     def bin_rows(self) -> list[tuple[str, str, str]]:
         """P(clean), how many of these you keep, and how often the tool agrees, to print."""
-        return [(f"{part.low:.1f} to {part.high:.1f}", str(part.kept), str(part.agreed)) for part in self.bins]
+        return [(f"{part.low:.1f} to {part.high:.1f}", part.kept.short(), part.agreed.short()) for part in self.bins]
+
+    @property
+    def fits_cut(self) -> bool:
+        """Whether there are marks enough to look for a cut, unless they are of samples without a score."""
+        return min(self.marks["keep"], self.marks["drop"] + self.marks["relabel"]) >= MIN_MARKS
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

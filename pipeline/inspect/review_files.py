@@ -129,8 +129,8 @@ class _SampleFinder:
         if index is None:
             places = by_key.get(str(row.get("key")), ())
             if len(places) != 1:
-                problem = f"is the key of {len(places)} samples in {stem}"
-                raise self._wrong(number, f"{row.get('key')!r} {problem}{'; give the index' if places else ''}")
+                problem = f"is the key of {len(places)} samples; give the index" if places else "is not there"
+                raise self._wrong(number, f"{row.get('key')!r} in {stem} {problem}")
             index = places[0]
         if not 0 <= index < len(table):
             raise self._wrong(number, f"shard {stem} has no sample {index}; it has {len(table):,}")

@@ -107,9 +107,7 @@ class Reviews:
     def write(self, marks: Iterable[Mark]) -> None:
         """Add changes, all or none, with the present time where `at` is 0; makes the file. Raises TableError if that fails."""
         if is_copy(self.path.parent):
-            problem = (
-                "is a copy of a run in a store; marks are kept beside runs on a disk, so copy the run and mark that"
-            )
+            problem = "is a copy of a run in a store, which takes no marks; copy the run to a disk and mark that one"
             raise TableError.of("reviews", self.path.parent, problem)
         now = time.time()
         rows = [(*astuple(mark)[:-1], mark.at or now) for mark in marks]

@@ -11,6 +11,7 @@ from platformdirs import user_cache_path
 
 from noisegate.pipeline.errors import ConfigError
 
+from .machine import format_size
 from .stores import Listed, Store
 
 RUN = "_run.json"
@@ -129,7 +130,7 @@ class Mirror:
 
     def _tell(self, verb: str, sizes: list[int], preposition: str) -> None:
         if sizes:
-            self._note(f"{verb} {len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB, {preposition} {self.store.url}")
+            self._note(f"{verb} {len(sizes):,} files, {format_size(sum(sizes))}, {preposition} {self.store.url}")
 
     def _local(self) -> set[str]:
         paths: Iterable[Path] = (*self.folder.glob("*"), *self.folder.glob("embeddings/*"))

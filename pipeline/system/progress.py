@@ -53,7 +53,8 @@ class Lines(Progress):
     def start(self, todo: int, size: int, done: int) -> None:
         self._todo, self._began = todo, time.monotonic()
         already = f", {done} done already" if self._verb == "score" else ""
-        self.note(f"{todo} shards to {self._verb}{already}, {format_size(size)} to read")
+        amount = f", {format_size(size)} to read" if size else ""  # not known where a table holds the pictures
+        self.note(f"{todo} shards to {self._verb}{already}{amount}")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
         self._shards += 1

@@ -59,7 +59,9 @@ _ALL = (
         "your own pictures",
     ),
     _own("table", ".csv, .tsv, .jsonl or .parquet with pictures as paths or bytes", "your own table"),
-    _own("datasets", "a folder that Hugging Face datasets saved, or hf-dataset:NAME:SPLIT", "Hugging Face datasets"),
+    _own(
+        "datasets", "a folder that Hugging Face datasets saved, or hf-dataset:NAME?split=SPLIT", "Hugging Face datasets"
+    ),
     _own("coco-captions", "captions_train2017.json with its pictures beside it", "COCO's annotations and images"),
     _captioned(
         "flickr30k",

@@ -209,6 +209,9 @@ def test_the_command_prints_figures_and_what_to_do_next(run: Path, tmp_path: Pat
     empty = called("review", run, cwd=tmp_path)
     assert empty.returncode == 0 and "noisegate serve --run" in empty.stdout
     rows = rows_of(run)
+    mark(run, {n: "keep" if n % 2 else "drop" for n in range(38)})
+    few = called("review", run, cwd=tmp_path)  # 19 of each: one too few for a cut
+    assert "--export marks.csv" in few.stdout and "--recalibrate" not in few.stdout
     mark(run, {n: "keep" if n % 2 else "drop" for n in range(60)})
     done = called("review", run, "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
