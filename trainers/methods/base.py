@@ -347,6 +347,13 @@ _MADE_BY = {
 _LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
 
 
+def check_warmup(warmup: int | None, epochs: int, usual: int) -> None:
+    """Raise ConfigError where the warm-up takes all `epochs`; `usual` is one that does not."""
+    if warmup is not None and warmup >= epochs:
+        problem = f"leaves nothing of loop.epochs={epochs}; use {usual} or loop.epochs={warmup + max(2, epochs)}"
+        raise ConfigError.of("method.warmup", warmup, problem)
+
+
 def open_finished_run(table: Path | None, setting: str) -> RunFolder:
     """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
     if table is None:

@@ -26,14 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import Split, all_clean_rule
 from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce, triplet
 from noisegate.trainers.targets import TargetConfig
 
-from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, check_warmup
 
 PAPER_LOSS, PRETRAINED_LOSS = "hardest_triplet", "info_nce"
 """of `loss: auto`: for a network from scratch, and for a pretrained one"""
@@ -138,10 +137,7 @@ class CoTeaching(Method):
         return config
 
     def epochs(self, wanted: int) -> int:
-        if wanted <= self.config.warmup:
-            warmup, most = self.config.warmup, max(1, wanted // 4)
-            problem = f"leaves nothing of loop.epochs={wanted}; use {most} or loop.epochs={warmup + max(2, wanted)}"
-            raise ConfigError.of("method.warmup", warmup, problem)
+        check_warmup(self.config.warmup, wanted, max(1, wanted // 4))
         self.total_epochs = wanted
         return wanted
 

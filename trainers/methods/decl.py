@@ -31,7 +31,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import hinges
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup
 
 
 class DeclConfig(MethodConfig):
@@ -71,12 +71,7 @@ class Decl(Method):
         self.doubt = np.zeros(0, np.float32)  # mean of both u
 
     def epochs(self, wanted: int) -> int:
-        warmup = self.config.warmup
-        if warmup is not None and warmup >= wanted:
-            problem = (
-                f"leaves nothing of loop.epochs={wanted}; use {wanted // 9} or loop.epochs={warmup + max(2, wanted)}"
-            )
-            raise ConfigError.of("method.warmup", warmup, problem)
+        check_warmup(self.config.warmup, wanted, wanted // 9)
         self.total_epochs = wanted
         return wanted
 

@@ -23,14 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.methods import gmm_split
 from noisegate.pipeline.neighbours import RowQuery
 from noisegate.pipeline.runs import RowBlocks
 from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup
 
 QUERIES = 4096
 """rows searched at a time"""
@@ -67,12 +66,7 @@ class Npc(Method):
         self.probability = self.weight = np.zeros(0, np.float32)  # of being clean; w when last seen
 
     def epochs(self, wanted: int) -> int:
-        warmup = self.config.warmup
-        if warmup is not None and warmup >= wanted:
-            problem = (
-                f"leaves nothing of loop.epochs={wanted}; use {wanted // 3} or loop.epochs={warmup + max(2, wanted)}"
-            )
-            raise ConfigError.of("method.warmup", warmup, problem)
+        check_warmup(self.config.warmup, wanted, wanted // 3)
         self.total_epochs = wanted
         return wanted
 
