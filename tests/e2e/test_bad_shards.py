@@ -170,7 +170,7 @@ def test_a_shard_that_cannot_be_read_at_all_is_named_and_ends_the_command_with_1
     settings = (*FAKE, "--beta", "fixed:0.4", "--workers", "0")
     done = called("annotate", shards, "--out", tmp_path / "out", *settings, cwd=tmp_path)
     assert done.returncode == 1
-    for said in (done.stdout, done.stderr):
+    for said in (done.stderr, called("show", tmp_path / "out", cwd=tmp_path).stdout):
         assert "junk[b].tar is not a tar" in said
         assert "missing.tar" in said
     assert "Traceback" not in done.stderr

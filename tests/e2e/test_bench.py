@@ -6,15 +6,21 @@ from pathlib import Path
 import yaml
 
 from noisegate import METHODS
+from noisegate.trainers.bench.scene_bench import load_preset
 from tests.commands import called
 
 SCENES = {"scenes-retrieval": 300, "scenes-classification": 300, "scenes-image-retrieval": 450}  # scenes to train on
+MORE = {
+    "scenes-retrieval": ("npc", "bicro", "decl"),
+    "scenes-classification": ("label_match", "aum"),
+}  # not there by default
 
 
 def test_every_method_is_compared(tmp_path: Path) -> None:
     presets: list[str] = []
     for name, train in SCENES.items():  # a quarter of the usual updates, on less data
         preset = {"base": name, "quick": {"updates": 9, "data": {"train": train, "held_out": 60}}}
+        preset["methods"] = [*load_preset(name).methods, *MORE.get(name, ())]
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(preset), encoding="utf-8")
         presets += ["--preset", f"{name}.yaml"]
     done = called("bench", *presets, "--quick", "--out", "bench", "--jobs", 1, "--json", cwd=tmp_path)

@@ -77,8 +77,7 @@ def test_parts_that_fit_the_memory_change_no_bit(tmp_path: Path, monkeypatch: py
         search = NeighbourSearch(memory=memory)
         find_neighbours_on_disk(files, 9, target, made_from="rows", search=search, note=said.append)
         assert target.read_bytes() == (tmp_path / "in memory").read_bytes()
-    assert "1 parts" in said[0]
-    assert "1 parts" not in said[1]
+    assert ["parts of" in line for line in said] == [True], "one part needs no word"
 
 
 class Stop(Exception):
