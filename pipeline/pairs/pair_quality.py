@@ -8,7 +8,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Floats, Index
 
 TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
-BLOCK = 1 << 24  # cosines held at a time
+BLOCK = 1 << 23  # cosines held at a time; the fastest of 2^21 to 2^24
 SAME_COSINE = 1e-4  # largest difference between the cosines of one pair, by rounding
 SAME_PROJECTION = 2e-3  # the same for a projection of a unit row on a standard normal vector
 PROJECTIONS = 4
