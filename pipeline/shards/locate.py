@@ -13,6 +13,7 @@ import fsspec
 from noisegate.pipeline.errors import ConfigError, ShardError
 from noisegate.pipeline.system.stores import check_protocol, describe
 
+from .read import IMAGE_PARTS
 from .sources import (
     HUB,
     TableColumns,
@@ -130,6 +131,7 @@ def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list
     if name.startswith(HUB) or (_is_file(name) and is_table(name)):
         return find_virtual(name, columns)
     if _is_file(name) and not name.endswith(_LISTS):
+        _refuse_pictures(name, [name])
         return [str(Path(name))]  # brackets and braces in the name of a file that exists are part of the name
     urls: list[str] = []
     for part in (part.strip() for part in pattern.split("::")):
@@ -188,8 +190,16 @@ def _glob(name: str, columns: TableColumns) -> list[str]:
         )
         raise ConfigError.of("shards", name, problem)
     if not shards:
+        _refuse_pictures(name, names)
         raise ConfigError.of("shards", name, "matches no .tar or .tar.gz; use a pattern such as 'data/x-*.tar'")
     return shards
+
+
+def _refuse_pictures(pattern: str, files: Iterable[str]) -> None:
+    picture = next((file for file in files if Path(file).suffix.lower().removeprefix(".") in IMAGE_PARTS), None)
+    if picture is not None:
+        folder = picture.rpartition("/")[0] or "."
+        raise ConfigError.of("shards", pattern, f"names pictures, not shards; use their folder, {folder}, or a table")
 
 
 def _one_file(name: str, columns: TableColumns, remote: bool) -> list[str]:

@@ -139,8 +139,10 @@ def refuse_tasks(urls: Iterable[str], tasks: Sequence[str]) -> None:
     for prefix in dict.fromkeys(url.rpartition("/")[0] for url in urls if is_virtual(url)):
         served = open_source(prefix).tasks
         if not set(served) & set(tasks):
-            lacking, place = " or ".join(needs[task] for task in tasks), prefix.partition(":")[2].rpartition("?")[0]
-            problem = f"needs {lacking}, which {place or prefix} does not have; use --task {','.join(served)}"
+            lacking, place = " or ".join(needs[task] for task in tasks), prefix.partition(":")[2]
+            if prefix.startswith("table:"):
+                place = place.rpartition("?")[0]
+            problem = f"needs {lacking}, which {place} does not have; use --task {','.join(served)}"
             raise ConfigError.of("task", ",".join(tasks), problem)
 
 

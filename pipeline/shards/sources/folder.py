@@ -124,7 +124,7 @@ def find_in_folder(path: Path) -> str | None:
     if not source.tasks:
         near = (file for folder in (path, path.resolve().parent) for file in sorted(folder.iterdir()))
         table = next((file for file in near if file.suffix.lower() in _TABLES or file.name == "captions.txt"), None)
-        advice = f"use {table}" if table else "put them into metadata.csv there (file_name,caption)"
+        advice = f"if {table} has them, use that" if table else "put them into metadata.csv there (file_name,caption)"
         problem = f"holds pictures ({len(source):,}) without captions (.txt or .json of the same name) or class folders"
         raise ConfigError.of("shards", path, f"{problem}; {advice}")
     return f"folder:{path}"

@@ -186,6 +186,8 @@ def test_files_that_are_missing_are_rows_with_a_status(photos: Path) -> None:
         (lambda root: written(root / "t.parquet", "no"), "shards"),
         (lambda root: written(root / "t.json", '{"images": []}'), "shards"),
         (lambda root: written(root / "t.csv", "url,caption\nhttps://host/a.jpg,red\n"), "shards"),
+        (lambda root: written(root / "a.png", "no"), "shards"),
+        (lambda root: written(root / "a.JPG", "no").parent / "*.JPG", "shards"),
     ],
 )
 def test_what_cannot_be_read_is_refused_at_once(make: Callable[[Path], Path], setting: str, tmp_path: Path) -> None:
