@@ -165,7 +165,11 @@ def neighbour_search(
 def refuse_memory(out: Path | None) -> None:
     """Raise ConfigError for a place in this process's memory, which is gone when the command ends."""
     if str(out).lower().startswith("memory:/"):
-        raise ConfigError.of("out", str(out), "is gone when the command ends; use a folder, or a store such as s3://")
+        from noisegate.pipeline.system.stores import store_url
+
+        raise ConfigError.of(
+            "out", store_url(str(out)), "is gone when the command ends; use a folder, or a store such as s3://"
+        )
 
 
 def load_anchors(vectors: Path | None, labels: Path | None, names: tuple[str, ...] = ()) -> "Anchors | None":

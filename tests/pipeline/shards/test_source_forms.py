@@ -220,7 +220,7 @@ def test_a_task_that_the_data_cannot_serve_is_refused_before_anything_is_loaded(
     for source in sources:
         with refused("task", task) as caught:
             score(str(source), root / "out", options=DecodeOptions(tasks=(task,)), estimator=pytest.fail)
-        assert f"use --task {other}" in str(caught.value)
+        assert f"which {source} does not have; use --task {other}" in str(caught.value)
 
 
 # Hugging Face
