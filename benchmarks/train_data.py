@@ -87,7 +87,18 @@ def write_shard(folder: Path, number: int, count: int, size: tuple[int, int]) ->
 
 def write_run(folder: Path, shards: int, count: int, size: tuple[int, int]) -> Path:
     entries = [write_shard(folder, number, count, size) for number in range(shards)]
-    run = {"table_version": VERSION, "shards": entries, "finished": True, "complete": True}
+    names = ("model", "weights", "preprocess", "decoder", "dtype")
+    run = {
+        "table_version": VERSION,
+        "scorer": dict.fromkeys(names, "none") | {"versions": {}},
+        "scoring": {"tasks": ["pairs"], "classes": None},
+        "reading": {"tasks": ["pairs"], "limits": vars(Limits())},
+        "model": None,
+        "beta": None,
+        "shards": entries,
+        "finished": True,
+        "complete": True,
+    }
     write_atomically(folder / "run" / "_run.json", json.dumps(run).encode())
     return folder
 

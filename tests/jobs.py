@@ -64,3 +64,11 @@ def stamps(folder: Path) -> dict[str, tuple[int, int]]:
 
 def said(progress: Notes) -> str:
     return "\n".join(progress.said)
+
+
+def run_record(shards: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """What `_run.json` of a small run holds, for tests that write tables by hand."""
+    identity = estimator().identity.to_dict()
+    settings = {"tasks": ["pairs"], "classes": None}
+    facts = {"scorer": identity, "scoring": settings, "reading": {"tasks": ["pairs"]}, "beta": None, **facts}
+    return {"table_version": 1, "model": None, "shards": shards, **facts}

@@ -93,7 +93,7 @@ def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
     scores = RunScores(None, None, None, None)
     if stems and facts.get("beta"):
         try:
-            scores = RunScores(read_pair_fit(run, stems, recorded["scoring"]["seed"]), None, None, None)
+            scores = RunScores(read_pair_fit(run, stems, recorded["scoring"].get("seed", 0)), None, None, None)
         except MismatchError:
             notes.append("the tables are not all scored with the same β; noisegate verify tells which")
     summary = summarise(run, stems, scores, failed_shards=recorded.get("unreadable"), seconds=0.0)

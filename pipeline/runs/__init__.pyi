@@ -1,5 +1,9 @@
 from .embeddings import read_embeddings as read_embeddings
 from .lock import folder_lock as folder_lock
+from .record_check import Count as Count
+from .record_check import Fields as Fields
+from .record_check import PlainName as PlainName
+from .record_check import find_damage as find_damage
 from .reviews import Mark as Mark
 from .reviews import Reviews as Reviews
 from .reviews import sample_order as sample_order

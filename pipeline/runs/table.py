@@ -16,6 +16,7 @@ from noisegate.pipeline.system.mirror import RUN
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .captions import CAPTION, read_shard_captions
+from .record_check import find_damage
 from .reviews import SAMPLE, Reviews
 from .stored_folder import StoredFolder
 
@@ -162,10 +163,13 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raw = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowInvalid) as error:
         raise TableError(f"{path} is not a readable Parquet file: {error}", "table", path) from error
-    found = raw.get(b"noisegate.table_version", b"None").decode()
+    found = raw.get(b"noisegate.table_version", b"None").decode(errors="replace")
     if found != str(VERSION):
         raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})", "table", path)
-    return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
+    try:
+        return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
+    except (ValueError, RecursionError) as error:
+        raise TableError(f"{path} has damaged metadata: {error}", "table", path) from error
 
 
 def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False) -> pa.Table:
@@ -226,17 +230,24 @@ class RunFolder(StoredFolder):
         return Reviews(self.path)
 
     def read_run(self) -> dict[str, Any] | None:
-        """What `_run.json` says, None where there is none."""
+        """What `_run.json` says, checked; None where there is none. Raises TableError if it is damaged."""
         try:
-            run: dict[str, Any] = json.loads(self.run_file.read_text(encoding="utf-8"))
-            found = run.get("table_version")
+            run = json.loads(self.run_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (ValueError, AttributeError) as error:
-            raise TableError.of("run", self.name, f"is damaged: {error}; redo it with --overwrite") from error
+        except (ValueError, OSError, RecursionError) as error:
+            raise self._damaged_record(str(error)) from error
+        found = run.get("table_version") if isinstance(run, dict) else VERSION
         if found != VERSION:
-            raise TableError.of("run", self.name, f"has version {found}, not {VERSION}; use another, or --overwrite")
-        return run
+            problem = f"has version {str(found)[:80]}, not {VERSION}; use another, or --overwrite"
+            raise TableError.of("run", self.name, problem)
+        if damage := find_damage(run):
+            raise self._damaged_record(damage)
+        record: dict[str, Any] = run
+        return record
+
+    def _damaged_record(self, reason: str) -> TableError:
+        return TableError.of("run", self.name, f"is damaged: {RUN}: {reason}; redo it with --overwrite")
 
     def recorded(self) -> dict[str, Any]:
         """`_run.json`; raises TableError where there is none, which names a run just below, as in `demo/tables-2000-40`."""

@@ -245,7 +245,11 @@ def answer(job: Job) -> dict[str, Any]:
     settings = {name: value for name, value in job.request.items() if name not in hidden}
     return {
         **{name: getattr(job, name) for name in JobAnswer.model_fields if name not in ("request", "progress", "run")},
-        "request": {"shards": job.request["asked"], "shard_count": len(job.request["shards"]), **settings},
+        "request": {
+            "shards": job.request.get("asked", []),
+            "shard_count": len(job.request.get("shards", [])),
+            **settings,
+        },
         "progress": {**progress, "notes": notes},
         "run": job.name if job.state == "done" else None,
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.runs import Count, Fields, PlainName, find_damage
 from noisegate.service.errors import Unavailable
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -171,8 +172,9 @@ class JobStore:
         return self._jobs("order by number", [])
 
     def in_state(self, *states: State) -> list[Job]:
-        """Oldest first."""
-        return self._jobs(f"where state in ({', '.join('?' * len(states))}) order by number", states)
+        """Oldest first, without damaged records."""
+        jobs = self._jobs(f"where state in ({', '.join('?' * len(states))}) order by number", states)
+        return [job for job in jobs if job.state in states]
 
     def count(self, state: State) -> int:
         with self._open():
@@ -243,6 +245,36 @@ def _row(job: Job) -> dict[str, Any]:
 
 
 def _job(row: dict[str, Any]) -> Job:
+    """The job of a row. A damaged row becomes a failed job without a request, so that the others can still be listed."""
+    try:
+        job = _parse(row)
+        if damage := find_damage(vars(job), _JOB) or find_damage(vars(job.progress), _PROGRESS, "progress"):
+            raise ValueError(damage)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        name = row["name"] if find_damage(row["name"], PlainName) is None else f"damaged-{row['id']}"
+        problem = f"the record of this job is damaged: {error}"
+        return Job(str(row["id"]), name, {}, "failed", created=str(row["created"]), error=problem)
+    return job
+
+
+_TIME = (str, type(None))
+_COUNTS = ("shards_before", "shards_todo", "shards_done", "bytes_todo", "bytes_done", "samples", "failed_samples")
+_JOB = Fields(
+    {
+        "name": PlainName,
+        "request": Fields({}, {"shards": [(str,)], "asked": [(str,)]}),
+        "attempts": Count,
+        "created": (str,),
+        **dict.fromkeys(("started", "ended", "error"), _TIME),
+        "summary": (Fields(), type(None)),
+    }
+)
+_PROGRESS = Fields({**dict.fromkeys((*_COUNTS, "events"), Count), "shard": (str, type(None))})
+
+
+def _parse(row: dict[str, Any]) -> Job:
+    if row["state"] not in STATES:
+        raise ValueError(f"state is {row['state']!r}")
     progress = json.loads(row["progress"])
     notes = tuple(Note(**note) for note in progress.pop("notes"))
     summary = None if row["summary"] is None else json.loads(row["summary"])

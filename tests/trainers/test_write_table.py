@@ -54,7 +54,7 @@ def test_a_copy_of_the_trainings_tables_with_the_methods_columns(scored: Path, t
     recorded = run.read_run()
     assert recorded is not None
     assert recorded["method"]["best"] == result.best
-    assert verify(out).ok
+    assert verify(out, trust=True).ok
     rows = duckdb.sql(f"select count(*), count(crcl_label), min(crcl_label) from '{out}/*.parquet'").fetchall()
     assert rows == [(160, 160, pytest.approx(float(label.min())))]
     again = train(settings(scored, tmp_path / "runs", "osa", data__table=str(out), loop__epochs=1,
@@ -105,7 +105,7 @@ def test_without_tables_the_shards_give_keys_and_failures(scored: Path, tmp_path
     assert (row["status"], row["crcl_label"], row["clean"]) == ("bad_image", None, None)
     assert found["crcl_label"].null_count == 1
     assert found["similarity"].null_count == 160, "no frozen model looked at them"
-    checked = verify(out)
+    checked = verify(out, trust=True)
     assert checked.ok and checked.drift.samples == 0
     assert "nothing can be scored again" in checked.notes[0]
     done = called("show", out, cwd=tmp_path)
@@ -127,7 +127,7 @@ def test_tangos_columns_are_the_contracts_own(scored: Path, tmp_path: Path) -> N
         assert found[name].to_pylist() == columns[name].tolist()
     for name in ("consistency", "knn_consistency", "anchor_consistency", "refined_confidence"):
         np.testing.assert_allclose(found[name].to_numpy(), columns[name])
-    assert verify(out).ok
+    assert verify(out, trust=True).ok
 
 
 def test_the_command_writes_and_refuses_before_it_trains(scored: Path, tmp_path: Path) -> None:

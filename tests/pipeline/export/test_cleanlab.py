@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.export import export
 from noisegate.pipeline.runs.table import RunFolder, table_from
 from tests.errors import refused
-from tests.jobs import score
+from tests.jobs import run_record, score
 
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # in cleanlab, of pandas
 
@@ -79,13 +79,12 @@ def write_run(
         given_columns = {name: values for name, values in columns.items() if values is not None}
         run.write_table(f"y-{part}", table_from(given_columns, {"table_version": 1, "shard": shard}))
     run.write_run(
-        {
-            "table_version": 1,
-            "scoring": {"tasks": ["labels"] if rejected is None else ["pairs", "labels"]},
-            "reading": {"tasks": ["labels"], "limits": {}},
-            "shards": [{"url": f"y-{part}.tar", "table": f"y-{part}", "rows": 90} for part in range(2)],
-            "finished": True,
-        }
+        run_record(
+            [{"url": f"y-{part}.tar", "table": f"y-{part}", "rows": 90} for part in range(2)],
+            scoring={"tasks": ["labels"] if rejected is None else ["pairs", "labels"], "classes": None},
+            reading={"tasks": ["labels"], "limits": {}},
+            finished=True,
+        )
     )
     return folder
 

@@ -26,7 +26,7 @@ from noisegate.pipeline.runs.table import (
 from noisegate.pipeline.runs.where import parse_where
 from tests.commands import called
 from tests.errors import refused
-from tests.jobs import files_of, stamps
+from tests.jobs import files_of, run_record, stamps
 
 from .noisy_pairs import CENTRES, noisy_pairs
 
@@ -37,7 +37,7 @@ def run_with(folder: Path, tables: dict[str, pa.Table]) -> RunFolder:
     run = RunFolder(folder)
     for stem, table in tables.items():
         run.write_table(stem, table)
-    run.write_run({"table_version": VERSION, "shards": [{"url": f"{s}.tar", "table": s} for s in tables]})
+    run.write_run(run_record([{"url": f"{s}.tar", "table": s} for s in tables]))
     return run
 
 

@@ -15,6 +15,7 @@ from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from tests.embeddings import captions, clusters, saved, split
 from tests.errors import refused
+from tests.jobs import run_record
 
 IMAGES, _ = clusters(count=46)
 TEXTS = captions(IMAGES)
@@ -31,7 +32,7 @@ def written(folder: Path, parts: Any, labels: Any = None, joint: bool = True) ->
     run = RunFolder(folder)
     write_parts(run, parts, labels, joint, {"scorer": "someone"})
     shards = [{"url": str(part.images), "table": part.stem} for part in parts]
-    run.write_run({"table_version": 1, "shards": shards})
+    run.write_run(run_record(shards))
     return run
 
 

@@ -12,6 +12,7 @@ import pytest
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.runs.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from
 from tests.errors import refused
+from tests.jobs import run_record
 
 METADATA = {"table_version": VERSION, "shard": {"rows": 2}}
 
@@ -25,7 +26,7 @@ def run_with(folder: Path, tables: dict[str, pa.Table], **facts: Any) -> RunFold
     for stem, table in tables.items():
         run.write_table(stem, table)
     shards = [{"table": stem, "url": f"{stem}.tar"} for stem in tables]
-    run.write_run({"table_version": VERSION, "shards": shards, "finished": True, **facts})
+    run.write_run(run_record(shards, **{"finished": True, **facts}))
     return run
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from noisegate.service.api.jobs import JobAnswer, answer
 from noisegate.service.jobs.store import JobProgress, JobStore, NoRecord, Note
 from tests.errors import refused
 
@@ -42,6 +43,32 @@ def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) 
         store.update(jobs[1].id, state="done")
     assert store.add("a", {}).name == "a"
     assert [job.name for job in store.all()] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("name", "../../x"),
+        ("request", "{"),
+        ("request", "[]"),
+        ("request", '{"shards": 3}'),
+        ("state", "odd"),
+        ("progress", '{"notes": 1}'),
+        ("progress", '{"notes": [], "samples": "many"}'),
+        ("summary", "3"),
+        ("created", b"\xff"),
+    ],
+)
+def test_a_damaged_row_is_a_failed_job_and_the_others_are_listed(store: JobStore, column: str, value: object) -> None:
+    good, bad = store.add("good", {}), store.add("bad", {})
+    store._db.execute(f"update jobs set {column} = ? where id = ?", [value, bad.id])
+    first, second = store.all()
+    assert first == good
+    assert (second.id, second.state) == (bad.id, "failed")
+    assert "damaged" in str(second.error) and "/" not in second.name
+    assert answer(second)["request"]["shards"] == []
+    JobAnswer.model_validate(answer(second))
+    assert store.in_state("queued") == [good]
 
 
 def test_what_cannot_be_written_is_told_and_leaves_the_record_as_it_was(store: JobStore) -> None:

@@ -24,6 +24,7 @@ from noisegate.trainers.methods.tango import Tango, TangoConfig, make_anchors, t
 from noisegate.trainers.targets import build_target, load_target, resolve_target, save_target, target_config
 from noisegate.trainers.targets.base import PROMPT
 from tests.errors import refused
+from tests.jobs import run_record
 from tests.trainers.runs import TARGET, curve, same_weights, settings, weights
 from tests.trainers.small_targets import CAPTIONS, CONFIGS, small
 
@@ -404,7 +405,7 @@ def test_it_is_measured_by_the_text_anchored_classifier(tmp_path: Path) -> None:
 def test_anchors_of_the_table(tmp_path: Path) -> None:
     run = FakeRun(table=tmp_path)
     folder = RunFolder(tmp_path)
-    folder.write_run({"table_version": 1, "model": {"model": "other", "pretrained": None}, "shards": []})
+    folder.write_run(run_record([], model={"model": "other", "pretrained": None}))
     with refused("method.anchors", "table"):
         make_anchors(run, "table")  # type: ignore[arg-type]
     kept = Anchors(CLASSES, unit(drawn(3, 16)).astype(np.float32), np.arange(3))
