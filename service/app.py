@@ -23,6 +23,7 @@ from .engine.encoder_process import ModelReady
 from .engine.items import Embedder
 from .errors import ApiError, add_handlers
 from .guards.middleware import BodyLimit, Keys, RequireKey, SecurityHeaders
+from .guards.same_site import SameSite
 from .jobs.roots import Roots
 from .jobs.runner import JobRunner
 from .jobs.store import STATES, JobStore
@@ -74,6 +75,7 @@ def create_app(settings: Settings, engine: Embedder | None = None) -> FastAPI:
         BodyLimit, most=settings.max_body_bytes, seconds=settings.body_timeout, together=settings.queue_bytes
     )
     app.add_middleware(RequireKey, keys=Keys(settings.api_keys))
+    app.add_middleware(SameSite, bound=settings.host, allowed=settings.allowed_hosts)
     app.add_middleware(RequestLog, metrics=service.metrics)
     app.add_middleware(SecurityHeaders)
     _describe(app, bool(settings.api_keys))

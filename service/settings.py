@@ -40,6 +40,12 @@ class Settings(BaseSettings):
         [], LISTEN, "A hashed key, sha256:HEX, as --hash-key prints it; repeatable", "--api-key"
     )
     allow_open: bool = _setting(False, LISTEN, "Listen beyond this machine without any key")
+    allowed_hosts: Annotated[list[str], NoDecode] = _setting(
+        [],
+        LISTEN,
+        "A name that clients reach the server by, besides localhost, --host and IP addresses; repeatable; * allows all",
+        "--allowed-host",
+    )
     log_format: Literal["auto", "json", "text"] = _setting(
         "auto", LISTEN, "auto (text on a terminal, else json), json or text"
     )
@@ -111,7 +117,7 @@ class Settings(BaseSettings):
     def _name_classes(cls, value: Any) -> Any:
         return _parse_named(value, "classes", default_name=lambda text: Path(text).stem)
 
-    @field_validator("roots", "api_keys", "url_hosts", mode="before")
+    @field_validator("roots", "api_keys", "url_hosts", "allowed_hosts", mode="before")
     @classmethod
     def _split_lists(cls, value: Any) -> Any:
         return _parse_list(value)

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 DASHBOARD = json.loads((DOCKER / "grafana" / "dashboards" / "noisegate.json").read_text(encoding="utf-8"))
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+JOBS = yaml.safe_load((DOCKER / "compose.jobs.yaml").read_text(encoding="utf-8"))["services"]["noisegate"][
+    "environment"
+]
 MANIFESTS = list(yaml.safe_load_all((DOCKER / "kubernetes.yaml").read_text(encoding="utf-8")))
 DOCKERFILES = {kind: (DOCKER / f"Dockerfile.{kind}").read_text(encoding="utf-8") for kind in ("cpu", "gpu")}
 QUERIES = [
@@ -129,11 +132,29 @@ def test_nothing_is_published_beyond_this_machine() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def test_no_open_server_has_jobs() -> None:
+    [deployment] = [m for m in MANIFESTS if m["kind"] == "Deployment"]
+    pod = {entry["name"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    plain = COMPOSE["services"]["noisegate"]["environment"]
+    assert "NOISEGATE_JOBS_FOLDER" not in plain
+    assert JOBS["NOISEGATE_ALLOW_OPEN"] == "false"
+    assert JOBS["NOISEGATE_API_KEYS"].startswith("${NOISEGATE_API_KEYS:?")
+    assert "NOISEGATE_API_KEYS" in pod
+    assert "NOISEGATE_ALLOW_OPEN" not in pod
+
+
+def test_prometheus_asks_for_a_host_that_the_service_knows() -> None:
+    [job] = yaml.safe_load((DOCKER / "prometheus.yaml").read_text(encoding="utf-8"))["scrape_configs"]
+    [target] = job["static_configs"][0]["targets"]
+    assert COMPOSE["services"]["noisegate"]["environment"]["NOISEGATE_ALLOWED_HOSTS"] == target.split(":")[0]
+
+
 def _environment() -> list[tuple[str, Any]]:
     """Every NOISEGATE_… variable that a file in docker/ sets."""
     [deployment] = [m for m in MANIFESTS if m["kind"] == "Deployment"]
     pod = deployment["spec"]["template"]["spec"]["containers"][0]
     found = [("compose.yaml", name) for name in COMPOSE["services"]["noisegate"]["environment"]]
+    found += [("compose.jobs.yaml", name) for name in JOBS]
     found += [("kubernetes.yaml", entry["name"]) for entry in pod["env"]]
     found += [(kind, name) for kind, text in DOCKERFILES.items() for name in re.findall(r"\b(NOISEGATE_\w+)=", text)]
     return found
@@ -151,7 +172,7 @@ def test_jobs_have_folders_of_the_image_to_read_from() -> None:
     given = {
         entry["name"]: entry.get("value") for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     }
-    for environment in (COMPOSE["services"]["noisegate"]["environment"], given):
+    for environment in (JOBS, given):
         for name in ("NOISEGATE_JOBS_FOLDER", "NOISEGATE_ROOTS"):
             assert all(
                 re.search(rf"install --directory .*{environment[name]}\b", text) for text in DOCKERFILES.values()

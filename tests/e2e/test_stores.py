@@ -52,7 +52,7 @@ def test_the_commands_write_to_s3_and_read_from_it(bucket: str, tmp_path: Path) 
     assert "12 rows are the same samples" in command("compare", url, "local")
     assert WeightedShards(str(tmp_path / "s" / "*.tar"), url, batch_size=4).selected_rows == 12
     service = create_app(load_settings(model=FAKE[1], runs=[f"mine={url}"]), FakeEngine())
-    assert TestClient(service).get("/v1/runs/mine/summary").json()["samples"] == 12
+    assert TestClient(service, base_url="http://localhost").get("/v1/runs/mine/summary").json()["samples"] == 12
     refused = called("annotate", "s", "--out", "memory://x/run", *FAKE, cwd=tmp_path)
     assert (refused.returncode, "is gone when the command ends" in refused.stderr) == (2, True)
     made = set(stored(f"{bucket}/commands"))

@@ -39,7 +39,7 @@ async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
                 assert getattr(service.engine, "fatal", None) is None, service.engine.fatal
                 await asyncio.sleep(0.02)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client
 
 

@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Path:
 def serve(run: Path) -> Callable[..., Any]:
     def served(work: Callable[[httpx.AsyncClient], Awaitable[Any]], **settings: Any) -> Any:
         async def go(client: httpx.AsyncClient, service: Service) -> Any:
-            client.base_url = httpx.URL("http://service/v1/runs/r/")
+            client.base_url = httpx.URL("http://127.0.0.1/v1/runs/r/")
             return await work(client)
 
         return ask(go, runs={"r": run}, **settings)

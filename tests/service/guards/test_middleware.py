@@ -263,7 +263,7 @@ def test_what_is_open_and_what_is_not() -> None:
             "/nope",
             "//healthz",
         )
-        return {path: (await client.get(f"http://service{path}")).status_code for path in paths}
+        return {path: (await client.get(f"http://127.0.0.1{path}")).status_code for path in paths}
 
     found = ask(work, api_keys=[hash_key(KEY)])
     assert {path for path, status in found.items() if status == 401} == {
