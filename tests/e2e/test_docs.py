@@ -312,6 +312,8 @@ def _quick(words: list[str]) -> list[str]:
         return [*text.split("\0"), *small, "--quiet"]
     if words[0] == "evaluate-model":
         return [*words, "--device", "cpu"]
+    if words[0] == "verify":
+        return [*words, "--trust-run"]  # the quick model is Python code, which a run by itself may not load
     if words[0] not in ("annotate", "calibrate", "plan"):
         return words
     other = "python:tests.fakes:OtherModel" if "ViT-L-14" in words else FAKE[1]
