@@ -97,9 +97,7 @@ def test_a_client_that_hangs_up_gives_its_place_back(small_queue: tuple[Server, 
     server, gate = small_queue
     gate.touch()
     data = json.dumps(body(200, 8)).encode()
-    head = (
-        f"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
+    head = f"POST /v1/score HTTP/1.1\r\nHost: 10.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     with server.connect() as connection:
         connection.sendall(head.encode() + data)
         until(lambda: server.metric("queue_items") == 8)
@@ -156,7 +154,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def head_of(headers: dict[str, str], *more: str) -> bytes:
-    lines = ["POST /v1/score HTTP/1.1", "Host: x", "Content-Type: application/json", *more]
+    lines = ["POST /v1/score HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
     return "\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode()
 
 

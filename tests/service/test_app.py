@@ -162,7 +162,8 @@ def test_metrics_count_requests_items_and_errors() -> None:
 def asgi_post(path: str) -> dict[str, Any]:
     return {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 1), "server": ("s", 80),
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1), "server": ("s", 80),
         "scheme": "http", "http_version": "1.1", "root_path": "", "asgi": {"version": "3.0"}, "state": {},
     }  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 from noisegate.service.guards.connection import Connection
 from tests.service.live import over_http, serving
 
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Impatient(Connection):
