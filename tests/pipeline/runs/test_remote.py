@@ -195,19 +195,18 @@ def test_exports(shards: Path, tmp_path: Path, kind: str, name: str) -> None:
         ng.export(url, f"{url}/x", kind)
 
 
-def test_marks_of_people_come_along_and_those_made_here_stay(shards: Path, tmp_path: Path) -> None:
+def test_marks_of_people_come_along_and_a_copy_takes_none(shards: Path, tmp_path: Path) -> None:
     def mark(folder: Path, kind: str) -> None:
         Reviews(folder).write([Mark("x-00", 0, "00000", None, None, kind)])
 
     score(shards, RUN)  # type: ignore[arg-type]
-    mark(tmp_path, "keep")
-    fsspec.filesystem("memory").put_file(str(tmp_path / "_reviews.sqlite"), f"{RUN}/_reviews.sqlite")
-    copy = RunFolder.to_read(RUN)
-    assert [one.mark for one in copy.reviews.read()] == ["keep"]
-    mark(copy.path, "drop")
-    mark(tmp_path, "keep")
-    fsspec.filesystem("memory").put_file(str(tmp_path / "_reviews.sqlite"), f"{RUN}/_reviews.sqlite")
-    assert [one.mark for one in RunFolder.to_read(RUN).reviews.read()] == ["drop"]
+    for kind in ("keep", "drop"):
+        mark(tmp_path, kind)
+        fsspec.filesystem("memory").put_file(str(tmp_path / "_reviews.sqlite"), f"{RUN}/_reviews.sqlite")
+        copy = RunFolder.to_read(RUN)
+        assert [one.mark for one in copy.reviews.read()] == [kind]
+        with refused("reviews", error=TableError):
+            mark(copy.path, "keep")
     score(shards, RUN)  # type: ignore[arg-type]
     assert stored()["_reviews.sqlite"] == (tmp_path / "_reviews.sqlite").read_bytes()
 
