@@ -21,6 +21,7 @@ from .evaluate import evaluate
 from .export import export
 from .help_layout import Group, arrange, flowing
 from .noise import noise
+from .output import show_controls
 from .plan import plan
 from .rescore import rescore, score_embeddings
 from .review import review
@@ -129,5 +130,5 @@ def _exit_on_closed_pipe() -> None:
 
 def _fail(message: str, code: int) -> None:
     word, style = ("stopped", "yellow") if code == 130 else ("error", "bold red")
-    Console(stderr=True, soft_wrap=True).print(Text(f"{word}: ", style=style) + Text(message))
+    Console(stderr=True, soft_wrap=True).print(Text(f"{word}: ", style=style) + Text(show_controls(message)))
     sys.exit(code)

@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 import shlex
 import shutil
 import sys
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape as escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +32,23 @@ if TYPE_CHECKING:
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, everything else on standard error.")
 ]
+
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
+
+
+def show_controls(text: str) -> str:
+    r"""Replace control characters by their escapes: a key must not move the cursor or set the terminal's title.
+
+    >>> show_controls("a\x1b[2J")
+    'a\\x1b[2J'
+    """
+    return CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def escape(text: str) -> str:
+    """Text from outside for `Output.say`: neither markup nor control characters have an effect."""
+    return escape_markup(show_controls(text))
 
 
 class Output:
