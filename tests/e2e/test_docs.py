@@ -312,7 +312,7 @@ def _quick(words: list[str]) -> list[str]:
         return [*text.split("\0"), *small, "--quiet"]
     if words[0] == "evaluate-model":
         return [*words, "--device", "cpu"]
-    if words[0] == "verify":
+    if words[0] == "verify" or (words[0] == "score" and "--run" in words):
         return [*words, "--trust-run"]  # the quick model is Python code, which a run by itself may not load
     if words[0] not in ("annotate", "calibrate", "plan"):
         return words

@@ -52,7 +52,7 @@ def test_python_and_its_worker_processes(repository: Path) -> None:
         [sys.executable, str(script)], cwd=repository, env=environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["40", "2", "baseline", "True"]
+    assert done.stdout.split() == ["40", "2", "aum", "True"]
 
 
 def test_python_m(repository: Path) -> None:

@@ -381,6 +381,7 @@ def test_the_queue_goes_on_with_the_next_page(visit: Visit, fresh: Path) -> None
 def test_a_mark_that_is_not_stored_is_taken_off_again(visit: Visit, fresh: Path) -> None:
     page = visit.page
     page.goto("/#/browse/demo")
+    page.wait_for_load_state("networkidle")  # the gallery is drawn again with the marks
     card = page.locator(".card").first
     card.focus()
     page.route("**/review", lambda route: route.abort("connectionrefused"))
