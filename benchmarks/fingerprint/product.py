@@ -71,8 +71,8 @@ async def serve(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Async
     transport = httpx.ASGITransport(app=served, raise_app_exceptions=False)
     async with (
         served.router.lifespan_context(served),
-        httpx.AsyncClient(transport=transport, base_url="http://service") as client,
-        AsyncClient("http://service", transport=transport, retries=0) as scorer,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        AsyncClient("http://localhost", transport=transport, retries=0) as scorer,
     ):
         async with asyncio.timeout(READY_SECONDS):
             while (await client.get("/readyz")).status_code != 200:
