@@ -23,7 +23,7 @@ export function createReview({ path, show, queue }) {
   let [classes, relabels, timer, figures] = [[], false, null, null];
   const notes = [h("p", { class: "review-note", role: "alert" }), h("p", { class: "review-note", role: "alert" })];
   const panel = h("section", { class: "panel review-panel", "aria-labelledby": "review-title" });
-  const name = h("input", { type: "text", maxlength: 100, autocomplete: "off", value: localStorage.getItem(NAME) ?? "", onchange: () => localStorage.setItem(NAME, name.value.trim()) });
+  const name = h("input", { type: "text", maxlength: 100, autocomplete: "off", value: localStorage.getItem(NAME) ?? "", oninput: () => localStorage.setItem(NAME, name.value.trim()) });
   const blind = h("input", { type: "checkbox", checked: Boolean(localStorage.getItem(BLIND)), onchange: () => setBlind(blind.checked) });
   setBlind(blind.checked);
 

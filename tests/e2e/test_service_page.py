@@ -332,6 +332,7 @@ def test_samples_are_reviewed_with_the_keyboard(visit: Visit, fresh: Path) -> No
     worst = sorted((row for row in rows if row["similarity"] is not None), key=lambda row: row["similarity"])
     keys = [row["key"] for row in worst]
     page.goto("/#/browse/demo")
+    page.wait_for_load_state("networkidle")
     page.get_by_label("Your name (optional)").fill("Ada")
     page.get_by_role("link", name="Lowest first").press("Enter")
     title = page.locator("#sample-title")
