@@ -1,14 +1,11 @@
 """Decode in worker processes, in order; a crash of the decoder costs one sample, not the job."""
 
 import hashlib
-import os
 import pickle
-import signal
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -17,13 +14,15 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.system.machine import count_processors, exit_with_parent, reuse_memory
+from noisegate.pipeline.system.machine import count_processors, reuse_memory
 from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
+from noisegate.pipeline.system.worker_pool import STARTS, WorkerLost, WorkerNotStarted, WorkerPool, WorkerSetup
 
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
 from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample
 
-STARTS = 3  # tries to start workers, which may be killed just then
+TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
+TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
 
 
 @dataclass
@@ -129,116 +128,97 @@ def default_workers() -> int:
     return min(16, count_processors())
 
 
-def _set_up_worker(parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+def _set_up_worker() -> None:
     # new pages for chunks of pixels take longer than copying them (benchmarks/stages.py)
     reuse_memory(16 << 20, 64 << 20)
-    exit_with_parent(parent)
 
 
-def _accept(preprocess: Preprocessor) -> None:
-    """A worker that runs this has started, and can import what decoding needs."""
-
-
-def _decode(chunk: list[RawSample], preprocess: Preprocessor, options: DecodeOptions) -> list[Decoded]:
+def _decode(preprocess: Preprocessor, options: DecodeOptions, chunk: list[RawSample]) -> list[Decoded]:
     return [decode_sample(raw, preprocess, options) for raw in chunk]
 
 
 class DecodePool:
     """Decodes chunks of samples. `workers=0` decodes in this process.
 
-    `submit` returns at once; `collect` waits for that chunk. When a worker dies, its chunk is tried again, then sample by
-    sample in a process of its own, and the sample that kills it becomes a row with the status `bad_image`.
+    `submit` returns at once; `collect` waits for that chunk. When its worker dies or takes longer than TASK_SECONDS, the
+    samples are tried again one by one, and one that fails TRIES times becomes a row with the status `bad_image`.
     """
 
-    def __init__(self, workers: int, preprocess: Preprocessor, options: DecodeOptions) -> None:
+    def __init__(
+        self, workers: int, preprocess: Preprocessor, options: DecodeOptions, max_bytes: int | None = None
+    ) -> None:
         if workers < 0:
             raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
-        self._workers, self._preprocess, self._options = workers, preprocess, options
-        self._lock = threading.Lock()
-        self._executor = self._start_pool(workers) if workers else None
+        self._workers = workers
+        self._decode = partial(_decode, preprocess, options)
+        self._pool = _start_pool(workers, self._decode, max_bytes) if workers else None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close()
 
-    def submit(self, chunk: list[RawSample]) -> "Future[list[Decoded]]":
-        with self._lock:
-            executor = self._executor
-        try:
-            if executor is not None:
-                return executor.submit(_decode, chunk, self._preprocess, self._options)
-            return _completed(_decode(chunk, self._preprocess, self._options))
-        except BrokenProcessPool as error:
-            failed: Future[list[Decoded]] = Future()
-            failed.set_exception(error)
-            return failed
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that are ready."""
+        return [] if self._pool is None else self._pool.pids
+
+    def submit(self, chunk: list[RawSample], seconds: float = TASK_SECONDS) -> "Future[list[Decoded]]":
+        """Have a chunk decoded; without workers it is decoded now. The future raises WorkerLost."""
+        if self._pool is not None:
+            return self._pool.submit(chunk, seconds=seconds)
+        done: Future[list[Decoded]] = Future()
+        done.set_result(self._decode(chunk))
+        return done
 
     def collect(self, chunk: list[RawSample], future: "Future[list[Decoded]]") -> list[Decoded]:
         try:
-            return future.result()
-        except BrokenProcessPool:
-            self._replace()
-        try:
-            return self.submit(chunk).result()
-        except BrokenProcessPool:
-            self._replace()
-        return self._one_by_one(chunk)
-
-    def _one_by_one(self, chunk: list[RawSample]) -> list[Decoded]:
-        """Decode each sample alone in a process, to find the one that crashes it."""
-        decoded: list[Decoded] = []
-        while len(decoded) < len(chunk):
-            with self._start_pool(1) as executor:
-                for raw in chunk[len(decoded) :]:
-                    try:
-                        decoded += executor.submit(_decode, [raw], self._preprocess, self._options).result()
-                    except BrokenProcessPool:
-                        decoded.append(_crashed_sample(raw))
-                        break
-        return decoded
-
-    def _replace(self) -> None:
-        with self._lock:
-            broken = self._executor is not None and getattr(self._executor, "_broken", False)
-            if broken and self._executor is not None:
-                self._executor.shutdown(wait=False, cancel_futures=True)
-                self._executor = self._start_pool(self._workers)
-
-    def _start_pool(self, workers: int) -> ProcessPoolExecutor:
-        try:
-            of_main = is_of_main(self._preprocess)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            problem = f"cannot go to worker processes ({error}); use a function of a module, or workers=0"
-            raise ConfigError.of("preprocess", type(self._preprocess).__name__, problem) from error
-        # spawn, because this process may already run torch's threads, which do not survive a fork
-        context = spawn_context(self._preprocess)
-        for left in reversed(range(1 if of_main else STARTS)):
-            executor = ProcessPoolExecutor(
-                workers, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
-            )
             try:
-                executor.submit(_accept, self._preprocess).result()
-                break
-            except BrokenProcessPool as error:  # killed while starting, or unable to start
-                executor.shutdown(wait=False, cancel_futures=True)
+                return future.result()
+            except WorkerLost:
+                return [self._decode_alone(raw) for raw in chunk]
+        except WorkerNotStarted as error:
+            raise _cannot_start(self._workers) from error
+
+    def _decode_alone(self, raw: RawSample) -> Decoded:
+        for left in reversed(range(TRIES)):
+            try:
+                return self.submit([raw]).result()[0]
+            except WorkerLost as lost:
                 if not left:
-                    reason = UNGUARDED if of_main else "they were killed, perhaps for want of memory; use fewer"
-                    raise ConfigError.of("workers", workers, f"could not start: {reason}, or use 0") from error
-        return executor
+                    return lost_sample(raw, lost)
+        raise AssertionError("TRIES is at least 1")
 
 
-def _crashed_sample(raw: RawSample) -> Decoded:
+def _start_pool(workers: int, decode: "partial[list[Decoded]]", max_bytes: int | None = None) -> WorkerPool:
+    """Start processes that run `decode`; raises ConfigError if they cannot start."""
+    preprocess = decode.args[0]
+    try:
+        of_main = is_of_main(preprocess)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        problem = f"cannot go to worker processes ({error}); use a function of a module, or workers=0"
+        raise ConfigError.of("preprocess", type(preprocess).__name__, problem) from error
+    # spawn, because this process may already run torch's threads, which do not survive a fork
+    context = spawn_context(preprocess)
+    try:
+        return WorkerPool(
+            workers, WorkerSetup(decode, context, _set_up_worker, max_bytes, starts=1 if of_main else STARTS)
+        )
+    except WorkerNotStarted as error:
+        raise _cannot_start(workers, of_main) from error
+
+
+def _cannot_start(workers: int, of_main: bool = False) -> ConfigError:
+    """The error for workers that do not start."""
+    reason = UNGUARDED if of_main else "they were killed, perhaps for want of memory; use fewer"
+    return ConfigError.of("workers", workers, f"could not start: {reason}, or use 0")
+
+
+def lost_sample(raw: RawSample, lost: WorkerLost) -> Decoded:
+    """The row of a sample whose decoder died or did not finish."""
     digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
     flags = ("duplicate_key",) if raw.duplicate else ()
-    reason = "the decoder crashed on this image"
+    reason = "the decoder did not finish this image in time" if lost.hung else "the decoder crashed on this image"
     return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=digest, flags=flags)
-
-
-def _completed(value: list[Decoded]) -> "Future[list[Decoded]]":
-    future: Future[list[Decoded]] = Future()
-    future.set_result(value)
-    return future

@@ -8,7 +8,10 @@ from .extras import require_extra as require_extra
 from .machine import count_processors as count_processors
 from .machine import exit_with_parent as exit_with_parent
 from .machine import format_size as format_size
+from .machine import free_unused_memory as free_unused_memory
 from .machine import reuse_memory as reuse_memory
+from .messages import receive as receive
+from .messages import send as send
 from .output_files import whole_path as whole_path
 from .output_files import write_atomically as write_atomically
 from .output_files import writing_to as writing_to
@@ -17,3 +20,4 @@ from .processes import spawn_context as spawn_context
 from .progress import Progress as Progress
 from .progress import counted as counted
 from .progress import progress_for as progress_for
+from .worker_pool import WorkerLost as WorkerLost

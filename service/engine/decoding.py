@@ -3,12 +3,12 @@
 import asyncio
 import io
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 
 from PIL import Image
 
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards import Decoded, DecodePool, Preprocessor, RawSample
+from noisegate.pipeline.system import WorkerLost
 
 CHUNK = 8  # pictures per task: few enough to spread one request over the workers
 
@@ -47,7 +47,7 @@ class Decoder:
             future = self._pool.submit(chunk)
             try:
                 return await asyncio.wrap_future(future)
-            except BrokenProcessPool:
+            except WorkerLost:
                 return await asyncio.to_thread(self._pool.collect, chunk, future)
 
 

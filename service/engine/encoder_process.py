@@ -23,7 +23,7 @@ from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, normalise
 from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards import Preprocessor
-from noisegate.pipeline.system import exit_with_parent, spawn_context
+from noisegate.pipeline.system import exit_with_parent, receive, send, spawn_context
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
@@ -65,23 +65,6 @@ class EncodeReply:
     rows: Rows
     seconds: float
     errors: dict[int, str] = field(default_factory=dict)
-
-
-def send(connection: "Connection[Any, Any]", message: Any) -> None:
-    """Send one message; arrays are sent as raw memory, without pickling."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    connection.send_bytes(len(buffers).to_bytes(4, "little") + head)
-    for buffer in buffers:
-        with buffer.raw() as raw:
-            connection.send_bytes(raw)
-
-
-def receive(connection: "Connection[Any, Any]") -> Any:
-    """Receive the next message; raises EOFError if the other side is gone."""
-    head = connection.recv_bytes()
-    count = int.from_bytes(head[:4], "little")
-    return pickle.loads(head[4:], buffers=[connection.recv_bytes() for _ in range(count)])
 
 
 def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool) -> None:

@@ -3,18 +3,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards import workers
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import RawSample
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, decode_sample, default_workers
@@ -137,31 +132,6 @@ class TestDecodeSample:
             DecodeOptions(tasks=tasks)
 
 
-class Starts:
-    """Pools that work in this process, one after the other; those with a 1 are broken from the start."""
-
-    def __init__(self, broken: list[int]) -> None:
-        self._broken, self.made = iter(broken), list[InThisProcess]()
-
-    def __call__(self, count: int, **_: object) -> "InThisProcess":
-        self.made.append(InThisProcess(breaks=bool(next(self._broken))))
-        return self.made[-1]
-
-
-class InThisProcess(Executor):
-    def __init__(self, breaks: bool) -> None:
-        self.breaks = self._broken = breaks
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any, **_: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        if self.breaks:
-            self._broken = True
-            future.set_exception(BrokenProcessPool("killed"))
-        else:
-            future.set_result(work(*arguments))
-        return future
-
-
 class TestPool:
     def test_same_result_and_order_whatever_the_number_of_workers(self) -> None:
         raws = [pair(i) for i in range(40)] + [sample(40, txt=b"a"), sample(41, png=b"x", txt=b"b")]
@@ -191,30 +161,9 @@ class TestPool:
                 assert s.text == f"caption {s.index}" and s.pixels is not None
                 assert np.array_equal(s.pixels, np.full((6, 8, 3), (s.index, 90, 200)))
 
-    @pytest.mark.parametrize("killed", [1, 2])
-    def test_workers_that_are_killed_as_they_start_are_started_again_and_nothing_is_lost(
-        self, killed: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        starts = Starts([0, *[1] * killed, 0])  # the first ones live until they decode, the next never begin
-        monkeypatch.setattr(workers, "ProcessPoolExecutor", starts)
-        raws = [pair(i) for i in range(6)]
-        with DecodePool(2, SMALL, DecodeOptions()) as pool:
-            starts.made[0].breaks = True
-            found = decode_all(pool, [raws[:3], raws[3:]])
-        assert [s.index for s in found] == list(range(6))
-        assert {s.status for s in found} == {"ok"}
-        assert len(starts.made) == 2 + killed
-
-    def test_workers_that_are_killed_three_times_as_they_start_end_the_job_with_a_reason(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        starts = Starts([0, 1, 1, 1])
-        monkeypatch.setattr(workers, "ProcessPoolExecutor", starts)
-        with DecodePool(2, SMALL, DecodeOptions()) as pool:
-            starts.made[0].breaks = True
-            with refused("workers", 2):
-                decode_all(pool, [[pair(0)]])
-        assert len(starts.made) == 1 + workers.STARTS
+    def test_workers_that_never_start_end_the_job_with_a_reason(self) -> None:
+        with refused("workers", 2):
+            DecodePool(2, crashing.NeverArrives(), DecodeOptions())
 
     def test_workers_import_neither_torch_nor_fsspec(self) -> None:
         code = (
@@ -247,7 +196,7 @@ class TestProcesses:
             "from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool\n"
             "if __name__ == '__main__':\n"
             "    with DecodePool(2, Preprocess(size=4), DecodeOptions()) as pool:\n"
-            "        print(pool._executor.submit(os.getpid).result(), flush=True)\n"
+            "        print(pool.pids[0], flush=True)\n"
             "        signal.pause()\n"
         )
         process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from noisegate.pipeline.system.messages import receive, send
 from noisegate.service.engine.encoder_process import (
     EncodeReply,
     EncodeRequest,
     encode_request,
-    receive,
-    send,
     stack_pixels,
 )
 from tests.fakes import ColourModel, estimator
