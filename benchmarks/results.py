@@ -29,18 +29,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bench", type=Path, help="what --out of noisegate bench was")
     text = PAGE.read_text(encoding="utf-8")
-    for file in sorted(parser.parse_args().bench.glob("*/results.md")):
-        if f"<!-- {file.parent.name}:" in text:
-            picture = PAGE.parent / "pictures" / f"{file.parent.name}.svg"
-            cells = PAGE.parent / "data" / f"{file.parent.name}.json"
-            for made, kept in (("curves.svg", picture), ("results.json", cells)):
+    bench = parser.parse_args().bench
+    for file in sorted([*bench.glob("*/results.md"), *bench.glob("*/*/results.md")]):
+        name = "-".join(file.parent.relative_to(bench).parts)
+        if f"<!-- {name}:" in text:
+            picture, cells = PAGE.parent / "pictures" / f"{name}.svg", PAGE.parent / "data" / f"{name}.json"
+            curves = sorted(file.parent.glob("curves*.svg"))
+            for made, kept in ((curves[0], picture), (file.parent / "results.json", cells)):
                 kept.parent.mkdir(exist_ok=True)
-                kept.write_bytes((file.parent / made).read_bytes())
+                kept.write_bytes(made.read_bytes())
             table = file.read_text(encoding="utf-8")
-            curves = f"![{file.parent.name}](pictures/{picture.name})"
             every = f"Every cell: [{cells.name}](data/{cells.name})."
-            text = filled(text, file.parent.name, f"{curves}\n\n{table}\n{every}\n")
-            print(f"{file.parent.name}: {file}")
+            text = filled(text, name, f"![{name}](pictures/{picture.name})\n\n{table}\n{every}\n")
+            print(f"{name}: {file}")
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -25,10 +25,13 @@ from noisegate.pipeline.runs import RunFolder
 from noisegate.trainers.config import merge_trees
 
 from .cells import Cell, CellResult, run_cells
-from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, rate_name, read_yaml
+from .given_arrays import GivenArrays
+from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, preset_names, rate_name, read_yaml
 
 DATA = "DATA"
 REAL = "real"
+PAPERS_FILE = "papers"
+"""the file of presets/ with the reported figures"""
 NOISE_SEED = 0
 """the noise is the same for all seeds of training"""
 MAIN_FIGURE = {"retrieval": "rsum", "classification": "accuracy", "image_retrieval": "map_at_r"}
@@ -45,7 +48,8 @@ class PaperNoise(PresetPart):
 class PaperSetup(PresetPart):
     """A target with its training settings, and what each method changes in them."""
 
-    convert: tuple[str, ...]
+    convert: tuple[str, ...] = ()
+    """commands that make DATA; none if the preset has `arrays`"""
     annotate: str | None = None
     """the command that makes DATA/tables, for methods that read one"""
     also_on: dict[str, str] = Field(default_factory=dict)
@@ -55,6 +59,13 @@ class PaperSetup(PresetPart):
     config: dict[str, Any]
     methods: dict[str, dict[str, Any]]
     """by name; NAME@WORD is NAME with further settings, and trained only where it is asked for"""
+    variants: tuple[str, ...] = ()
+    """NAME@WORD to train without being asked for"""
+    seeds: tuple[int, ...] = (0,)
+
+    def default_methods(self) -> tuple[str, ...]:
+        """The methods to train if none are asked for."""
+        return tuple(name for name in self.methods if "@" not in name or name in self.variants)
 
 
 class PaperPreset(PresetPart):
@@ -64,6 +75,8 @@ class PaperPreset(PresetPart):
     summary: str
     task: Literal["retrieval", "classification", "image_retrieval"]
     noise: tuple[PaperNoise, ...]
+    arrays: GivenArrays | None = None
+    """where DATA is a folder of arrays: shards and tables are made from them"""
     setups: dict[str, PaperSetup]
 
     def find_setup(self, name: str) -> PaperSetup:
@@ -106,9 +119,9 @@ class PaperFigure(PresetPart):
 
 
 def paper_presets() -> tuple[str, ...]:
-    """Names of the data sets with a set-up of the papers."""
-    named = {row.preset for row in _all_figures()}
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.yaml") if path.stem in named))
+    """Names of the data sets that --data names: those of the papers, and real ones to compare methods on."""
+    names = {path.stem for path in PRESETS.glob("*.yaml")}
+    return tuple(sorted(names - {PAPERS_FILE, *preset_names()}))
 
 
 @cache
@@ -141,8 +154,8 @@ def paper_figures(
 @cache
 def _all_figures() -> tuple[PaperFigure, ...]:
     return tuple(
-        check_preset(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, "papers")
-        for paper in read_yaml("papers").values()
+        check_preset(PaperFigure, {"witness": paper["witness"], **row, "paper": paper["title"]}, PAPERS_FILE)
+        for paper in read_yaml(PAPERS_FILE).values()
         for row in paper["rows"]
     )
 
@@ -216,7 +229,7 @@ def run_paper_bench(
     *,
     methods: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
     estimator: str | None = None,
     jobs: int = 1,
@@ -226,43 +239,57 @@ def run_paper_bench(
     """Add noise to the shards in `data`, score them if a method reads a table, train, and measure.
 
     `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
-    model. Finished parts are kept below `out`, as in `run_bench`.
+    model. Finished parts are kept below `out`, as in `run_bench`. Where a value is None, the preset's is taken.
     """
     described = preset.find_setup(setup)
-    chosen = tuple(methods or (name for name in described.methods if "@" not in name))
+    chosen, seeds = tuple(methods or described.default_methods()), tuple(seeds or described.seeds)
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
     conditions = list_conditions(preset, rates)
     check_shards(preset, setup, data)
     place = out / preset.name / setup
-    cells: list[Cell] = []
+    planned: dict[tuple[int, str, str], Cell] = {}
     judged: dict[str, dict[str, float | None]] = {}
     for condition in conditions:
-        shards = make_noisy_shards(configs[chosen[0]], condition, place, note)
+        own: dict[str, Any] = {"logging": {"every": 100, "tensorboard": False}}
+        if preset.arrays is not None:
+            made = out / preset.name / "data"
+            shards = preset.arrays.make_train_shards(data, condition.rate or 0.0, made, note)
+            own["data"] = {"shards": shards, "eval_shards": preset.arrays.make_test_shards(data, made)}
+        else:
+            shards = make_noisy_shards(configs[chosen[0]], condition, place, note)
+            own["data"] = {"shards": shards}
         table: Path | None = None
         for method in chosen:
             config = configs[method]
             if config["data"].get("table"):
+                if table is None and preset.arrays is not None:
+                    table = preset.arrays.make_table(data, condition.rate or 0.0, shards, made, note)
                 table = table or make_table(described, condition, shards, data, place, estimator, note)
                 config = merge_trees(config, {"data": {"table": str(table)}})
-            config = merge_trees(config, {"data": {"shards": shards}, "logging": {"every": 100, "tensorboard": False}})
-            config = merge_trees(config, settings or {})
+            config = merge_trees(merge_trees(config, own), settings or {})
             for seed in seeds:
                 file = place / "cells" / f"{method}-{condition.name}-{seed}.json"
-                own = {**config, "seed": seed}
-                cells.append(Cell(method, condition.rate or 0.0, seed, own, file, threads=None if jobs == 1 else 1))
+                planned[seed, condition.name, method] = Cell(
+                    method, condition.rate or 0.0, seed, {**config, "seed": seed}, file, None if jobs == 1 else 1
+                )
         if table is not None and condition.rate:
             judged[condition.name] = judge_table(table, preset.task != "retrieval")
-    results = iter(run_cells(cells, jobs, progress=progress))
-    by_place: dict[tuple[str, str], list[CellResult]] = {}
-    for condition in conditions:
-        for method in chosen:
-            by_place[method, condition.name] = [next(results) for _ in seeds]
+    order = [(seed, one.name, method) for seed in seeds for one in conditions for method in chosen]
+    results = dict(zip(order, run_cells([planned[key] for key in order], jobs, progress=progress), strict=True))
+    by_place = {
+        (method, one.name): [results[seed, one.name, method] for seed in seeds]
+        for one in conditions
+        for method in chosen
+    }
     return PaperBench(preset, setup, chosen, conditions, by_place, paper_figures(preset.name, setup=setup), judged)
 
 
 def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
     """Raise ConfigError if shards are missing, with the commands that make them."""
     found = preset.setups[setup]
+    if preset.arrays is not None:
+        preset.arrays.check(data)
+        return
     config = preset.run_config(setup, next(iter(found.methods)), data)
     wanted = [config["data"]["shards"], config["data"]["eval_shards"]]
     missing = [pattern for pattern in wanted if not _find_tars(pattern)]

@@ -34,8 +34,8 @@ def paper_markdown(bench: PaperBench) -> str:
     names = list(dict.fromkeys([*FIGURES[preset.task], *(name for row in trained for name in row.figures)]))
     seeds = max(len(cells) for cells in bench.cells.values())
     lines = [
-        f"**{preset.name}, {bench.setup}:** {preset.summary}. Ours, mean ± standard deviation of {counted(seeds, 'seed')}; "
-        "in brackets the paper's own figure for the same method and noise.",
+        f"**{preset.name}, {bench.setup}:** {preset.summary}. Mean ± standard deviation of {counted(seeds, 'seed')}"
+        + ("; in brackets the paper's own figure for the same method and noise." if trained else "."),
     ]
     titles = [condition.title for condition in bench.conditions]
     for name in names:

@@ -31,9 +31,10 @@ def bench(
         typer.Option(
             "--preset",
             "-p",
-            help="scenes-retrieval, scenes-pretrained, scenes-classification, scenes-image-retrieval, scenes for all of them, "
-            "or a data set of the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, webvision, food101n, "
-            "animal10n, cars98n, msrvtt; or a YAML file of your own that changes a preset of scenes; repeatable.",
+            help="scenes-retrieval, scenes-pretrained, scenes-classification, scenes-image-retrieval, scenes for all of them; "
+            "flickr8k: real photos; or a data set of the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, "
+            "webvision, food101n, animal10n, cars98n, msrvtt; or a YAML file of your own that changes a preset of scenes; "
+            "repeatable.",
             show_default=False,
         ),
     ],
@@ -72,6 +73,8 @@ def bench(
     [cyan]noisegate bench --preset scenes-retrieval --quick[/]
 
     [cyan]noisegate bench --preset scenes --out bench[/]
+
+    [cyan]noisegate bench --preset flickr8k --data flickr8k-regions --setup vse --rates 0.4 --seeds 0[/]
 
     [cyan]noisegate bench --preset flickr30k --data flickr-shards --setup clip --seeds 0,1,2[/]
 
@@ -185,7 +188,7 @@ def bench_paper(
         out,
         methods=choices.methods,
         rates=choices.rates,
-        seeds=choices.seeds or (0,),
+        seeds=choices.seeds,
         settings=read_config(settings=settings),
         estimator=estimator,
         jobs=choices.jobs or 1,

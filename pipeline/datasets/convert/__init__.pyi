@@ -1,0 +1,1 @@
+from .job import convert as convert
