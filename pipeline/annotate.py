@@ -52,6 +52,7 @@ def annotate(
     classes: str | Path | Sequence[str] | ClassSet | None = None,
     estimator: Estimator | Callable[[], Estimator] | None = None,
     beta: str = AnnotateSettings.beta,
+    cut: str = AnnotateSettings.cut,
     options: DecodeOptions | None = None,
     image_column: str | None = None,
     text_column: str | None = None,
@@ -100,6 +101,7 @@ def annotate(
         device=device,
         classes=SOURCE if classes == SOURCE else None,
         beta=beta,
+        cut=cut,
         tasks=reading.tasks,
         image_column=image_column,
         text_column=text_column,
@@ -332,6 +334,7 @@ class _Job:
             anchors=anchors,
             search=search,
             note=self.progress.note,
+            keep_embeddings=self.settings.keep_embeddings,
         )
         write_scores(self.run, stems, scores)
         return scores

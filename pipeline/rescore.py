@@ -33,6 +33,7 @@ def rescore(
     settings: Callable[[Mapping[str, Any]], ScoreSettings] | None = None,
     *,
     beta: str | None = None,
+    cut: str | None = None,
     task: str | None = None,
     k: int | None = None,
     neighbourhood: bool | None = None,
@@ -62,9 +63,9 @@ def rescore(
             seed=recorded["seed"] if seed is None else seed,
             joint=recorded["joint"],
             repair=repair or recorded.get("repair", ScoreSettings.repair),
+            cut=cut or recorded.get("cut", ScoreSettings.cut),
         )
-        if beta:
-            wanted.refuse_unused_beta()
+        wanted.refuse_unused(*(name for name, given in (("beta", beta), ("cut", cut)) if given))
         return wanted
 
     run = RunFolder.to_write(folder, "folder", note)
@@ -246,8 +247,7 @@ def _array_settings(
     joint = joint and text_width in (0, image_width)
     neighbourhood = settings.neighbourhood or not joint
     wanted = replace(settings, tasks=tasks, joint=joint, neighbourhood=neighbourhood)
-    if wanted.beta != ScoreSettings().beta:
-        wanted.refuse_unused_beta()
+    wanted.refuse_unused(*wanted.chosen)
     return wanted
 
 

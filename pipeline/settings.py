@@ -14,6 +14,7 @@ from .system.machine import read_size
 
 TASKS = ("pairs", "labels")
 REPAIRS = ("never", "sure", "likely")
+CUTS = ("osa", "probability")
 BETA_MODES = {
     "auto": "random_inputs where it lies clearly between shuffled and given pairs, else intersection",
     "random_inputs": "mean cosine of random pictures and random texts: the paper's quantity, needs the model",
@@ -80,9 +81,12 @@ class ScoreSettings:
     seed: int = 0
     joint: bool = True
     repair: str = "sure"
+    cut: str = "osa"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", check_beta_mode(self.beta))
+        if self.cut not in CUTS:
+            raise ConfigError.of("cut", self.cut, f"is unknown; use {' or '.join(CUTS)}")
         if self.repair not in REPAIRS:
             raise ConfigError.of("repair", self.repair, f"is unknown; use {', '.join(REPAIRS)}")
         if self.k is not None and self.k < 1:
@@ -96,12 +100,20 @@ class ScoreSettings:
         """As JSON values."""
         return asdict(self) | {"tasks": list(self.tasks)}
 
-    def refuse_unused_beta(self) -> None:
-        """Raise ConfigError if there is no cosine to compare a chosen β with."""
-        if "pairs" not in self.tasks:
-            raise ConfigError.of("beta", self.beta, "is for pairs, and only labels are scored; leave it out")
-        if not self.joint:
-            raise ConfigError.of("beta", self.beta, "is for cosines, and two encoders have none; leave it out")
+    def refuse_unused(self, *names: str) -> None:
+        """Raise ConfigError for chosen settings of pairs (`beta`, `cut`) if there is no cosine to use them with."""
+        for name in names:
+            if "pairs" not in self.tasks:
+                problem = "is for pairs, and only labels are scored; leave it out"
+                raise ConfigError.of(name, getattr(self, name), problem)
+            if not self.joint:
+                problem = "is for cosines, and two encoders have none; leave it out"
+                raise ConfigError.of(name, getattr(self, name), problem)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Which of `beta` and `cut` are not the default."""
+        return tuple(name for name in ("beta", "cut") if getattr(self, name) != getattr(ScoreSettings, name))
 
 
 def check_beta_mode(mode: str | float, has_data: bool = True) -> str:
@@ -175,6 +187,10 @@ class AnnotateSettings:
         None,
         "--beta",
         "-b",
+    )
+    cut: str = _setting(
+        ScoreSettings.cut,
+        "Which pairs are clean: osa (the paper's rule: similarity above β) or probability (clean_probability above 0.5).",
     )
     tasks: tuple[str, ...] = _setting(
         ScoreSettings.tasks, "pairs, labels or pairs,labels.", None, "--task", read=read_tasks
@@ -287,8 +303,7 @@ class AnnotateSettings:
         """Raise ConfigError for a setting that the tasks leave without effect."""
         if self.classes and "labels" not in self.tasks:
             raise ConfigError.of("classes", self.classes, "are for labels, which are not scored; use --task labels")
-        if self.beta != ScoreSettings.beta:
-            self.scoring.refuse_unused_beta()
+        self.scoring.refuse_unused(*self.scoring.chosen)
 
     @property
     def reading(self) -> DecodeOptions:
@@ -299,7 +314,9 @@ class AnnotateSettings:
     @property
     def scoring(self) -> ScoreSettings:
         """Which scores to compute."""
-        return ScoreSettings(self.beta, self.tasks, self.k, self.neighbourhood, self.seed, repair=self.repair)
+        return ScoreSettings(
+            self.beta, self.tasks, self.k, self.neighbourhood, self.seed, repair=self.repair, cut=self.cut
+        )
 
     @property
     def model_values(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from .output import JsonOption, Output, print_summary
 def rescore(
     folder: Annotated[Path, typer.Argument(help="A finished run with its embeddings.")],
     beta: Annotated[str | None, option("beta")] = None,
+    cut: Annotated[str | None, option("cut")] = None,
     task: Annotated[str | None, option("tasks")] = None,
     k: K = None,
     neighbourhood: Neighbourhood = None,
@@ -77,6 +78,7 @@ def rescore(
         summary = run(
             folder,
             beta=beta,
+            cut=cut,
             task=task,
             k=k,
             neighbourhood=neighbourhood,
@@ -107,6 +109,7 @@ def score_embeddings(
     ] = None,
     repair: Annotated[str, option("repair", rich_help_panel=None)] = ScoreSettings.repair,
     beta: Annotated[str, typer.Option("--beta", "-b", help="auto (here: intersection), fixed:VALUE, …")] = "auto",
+    cut: Annotated[str, option("cut")] = ScoreSettings.cut,
     separate: Annotated[
         bool, typer.Option("--separate-spaces", help="Images and texts come from two unrelated encoders of one width.")
     ] = False,
@@ -159,7 +162,9 @@ def score_embeddings(
             anchors=load_anchors(anchors, anchor_labels, names),
             class_names=names,
             joint=not separate,
-            settings=ScoreSettings(beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed, repair=repair),
+            settings=ScoreSettings(
+                beta=beta, k=k, neighbourhood=bool(neighbourhood), seed=seed, repair=repair, cut=cut
+            ),
             overwrite=overwrite,
             search=search,
             note=output.note,

@@ -141,21 +141,24 @@ def score(
     given = _Given(pairs)
     statuses: list[str] = []
     errors: list[str | None] = []
-    cosines = [np.zeros(0, np.float32)]
+    cosines, qualities = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
     sample = _EmbeddingSample()
     for samples, encoded in encode_pairs(estimator, given):
         statuses += [one.status for one in samples]
         errors += [one.error for one in samples]
         cosines.append(encoded.similarity)
-        if scorer is None:
+        if scorer is not None:
+            qualities.append(scorer.quality(encoded))
+        else:
             sample.add(encoded, np.array([one.status == "ok" for one in samples]))
+    quality = np.concatenate(qualities) if scorer is not None else None
     if scorer is None:
         scorer = sample.fit(estimator, beta)
     ok = np.array([status == "ok" for status in statuses], bool)
     similarity = pa.array(np.concatenate(cosines), mask=~ok)
     columns = {"status": statuses, "error": errors, "similarity": similarity}
     table = pa.table({name: pa.array(columns[name], _plain(name)) for name in columns})
-    scores = pair_columns(table, scorer.beta, scorer.calibration)
+    scores = pair_columns(table, scorer.beta, scorer.calibration, quality, scorer.cut)
     for name in ("osa_weight", "clean_probability"):
         scores[name] = pa.array(scores[name].astype(np.float32), from_pandas=True)  # NaN is null
     everything = {"caption": pa.array(given.captions, pa.string()), **{name: table[name] for name in columns}, **scores}

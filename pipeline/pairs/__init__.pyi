@@ -3,6 +3,7 @@ from .beta import Beta as Beta
 from .beta import PairSample as PairSample
 from .beta import estimate_beta as estimate_beta
 from .beta import measure_beta as measure_beta
+from .calibration import QUALITY as QUALITY
 from .calibration import PairCalibration as PairCalibration
 from .neighbourhood import NEIGHBOURS as NEIGHBOURS
 from .neighbourhood import Side as Side
@@ -11,6 +12,7 @@ from .osa import osa_weight as osa_weight
 from .osa import reference_weight as reference_weight
 from .pair_pool import RunPool as RunPool
 from .pair_pool import read_pool as read_pool
+from .scorer import NO_POOL as NO_POOL
 from .scorer import PairScores as PairScores
 from .scorer import RecordedScorer as RecordedScorer
 from .scorer import Scorer as Scorer

@@ -14,11 +14,12 @@ that the cost does not grow with the data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import isotonic_regression
 from threadpoolctl import threadpool_limits
 
 from noisegate.pipeline.errors import ConfigError
@@ -32,6 +33,9 @@ DRAWS = 50  # bootstrap replicates of the noise rate and the crossing
 MIN_PAIRS = 20  # similarities of given and of mismatched pairs that a calibration needs; chosen
 SHAPELESS = "isotonic"  # the model that counts only if the others fail
 PLAUSIBLE = 2  # a model counts as plausible up to this many standard errors behind the best
+SIMILARITY, QUALITY = "similarity", "pair_quality"  # columns that P(clean) may come from
+LIKELY = 0.5  # P(clean) above which a pair is clean by --cut probability
+FIELD_CUTS = (0.1, 0.15, 0.215, 0.28, 0.3)  # cosines that others cut at; .215 is OSA's β of ViT-B/32
 CLEAN_BELOW = 0.01  # below this noise rate all pairs count as clean, above 1 - this all as noise
 
 
@@ -47,7 +51,11 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True)
 class PairCalibration:
-    """A monotone, piecewise linear map from similarity to P(clean), with the estimated noise rate and its interval."""
+    """A monotone, piecewise linear map from a score to P(clean), with the estimated noise rate and its interval.
+
+    `score` is the column that the map takes. One of `pair_quality` also has the shares kept above some `cosines`, because β
+    and other thresholds cut the cosine (`pipeline/pairs/judge.py`).
+    """
 
     noise_rate: float
     noise_interval: tuple[float, float]  # 95 %: bootstrap, widened by how far the plausible models disagree
@@ -61,9 +69,13 @@ class PairCalibration:
     clean: tuple[float, ...]  # P(clean) at the knots
     kept: tuple[float, ...]  # share of the given pairs above each knot
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
+    score: str = SIMILARITY
+    cosines: tuple[float, ...] = ()  # empty if the knots are cosines
+    cosine_kept: tuple[float, ...] = ()  # share of the given pairs above each of `cosines`
+    cosine_clean: tuple[float, ...] = ()  # share of the given pairs that are above it and clean, by their own P(clean)
 
-    def clean_probability(self, similarity: ArrayLike) -> Float32:
-        """P(clean | similarity), (N,) float32; nan stays nan.
+    def clean_probability(self, score: ArrayLike) -> Float32:
+        """P(clean | score), (N,) float32; nan stays nan.
 
         >>> rng = np.random.default_rng(0)
         >>> wrong, right = rng.normal(0.15, 0.03, 400), rng.normal(0.30, 0.03, 600)
@@ -73,21 +85,38 @@ class PairCalibration:
         >>> round(calibration.noise_rate, 1)
         0.4
         """
-        return np.interp(np.asarray(similarity, dtype=np.float64), self.knots, self.clean).astype(np.float32)
+        return np.interp(np.asarray(score, dtype=np.float64), self.knots, self.clean).astype(np.float32)
+
+    @property
+    def by_cosine(self) -> tuple[Float64, Float64, Float64]:
+        """Cosines, the share of the given pairs above each, and the share that is above it and clean."""
+        curves = (self.cosines, self.cosine_kept, self.cosine_clean) if self.cosines else self._curves
+        return np.asarray(curves[0]), np.asarray(curves[1]), np.asarray(curves[2])
+
+    @property
+    def _curves(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        return self.knots, self.kept, self.kept_clean
+
+    def clean_at(self, cosine: ArrayLike) -> Float32:
+        """Mean P(clean) of the given pairs at these cosines (N,); P(clean | cosine) itself if the map takes the cosine."""
+        if not self.cosines:
+            return self.clean_probability(cosine)
+        places, kept, clean = self.by_cosine
+        share = -np.diff(kept)
+        mean = isotonic_regression(-np.diff(clean) / np.maximum(share, 1e-12), weights=share + 1e-12).x
+        middles = (places[1:] + places[:-1]) / 2
+        return np.asarray(np.interp(np.asarray(cosine, np.float64), middles, np.clip(mean, 0, 1)), np.float32)
 
     def expected(self, cut: float) -> Expected:
-        """Expected precision and recall when the pairs with similarity above `cut` are kept."""
-        above = float(np.interp(cut, self.knots, self.kept, left=1.0, right=0.0))
-        above_clean = float(np.interp(cut, self.knots, self.kept_clean, left=self.kept_clean[0], right=0.0))
-        total_clean = self.kept_clean[0]
-        below_noise = max(0.0, 1 - total_clean - (above - above_clean))
-        return Expected(
-            kept=above,
-            clean_precision=_share(above_clean, above),
-            clean_recall=_share(above_clean, total_clean),
-            noise_precision=_share(below_noise, 1 - above),
-            noise_recall=_share(below_noise, 1 - total_clean),
-        )
+        """Expected precision and recall when the pairs with a cosine above `cut` are kept."""
+        return _expect(cut, *self.by_cosine)
+
+    def expected_of(self, rule: str, beta: float) -> Expected:
+        """The same for what `clean` follows: `osa` keeps cosines above β, `probability` pairs that are likely clean."""
+        if rule == "osa":
+            return self.expected(beta)
+        even = float(np.interp(LIKELY, self.clean, self.knots))
+        return _expect(even, *(np.asarray(curve) for curve in self._curves))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON; a nan becomes None."""
@@ -100,10 +129,10 @@ class PairCalibration:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> PairCalibration:
         """The inverse of `to_dict`."""
-        missing = [field.name for field in fields(cls) if field.name not in plain]
+        missing = [field.name for field in fields(cls) if field.name not in plain and field.default is MISSING]
         if missing:
             raise ConfigError.of("calibration", missing, "are missing; give what PairCalibration.to_dict() wrote")
-        values = {field.name: plain[field.name] for field in fields(cls)}
+        values = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         values = {name: np.nan if value is None else value for name, value in values.items()}
         return cls(**values)
@@ -334,6 +363,21 @@ def _keep_finite(values: ArrayLike) -> Float64:
 
 def _round(values: Float64) -> tuple[float, ...]:
     return tuple(float(value) for value in np.round(values, 6))
+
+
+def _expect(cut: float, places: Float64, kept: Float64, kept_clean: Float64) -> Expected:
+    """Expected figures of keeping what is above `cut`, from curves over `places`."""
+    above = float(np.interp(cut, places, kept, left=1.0, right=0.0))
+    above_clean = float(np.interp(cut, places, kept_clean, left=kept_clean[0], right=0.0))
+    total_clean = float(kept_clean[0])
+    below_noise = max(0.0, 1 - total_clean - (above - above_clean))
+    return Expected(
+        kept=above,
+        clean_precision=_share(above_clean, above),
+        clean_recall=_share(above_clean, total_clean),
+        noise_precision=_share(below_noise, 1 - above),
+        noise_recall=_share(below_noise, 1 - total_clean),
+    )
 
 
 def _share(part: float, whole: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError, MismatchError
 from noisegate.pipeline.estimators.base import Estimator, paired_cosines
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import DecodeOptions
+from noisegate.pipeline.settings import DecodeOptions, ScoreSettings
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
@@ -19,6 +19,7 @@ from noisegate.pipeline.system.array_types import Float32, Index
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatch_pairs, sample_pairs
 from .calibration import PairCalibration
+from .judge import choose_calibration
 from .pair_pool import RECORD, RunPool, draw_pairs, fit_pool, read_pairs_of_run
 from .scorer import Encoded, encode_samples, read_scoring
 
@@ -27,7 +28,8 @@ from .scorer import Encoded, encode_samples, read_scoring
 class PairFit:
     """β and calibration of one run, the sample of given pairs that they were learned from, and the pool of `pair_quality`.
 
-    `quality` is what the tables record of the pool, which cannot be read any more once the embeddings were dropped.
+    `quality` is what the tables record of the pool, which cannot be read any more once the embeddings were dropped. `cut` is
+    what `clean` follows: `osa` or `probability`.
     """
 
     beta: Beta
@@ -35,46 +37,75 @@ class PairFit:
     sample: PairSample
     pool: RunPool | None = None
     quality: dict[str, Any] | None = None
+    cut: str = ScoreSettings.cut
 
 
 def fit_pairs(
     run: RunFolder,
     stems: Sequence[str],
-    mode: str,
+    settings: ScoreSettings,
     random_inputs: Callable[[], Beta] | None,
-    seed: int,
     device: str = "auto",
+    keep_embeddings: bool = True,
 ) -> PairFit:
-    """Learn β and calibration of a run whose shards are all encoded, and draw its pool."""
-    sample = sample_run(run, stems, PAIRS, seed)
-    beta = estimate_beta(pairs=sample, mode=mode, random_inputs=random_inputs, seed=seed)
+    """Learn β and calibration of a run whose shards are all encoded, and draw its pool.
+
+    Without `keep_embeddings` the calibration is that of the cosine: there will be no pool to compare new pairs with.
+    """
+    seed = settings.seed
+    drawn = _draw_sample(run, stems, PAIRS, seed)
+    beta = estimate_beta(pairs=drawn.cosine, mode=settings.beta, random_inputs=random_inputs, seed=seed)
     pool = fit_pool(run, stems, seed, device)
-    return PairFit(beta, sample.calibration, sample, pool, pool.facts if pool else None)
+    calibration = choose_calibration(drawn.cosine, drawn.quality(pool) if pool and keep_embeddings else None)
+    return PairFit(beta, calibration, drawn.cosine, pool, pool.facts if pool else None, settings.cut)
 
 
 def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
     """Read β and calibration from the tables of a finished run whose embeddings were dropped."""
     tables = [read_metadata(run.table(stem)) for stem in stems]
-    recorded = [[metadata.get(name) for name in ("beta", "calibration", RECORD)] for metadata in tables]
+    recorded = [[metadata.get(name) for name in ("beta", "calibration", RECORD, "cut")] for metadata in tables]
     if len({json.dumps(values, sort_keys=True) for values in recorded}) != 1:  # in JSON NaN equals NaN
         raise MismatchError.of("out", str(run.name), "lacks embeddings, and its scores differ; use --overwrite")
-    beta, calibration = read_scoring(run, stems[0])
+    beta, calibration, cut = read_scoring(run, stems[0])
     if beta is None:
         raise MismatchError.of("out", str(run.name), "has tables without scores; run annotate again")
     places, rows = draw_pairs(run, stems, PAIRS, seed)
     given = _similarities(run, stems, places, rows)
-    return PairFit(beta, calibration, PairSample(given, np.zeros(0, np.float32)), quality=tables[0].get(RECORD))
+    sample = PairSample(given, np.zeros(0, np.float32))
+    return PairFit(beta, calibration, sample, quality=tables[0].get(RECORD), cut=cut)
 
 
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
     """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them."""
+    return _draw_sample(run, stems, count, seed).cosine
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Given pairs of a run with their embeddings (N, d), and row numbers (M,) of the pictures and captions mismatched."""
+
+    cosine: PairSample
+    images: Float32
+    texts: Float32
+    first: Index
+    second: Index
+
+    def quality(self, pool: RunPool) -> PairSample:
+        """`pair_quality` of the same given pairs, and of as many mismatched ones as a calibration needs."""
+        few = np.linspace(0, len(self.first), min(PAIRS, len(self.first)), endpoint=False).astype(np.int64)
+        given = pool.quality(self.images, self.texts, self.cosine.given)
+        images, texts = self.images[self.first[few]], self.texts[self.second[few]]
+        return PairSample(given, pool.quality(images, texts, self.cosine.mismatched[few]))
+
+
+def _draw_sample(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> _Sample:
     places, rows = draw_pairs(run, stems, count, seed)
-    given = _similarities(run, stems, places, rows)
+    given, none = _similarities(run, stems, places, rows), np.zeros(0, np.int64)
+    images, texts = read_pairs_of_run(run, stems, places, rows)
     if not len(rows):
-        return PairSample(given, given)
-    left, right = read_pairs_of_run(run, stems, places, rows)
-    first, second = mismatch_pairs(left, right, np.random.default_rng(seed))
-    return PairSample(given, paired_cosines(left, right, first, second))
+        return _Sample(PairSample(given, given), images, texts, none, none)
+    first, second = mismatch_pairs(images, texts, np.random.default_rng(seed))
+    return _Sample(PairSample(given, paired_cosines(images, texts, first, second)), images, texts, first, second)
 
 
 def _similarities(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> Float32:

@@ -18,15 +18,19 @@ from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.settings import ScoreSettings, check_beta_mode
 from noisegate.pipeline.shards.given_pairs import Picture, decode_pair
 from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Mask
 
 from .beta import Beta, estimate_beta, measure_beta
-from .calibration import PairCalibration
+from .calibration import LIKELY, QUALITY, PairCalibration
 from .osa import osa_weight
 from .pair_pool import RunPool, read_pool
+
+NO_POOL = (
+    "P(clean) is unknown: it comes from pair_quality, and the run's embeddings, which new pairs need, were dropped"
+)
 
 
 @dataclass
@@ -40,11 +44,33 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores of cosines (N,): OSA's weight, P(clean) (None without a calibration), and whether the weight is above 0."""
+    """Scores of N pairs: OSA's weight, P(clean), and what is clean by the cut; NaN where there is no score."""
 
     osa_weight: Float32
-    clean_probability: Float32 | None
-    clean: Mask
+    clean_probability: Float32
+    cut: str
+
+    @property
+    def clean(self) -> Mask:
+        """(N,) which pairs are kept; `decided` says which can be told."""
+        by = self.osa_weight, 0.0
+        if self.cut == "probability":
+            by = self.clean_probability, LIKELY
+        return np.nan_to_num(by[0]) > by[1]
+
+    @property
+    def decided(self) -> Mask:
+        """(N,) which pairs have the score that the cut follows."""
+        return ~np.isnan(self.clean_probability if self.cut == "probability" else self.osa_weight)
+
+    def row(self, i: int) -> dict[str, Any]:
+        """The scores of pair i by their columns, None for those it does not have."""
+        weight, probability = float(self.osa_weight[i]), float(self.clean_probability[i])
+        return {
+            "osa_weight": None if np.isnan(weight) else weight,
+            "clean_probability": None if np.isnan(probability) else probability,
+            "clean": bool(self.clean[i]) if self.decided[i] else None,
+        }
 
 
 def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts: dict[str, Float32]) -> Encoded:
@@ -100,24 +126,41 @@ def encode_pairs(estimator: Estimator, pairs: Iterable[Any]) -> Iterator[tuple[l
         yield samples, encode_samples(estimator, samples, known_texts)
 
 
-def score_pairs(similarity: Float32, beta: Beta, calibration: PairCalibration | None = None) -> PairScores:
-    """Weights, probabilities and the cut w > 0 for cosines (N,); NaN (no pair) stays NaN and is not clean."""
+def score_pairs(
+    similarity: Float32,
+    beta: Beta,
+    calibration: PairCalibration | None = None,
+    quality: Float32 | None = None,
+    cut: str = ScoreSettings.cut,
+) -> PairScores:
+    """Scores of cosines (N,) and, for a calibration that takes it, `pair_quality` (N,); NaN (no pair) stays NaN."""
     known = ~np.isnan(similarity)
     weight = np.where(known, osa_weight(similarity.astype(np.float64), beta.value), np.nan).astype(np.float32)
-    probability = calibration.clean_probability(similarity) if calibration is not None else None
-    return PairScores(weight, probability, np.nan_to_num(weight) > 0)
+    probability = np.full(len(similarity), np.nan, np.float32)
+    if calibration is not None and calibration.score != QUALITY:
+        probability = calibration.clean_probability(similarity)
+    elif calibration is not None and quality is not None:
+        probability = calibration.clean_probability(quality)
+    return PairScores(weight, probability, cut)
 
 
-def pair_columns(table: pa.Table, beta: Beta, calibration: PairCalibration | None) -> dict[str, Any]:
-    """The score columns that follow from the table's `similarity`, null where the sample failed."""
-    scores = score_pairs(table["similarity"].to_numpy().astype(np.float32), beta, calibration)
-    ok = pc.equal(table["status"], "ok").to_numpy()
-    weight = np.where(ok, scores.osa_weight, np.nan)
-    probability = np.full(len(ok), np.nan) if scores.clean_probability is None else scores.clean_probability
+def pair_columns(
+    table: pa.Table,
+    beta: Beta,
+    calibration: PairCalibration | None,
+    quality: Float32 | None = None,
+    cut: str = ScoreSettings.cut,
+) -> dict[str, Any]:
+    """The score columns that follow from the table's `similarity` and from `quality` (N,), null where the sample failed."""
+    failed = pc.not_equal(table["status"], "ok").to_numpy()
+    cosines = np.where(failed, np.nan, table["similarity"].to_numpy()).astype(np.float32)
+    if quality is not None:
+        quality = np.where(failed, np.nan, quality).astype(np.float32)
+    scores = score_pairs(cosines, beta, calibration, quality, cut)
     return {
-        "osa_weight": weight,
-        "clean": pa.array(scores.clean, mask=np.isnan(weight)),
-        "clean_probability": np.where(ok, probability, np.nan),
+        "osa_weight": scores.osa_weight,
+        "clean": pa.array(scores.clean, mask=~scores.decided),
+        "clean_probability": scores.clean_probability,
     }
 
 
@@ -130,6 +173,13 @@ class Scorer:
     calibration: PairCalibration | None = None
     notes: tuple[str, ...] = ()
     pool: RunPool | None = None
+    cut: str = ScoreSettings.cut
+
+    def quality(self, encoded: Encoded) -> Float32:
+        """`pair_quality` (N,) against the pool; NaN where there is no pair or no pool."""
+        if self.pool is None or not np.isfinite(encoded.similarity).any():
+            return np.full(len(encoded.similarity), np.nan, np.float32)
+        return self.pool.quality(encoded.images, encoded.texts, encoded.similarity)
 
     def score(self, images: Iterable[Picture], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
         """Score pairs in batches: for each a row with the column names of the weight table.
@@ -137,20 +187,15 @@ class Scorer:
         A bad picture or caption is a row with a status and no scores.
         """
         for samples, encoded in encode_pairs(self.estimator, zip(images, texts, strict=True)):
-            scores = score_pairs(encoded.similarity, self.beta, self.calibration)
-            probability = scores.clean_probability
-            quality = np.full(len(samples), np.nan)
-            if self.pool is not None and np.isfinite(encoded.similarity).any():
-                quality = self.pool.quality(encoded.images, encoded.texts, encoded.similarity)
+            quality = self.quality(encoded)
+            scores = score_pairs(encoded.similarity, self.beta, self.calibration, quality, self.cut)
             for i, sample in enumerate(samples):
                 ok = sample.status == "ok"
                 yield {
                     "status": sample.status,
                     "error": sample.error,
                     "similarity": float(encoded.similarity[i]) if ok else None,
-                    "osa_weight": float(scores.osa_weight[i]) if ok else None,
-                    "clean_probability": float(probability[i]) if ok and probability is not None else None,
-                    "clean": bool(scores.clean[i]) if ok else None,
+                    **{name: value if ok else None for name, value in scores.row(i).items()},
                     "pair_quality": float(quality[i]) if ok and np.isfinite(quality[i]) else None,
                 }
 
@@ -164,6 +209,7 @@ class RecordedScorer:
     identity: Identity
     beta: Beta | None
     calibration: PairCalibration | None
+    cut: str = ScoreSettings.cut
 
     def compare(self, identity: Identity) -> list[str]:
         """List differing versions of libraries; raise MismatchError if `identity` is another model."""
@@ -199,9 +245,12 @@ def load_scorer(
         raise TableError(f"{run} records no β: its pairs were not scored; use --beta random_inputs", "run", str(run))
     estimator = model_of_run(recorded.run, model, pretrained, device, dtype, trust=trust)()
     differences = recorded.compare(estimator.identity)
-    notes = (f"libraries are not the run's own: {'; '.join(differences)}",) if differences else ()
+    notes: tuple[str, ...] = (f"libraries are not the run's own: {'; '.join(differences)}",) if differences else ()
     own = recorded.beta if recorded.beta is not None and beta == "auto" else _beta_of_model(estimator, beta)
-    return Scorer(estimator, own, recorded.calibration, notes, read_pool(RunFolder(recorded.folder)))
+    pool = read_pool(RunFolder(recorded.folder))
+    if pool is None and recorded.calibration is not None and recorded.calibration.score == QUALITY:
+        notes = (*notes, NO_POOL)
+    return Scorer(estimator, own, recorded.calibration, notes, pool, recorded.cut)
 
 
 def _beta_of_model(estimator: Estimator, mode: str) -> Beta:
@@ -216,15 +265,16 @@ def read_scorer(folder: str | Path) -> RecordedScorer:
     if recorded.get("finished") is False:
         raise TableError.of("run", str(folder), "is not finished; run the same annotate command again, it goes on")
     stem = next(run.stems(), None)  # all tables of a finished run record the same scoring
-    beta, calibration = (None, None) if stem is None else read_scoring(run, stem)
-    return RecordedScorer(run.path, recorded, Identity.from_dict(recorded["scorer"]), beta, calibration)
+    scoring = (None, None, ScoreSettings.cut) if stem is None else read_scoring(run, stem)
+    return RecordedScorer(run.path, recorded, Identity.from_dict(recorded["scorer"]), *scoring)
 
 
-def read_scoring(run: RunFolder, stem: str) -> tuple[Beta | None, PairCalibration | None]:
-    """β and calibration as a table records them, None for those it does not have."""
+def read_scoring(run: RunFolder, stem: str) -> tuple[Beta | None, PairCalibration | None, str]:
+    """β and calibration as a table records them, None for those it does not have, and the cut that `clean` follows."""
     metadata = read_metadata(run.table(stem))
-    beta, calibration = metadata.get("beta"), metadata.get("calibration")
-    return Beta.from_dict(beta) if beta else None, PairCalibration.from_dict(calibration) if calibration else None
+    beta, plain = metadata.get("beta"), metadata.get("calibration")
+    calibration = PairCalibration.from_dict(plain) if plain else None
+    return Beta.from_dict(beta) if beta else None, calibration, metadata.get("cut") or ScoreSettings.cut
 
 
 def is_from_training(run: Mapping[str, Any]) -> bool:

@@ -61,6 +61,7 @@ SCORING = Fields(
         "k": (Count, NOTHING),
         "seed": Count,
         "repair": TEXT,
+        "cut": TEXT,
         "neighbourhood": (bool,),
         "joint": (bool,),
     },

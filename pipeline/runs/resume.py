@@ -23,7 +23,7 @@ from .embeddings import embeddings_match
 from .table import VERSION, RunFolder, read_metadata, search_folder
 
 REQUESTS, BATCH = 16, 1024  # parallel size requests to a store; shards per batch of requests
-RESCORED = ("beta", "k", "neighbourhood", "repair")  # settings that `rescore` can change
+RESCORED = ("beta", "cut", "k", "neighbourhood", "repair")  # settings that `rescore` can change
 SCORED_LAST = (*RESCORED, "classes", "seed")  # settings that no embedding depends on
 
 
@@ -92,7 +92,8 @@ def check_settings(
     An unfinished run may change the settings of its scoring: a mistake in them must not cost its embeddings.
     """
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
-    then, now = {"repair": ScoreSettings.repair} | _flat(before), _flat(wanted)  # earlier releases recorded none
+    unrecorded = {"repair": ScoreSettings.repair, "cut": ScoreSettings.cut}  # by earlier releases
+    then, now = unrecorded | _flat(before), _flat(wanted)
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
     free = raised if before["finished"] else raised | {*SCORED_LAST}
     other = [name for name in now if name not in free and then.get(name) != now[name]]

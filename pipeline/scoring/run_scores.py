@@ -17,6 +17,7 @@ from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.neighbours import NeighbourSearch, near_duplicates
 from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScores, score_neighbourhood
 from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
 from noisegate.pipeline.pairs.pair_pool import RECORD, RunPool
@@ -55,6 +56,7 @@ class RunScores:
             "beta": self.pairs.beta.to_dict() if self.pairs else None,
             "calibration": self.pairs.calibration.to_dict() if self.pairs and self.pairs.calibration else None,
             RECORD: self.pairs.quality if self.pairs else None,
+            "cut": self.pairs.cut if self.pairs else None,
             "labels": self.labels.facts() if self.labels else None,
             "neighbourhood": self.neighbourhood.facts() if self.neighbourhood else None,
             "scores": digest_columns(columns),
@@ -84,24 +86,27 @@ def _columns(
     columns: dict[str, Any] = {name: pa.nulls(len(table), kind) for name, kind in SCORE_COLUMNS.items()}
     ok = pc.equal(table["status"], "ok").to_numpy()
     if scores.pairs:
-        columns |= pair_columns(table, scores.pairs.beta, scores.pairs.calibration)
-        columns["pair_quality"] = _pair_quality(run, stem, table, scores.pairs.pool)
+        quality = columns["pair_quality"] = _pair_quality(run, stem, table, scores.pairs.pool)
+        columns |= pair_columns(table, scores.pairs.beta, scores.pairs.calibration, quality, scores.pairs.cut)
     if scores.neighbourhood:
         columns |= scores.neighbourhood.table_columns(rows, ok, _probability(columns))
+        if scores.pairs and scores.pairs.cut == "probability":
+            chance = _probability(columns)
+            columns["clean"] = pa.array(np.nan_to_num(chance) > LIKELY, mask=np.isnan(chance))
     if scores.labels:
         columns |= _label_columns(columns, scores.labels, rows)
     columns["flags"] = _flags(table, scores, rows, keys)
     return columns
 
 
-def _pair_quality(run: RunFolder, stem: str, table: pa.Table, pool: RunPool | None) -> Any:
+def _pair_quality(run: RunFolder, stem: str, table: pa.Table, pool: RunPool | None) -> NDArray[np.float32]:
     """Column `pair_quality` of one table; what it has already if there is no pool to compute it with."""
     cosines = table["similarity"].to_numpy()
     if pool is None or np.isnan(cosines).all():
-        return table["pair_quality"]
+        return np.asarray(table["pair_quality"].to_numpy(), np.float32)
     images, texts = (read_embeddings(run.embeddings(stem), part) for part in ("image", "text"))
     quality = pool.quality(images, texts, cosines)
-    return np.where(pc.equal(table["status"], "ok").to_numpy(), quality, np.float32(np.nan))
+    return np.where(pc.equal(table["status"], "ok").to_numpy(), quality, np.float32(np.nan)).astype(np.float32)
 
 
 def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -> dict[str, Any]:
@@ -171,16 +176,18 @@ def learn_scores(
     device: str = "auto",
     search: NeighbourSearch | None = None,
     note: Callable[[str], None] = lambda text: None,
+    keep_embeddings: bool = True,
 ) -> RunScores:
     """Learn all scores of an encoded run. No table is changed (see `write_scores`); neighbour graphs are kept in the folder.
 
     `random_inputs` measures the model's own β; `search` says in how much memory and by which processes to search neighbours.
+    Without `keep_embeddings`, P(clean) is that of the cosine, because new pairs will have no pool to be compared with.
     """
     pairs = None
     if not stems:  # no shard could be read; the summary says so
         return RunScores()
     if "pairs" in settings.tasks and settings.joint:
-        pairs = fit_pairs(run, stems, settings.beta, random_inputs, settings.seed, device)
+        pairs = fit_pairs(run, stems, settings, random_inputs, device, keep_embeddings)
     if "labels" in settings.tasks or settings.neighbourhood:
         return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, search, note)
     return RunScores(pairs)

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow.compute as pc
 
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
+from noisegate.pipeline.pairs.calibration import MIN_PAIRS, Expected, PairCalibration
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.settings import ScoreSettings
 
 from .run_scores import RunScores
 
@@ -56,6 +57,7 @@ class Summary:
     waits_for: str | None = None
     notes: Sequence[str] = ()
     repaired: int = 0
+    cut: str = ScoreSettings.cut  # what `clean` of pairs follows
 
     def __repr__(self) -> str:
         from .summary_rows import summary_text  # which reads this class
@@ -98,6 +100,11 @@ class Summary:
             return warnings
         if self.calibration and tells_nothing(self.calibration):
             warnings.append(unknown_data(self.model, self.calibration))
+        if self.cut == "probability" and self.calibration is None:
+            warnings.append(
+                f"fewer than {MIN_PAIRS} pairs: too few for clean_probability, so --cut probability decides nothing and "
+                "clean is empty; use --cut osa"
+            )
         if self.zero_weight == self.scored:
             warnings.append(
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
@@ -121,13 +128,19 @@ class Summary:
         """Share of the scored pairs whose weight is 0."""
         return self.zero_weight / self.scored if self.scored else None
 
+    @property
+    def expected(self) -> Expected | None:
+        """What the cut of pairs is expected to keep and lose; None without a calibration."""
+        return self.calibration.expected_of(self.cut, self.beta.value) if self.calibration and self.beta else None
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        expected = self.calibration.expected(self.beta.value) if self.calibration and self.beta else None
+        expected = self.expected
         plain = {**asdict(self), "zero_share": self.zero_share, "warnings": self.warnings}
         plain["calibration"] = None
         if self.calibration and expected and not tells_nothing(self.calibration):
             plain["calibration"] = {
+                "score": self.calibration.score,
                 "noise_rate": self.calibration.noise_rate,
                 "noise_interval": list(self.calibration.noise_interval),
                 "method": self.calibration.method,
@@ -266,4 +279,5 @@ def summarise(
         waits_for=waits_for,
         notes=tuple(notes),
         repaired=repaired,
+        cut=scores.pairs.cut if scores.pairs else ScoreSettings.cut,
     )

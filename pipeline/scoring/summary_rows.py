@@ -27,11 +27,12 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if calibration and beta and tells_nothing(calibration):
         rows += [("estimated noise", unknown_noise(calibration))]
     elif calibration and beta:
-        expected = calibration.expected(beta.value)
+        expected = calibration.expected_of(summary.cut, beta.value)
+        rule = "w > 0" if summary.cut == "osa" else "P > 0.5"
         rows += [
             ("estimated noise", _rate(calibration.noise_rate, calibration.noise_interval)),
-            ("  calibration error", f"{percent(calibration.ece)} on held-out pairs"),
-            ("expected of w > 0", _promise(expected.clean_precision, expected.clean_recall)),
+            ("  judged by", f"{calibration.score}, error {percent(calibration.ece)} on held-out pairs"),
+            (f"expected of {rule}", _promise(expected.clean_precision, expected.clean_recall)),
         ]
     if summary.neighbourhood and summary.neighbourhood["alone"] and summary.neighbourhood["calibration"]:
         rows += _neighbourhood_rows(summary.neighbourhood)

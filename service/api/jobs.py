@@ -66,6 +66,7 @@ class JobRequest(BaseModel):
     task: Tasks = _setting("tasks", default="pairs")
     classes: str | None = _setting("classes", max_length=100, description="A registered class set, or a built-in list.")
     beta: str = _setting("beta", max_length=100, pattern=BETA)
+    cut: Literal["osa", "probability"] = _setting("cut")
     k: int | None = _setting("k", ge=1, le=10_000)
     repair: Literal["never", "sure", "likely"] = _setting("repair")
     neighbourhood: bool = _setting("neighbourhood")

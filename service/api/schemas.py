@@ -84,7 +84,10 @@ class Result(BaseModel):
     error: str | None = None
     similarity: float | None = Field(None, description="Cosine of image and caption.")
     osa_weight: float | None = Field(None, description="x² (1 - x) with x = similarity - β, 0 where x <= 0.")
-    clean_probability: float | None = Field(None, description="Calibrated chance that the pair is right.")
+    clean_probability: float | None = Field(
+        None,
+        description="Calibrated chance that the pair is right, by the score that `calibration.score` of the scorer names.",
+    )
     clean: bool | None = None
     label: int | None = None
     knn_consistency: float | None = None
@@ -181,6 +184,7 @@ class ScorerAnswer(BaseModel):
     dimensions: int
     beta: BetaFacts | None
     calibration: dict[str, Any] | None
+    cut: str = Field(description="What `clean` follows: osa (similarity above β) or probability (above 0.5).")
     run: str | None
     limits: dict[str, int]
     classes: list[str]

@@ -1,7 +1,7 @@
 """POST /v1/score, POST /v1/embed and GET /v1/scorer: items go to the engine, its embeddings come back as results."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,12 +78,8 @@ async def _score(service: Service, body: ScoreBody) -> dict[str, Any]:
     await judge.prepare()
     async with service.fetcher.pictures(body.urls) as pictures:
         embedded = await service.engine.embed(fill_pictures(body.items, pictures))
-    results = pair_results(service, wanted, embedded, judge.is_needed)
-    qualities = await asyncio.to_thread(
-        service.scorer.pair_quality, embedded
-    )  # milliseconds, which others need not wait
-    for result, quality in zip(results, qualities, strict=True):
-        result["pair_quality"] = quality
+    scores = await asyncio.to_thread(service.scorer.score, embedded)  # milliseconds, which others need not wait
+    results = pair_results(wanted, embedded, scores, judge.is_needed)
     if judge.is_needed:
         judged = await asyncio.to_thread(judge.judge, embedded)
         for result, verdict in zip(results, judged, strict=True):
@@ -99,14 +95,11 @@ async def _score(service: Service, body: ScoreBody) -> dict[str, Any]:
 
 
 def pair_results(
-    service: Service, wanted: ScoreRequest, embedded: Sequence[Embedded], labels: bool
+    wanted: ScoreRequest, embedded: Sequence[Embedded], scores: Sequence[Mapping[str, Any]], labels: bool
 ) -> list[dict[str, Any]]:
     """One result per pair. With labels to judge, a missing caption is a flag only, as in a run with both tasks."""
-    scores = service.scorer.score(embedded)
     results = []
-    for i, (pair, item) in enumerate(zip(wanted.pairs, embedded, strict=True)):
-        known = item.similarity is not None
-        chance = scores.clean_probability[i] if known and scores.clean_probability is not None else None
+    for pair, item, scored in zip(wanted.pairs, embedded, scores, strict=True):
         only_text = labels and item.image_status == "ok" and item.status != "ok"
         results.append(
             {
@@ -114,9 +107,7 @@ def pair_results(
                 "status": "ok" if only_text else item.status,
                 "error": None if only_text else item.error,
                 "similarity": item.similarity,
-                "osa_weight": float(scores.osa_weight[i]) if known else None,
-                "clean_probability": None if chance is None else float(chance),
-                "clean": bool(scores.clean[i]) if known else None,
+                **scored,
                 **_JUDGED,
                 "neighbours": None,
                 "predicted": None,

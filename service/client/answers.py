@@ -141,6 +141,7 @@ class ScorerFacts(TypedDict):
     dimensions: int
     beta: dict[str, Any] | None
     calibration: dict[str, Any] | None
+    cut: str
     run: str | None
     limits: dict[str, int]
     classes: list[str]

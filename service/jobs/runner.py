@@ -19,7 +19,7 @@ from .roots import Roots
 from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 
 # settings of annotate that a client chooses; the model and the number of workers are the server's
-JOB_SETTINGS = ("tasks", "beta", "k", "repair", "neighbourhood", "text_field", "label_field", "seed")
+JOB_SETTINGS = ("tasks", "beta", "cut", "k", "repair", "neighbourhood", "text_field", "label_field", "seed")
 
 ATTEMPTS = 2  # a process that crashes is started once more
 RETRY_SECONDS = 30.0  # until a job that could not be recorded is tried again

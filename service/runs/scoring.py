@@ -9,9 +9,10 @@ import numpy as np
 
 from noisegate.pipeline.estimators import Identity, ModelSpec
 from noisegate.pipeline.pairs import (
+    NO_POOL,
+    QUALITY,
     Beta,
     PairCalibration,
-    PairScores,
     RecordedScorer,
     RunPool,
     estimate_beta,
@@ -21,6 +22,8 @@ from noisegate.pipeline.pairs import (
     score_pairs,
 )
 from noisegate.pipeline.runs import RunFolder
+from noisegate.pipeline.settings import ScoreSettings
+from noisegate.pipeline.system import Float32
 from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
 from noisegate.service.settings import Settings
@@ -42,6 +45,7 @@ class ServiceScorer:
     run: str | None = None
     identity: Identity | None = None
     pool: RunPool | None = None
+    cut: str = ScoreSettings.cut
 
     @property
     def measure(self) -> bool:
@@ -54,38 +58,46 @@ class ServiceScorer:
             log.warning("libraries are not the run's own", extra={"run": self.run, "differences": differences})
         self.identity, self.beta = identity, self.beta or measured
 
-    def score(self, embedded: Sequence[Embedded]) -> PairScores:
-        """Weights, probabilities and the cut, as the table has them; NaN where there is no cosine."""
+    def score(self, embedded: Sequence[Embedded]) -> list[dict[str, float | bool | None]]:
+        """Weight, probability, cut and quality of each pair, as the table has them; None where there is none.
+
+        Takes milliseconds where there is a pool: call it in a thread.
+        """
         if self.beta is None:
             raise Unavailable("not_ready", "the model is loading", 2)
-        cosines = [np.nan if e.similarity is None else e.similarity for e in embedded]
-        return score_pairs(np.array(cosines, np.float32), self.beta, self.calibration)
+        cosines = np.array([np.nan if e.similarity is None else e.similarity for e in embedded], np.float32)
+        quality = self._pair_quality(embedded, cosines)
+        scores = score_pairs(cosines, self.beta, self.calibration, quality, self.cut)
+        known = np.isfinite(quality)
+        return [
+            {**scores.row(i), "pair_quality": float(quality[i]) if known[i] else None} for i in range(len(embedded))
+        ]
 
-    def pair_quality(self, embedded: Sequence[Embedded]) -> list[float | None]:
-        """Quality of each pair against the pool of the run; None where there is no pair or no pool."""
-        answers: list[float | None] = [None] * len(embedded)
-        pairs = [(i, e) for i, e in enumerate(embedded) if e.similarity is not None]
-        if self.pool is None or not pairs:
-            return answers
-        images, texts = (np.stack([getattr(e, part) for _, e in pairs]) for part in ("image", "text"))
-        cosines = np.array([e.similarity for _, e in pairs], np.float32)
-        for (i, _), quality in zip(pairs, self.pool.quality(images, texts, cosines).tolist(), strict=True):
-            answers[i] = quality if np.isfinite(quality) else None
-        return answers
+    def _pair_quality(self, embedded: Sequence[Embedded], cosines: Float32) -> Float32:
+        """Quality (N,) of each pair against the pool of the run; NaN where there is no pair or no pool."""
+        quality = np.full(len(embedded), np.nan, np.float32)
+        pairs = np.flatnonzero(np.isfinite(cosines))
+        if self.pool is not None and len(pairs):
+            images, texts = (
+                np.stack([getattr(embedded[i], part) for i in pairs.tolist()]) for part in ("image", "text")
+            )
+            quality[pairs] = self.pool.quality(images, texts, cosines[pairs])
+        return quality
 
     def facts(self) -> dict[str, Any]:
         """For `GET /v1/scorer`, as JSON values."""
         calibration = None
         if self.calibration is not None and self.beta is not None:
             values = self.calibration.to_dict()
-            names = ("noise_rate", "noise_interval", "method", "ece", "crossing", "pairs", "mismatched")
-            expected = self.calibration.expected(self.beta.value)._asdict()
+            names = ("score", "noise_rate", "noise_interval", "method", "ece", "crossing", "pairs", "mismatched")
+            expected = self.calibration.expected_of(self.cut, self.beta.value)._asdict()
             calibration = {name: values[name] for name in names} | {
                 "expected": {name: float(value) if np.isfinite(value) else None for name, value in expected.items()}
             }
         return {
             "beta": self.beta.to_dict() if self.beta else None,
             "calibration": calibration,
+            "cut": self.cut,
             "run": self.run,
             "identity": self.identity.to_dict() if self.identity else None,
             "scorer": self.identity.digest if self.identity else None,
@@ -112,8 +124,10 @@ def plan_scorer(settings: Settings) -> ServiceScorer:
             batch_size=batch_size,
             trust=settings.trust_run,
         )
-        scorer = ServiceScorer(spec, recorded.beta, recorded.calibration, recorded, name)
-        scorer.pool = read_pool(RunFolder(recorded.folder))
+        pool = read_pool(RunFolder(recorded.folder))
+        scorer = ServiceScorer(spec, recorded.beta, recorded.calibration, recorded, name, pool=pool, cut=recorded.cut)
+        if pool is None and recorded.calibration is not None and recorded.calibration.score == QUALITY:
+            log.warning(NO_POOL, extra={"run": name})
     if settings.beta.startswith("fixed:"):
         scorer.beta = estimate_beta(mode=settings.beta)
     elif settings.beta == "random_inputs":

@@ -127,7 +127,7 @@ class RowSelection:
 
 def usual_similarities(calibration: PairCalibration) -> dict[str, tuple[float, float, float] | None]:
     """Similarities below which 5, 50 and 95 % of the wrong and right pairs lie, by the calibration; None for a rare kind."""
-    kept, clean = np.asarray(calibration.kept), np.asarray(calibration.kept_clean)
+    cosines, kept, clean = calibration.by_cosine
     above = {"wrong": kept - clean, "right": clean}
     quantiles: dict[str, tuple[float, float, float] | None] = {}
     for kind, share in above.items():
@@ -135,7 +135,7 @@ def usual_similarities(calibration: PairCalibration) -> dict[str, tuple[float, f
             quantiles[kind] = None
             continue
         below = np.maximum.accumulate(1 - share / share[0])
-        low, middle, high = np.interp((0.05, 0.5, 0.95), below, calibration.knots).round(4).tolist()
+        low, middle, high = np.interp((0.05, 0.5, 0.95), below, cosines).round(4).tolist()
         quantiles[kind] = (low, middle, high)
     return quantiles
 

@@ -181,7 +181,7 @@ def draw_clean(view: ScoreView, bins: Bins, name: str, width: int, height: int, 
         return Markup("")
     frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), 1.0)
     places = np.linspace(frame.low, frame.high, 121)
-    points = zip(places, view.calibration.clean_probability(places), strict=True)
+    points = zip(places, view.calibration.clean_at(places), strict=True)
     line = " ".join(f"{frame.x(float(x)):.1f},{frame.y(float(y)):.1f}" for x, y in points)
     parts = frame.axes(view.caption, [0, 0.5, 1])
     if view.interval:

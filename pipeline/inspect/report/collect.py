@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs.calibration import LIKELY, Expected, PairCalibration
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 
@@ -23,7 +24,7 @@ from noisegate.pipeline.system.array_types import Float64, Index, Mask
 class ScoreView:
     """`column` is drawn and cut, `rank` sorts worst to best; `noun` and `score` name a sample and its score in sentences.
 
-    `span` is how far the column reaches from 0; rarer values count as its ends.
+    `span` is how far the column reaches from 0; rarer values count as its ends. `rule` is what `clean` of pairs follows.
     """
 
     column: str
@@ -35,6 +36,14 @@ class ScoreView:
     interval: tuple[float, float] | None
     calibration: PairCalibration | None
     span: float = 1.0
+    rule: str = ScoreSettings.cut
+
+    @property
+    def expected(self) -> Expected | None:
+        """What the rule is expected to keep and lose; None without a calibration."""
+        if self.calibration is None or self.cut is None:
+            return None
+        return self.calibration.expected_of(self.rule, self.cut)
 
     @property
     def caption(self) -> str:
@@ -52,7 +61,10 @@ def choose_score_view(facts: dict[str, Any]) -> ScoreView:
     calibration = _calibration(facts.get("calibration"))
     if facts.get("beta"):
         beta = Beta.from_dict(facts["beta"])
-        return ScoreView("similarity", "similarity", "pair", "similarity", beta.value, "β", beta.interval, calibration)
+        rule = facts.get("cut") or ScoreSettings.cut
+        return ScoreView(
+            "similarity", "similarity", "pair", "similarity", beta.value, "β", beta.interval, calibration, rule=rule
+        )
     near = facts.get("neighbourhood")
     if near and near.get("alone"):
         calibration = _calibration(near.get("calibration"))
@@ -203,6 +215,8 @@ class ReportData:
     rows: int = 0
     scored: int = 0
     kept: int = 0
+    dropped_likely: int = 0  # rows that are not clean with P(clean) above 0.5
+    kept_unlikely: int = 0  # rows that are clean with P(clean) of 0.5 or less
     weight_sum: float = 0.0
     weighted: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -254,6 +268,9 @@ def _count(data: ReportData, table: pa.Table) -> None:
     words = pc.list_flatten(table["flags"]).cast("string")
     data.flags.update(_values(pc.replace_substring_regex(words, "^duplicate_of:.*", "duplicate")))
     data.kept += pc.sum(table["clean"]).as_py() or 0
+    likely = pc.greater(table["clean_probability"], LIKELY)
+    data.dropped_likely += pc.sum(pc.and_(likely, pc.invert(table["clean"]))).as_py() or 0
+    data.kept_unlikely += pc.sum(pc.and_(pc.invert(likely), table["clean"])).as_py() or 0
     weight = table["osa_weight"].drop_null()
     data.weighted += len(weight)
     data.weight_sum += pc.sum(weight).as_py() or 0.0

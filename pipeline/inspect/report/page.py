@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
 from noisegate.pipeline.scoring.summary import tells_nothing, unknown_noise
 from noisegate.pipeline.settings import BETA_MODES
@@ -59,7 +60,7 @@ def headline(
         lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
     if data.scored:
         both = ", by caption and label" if labels else ""
-        lead.append(f"The default cut keeps {data.kept:,} of {count(data.scored, f'scored {view.noun}')}{both}.")
+        lead.append(f"The cut keeps {data.kept:,} of {count(data.scored, f'scored {view.noun}')}{both}.")
     scorer = metadata.get("scorer") or {}
     return {
         "folder": printable(Path(run.name).resolve().name),
@@ -70,8 +71,10 @@ def headline(
         "missing": missing,
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
-            (percent(data.kept / data.scored if data.scored else None), "kept by default", f"{data.kept:,}"),
-            (number(view.cut), "β, the cut" if view.cut_name == "β" else "the cut", f"on {view.score}"),
+            (percent(data.kept / data.scored if data.scored else None), "kept", f"{data.kept:,}"),
+            (number(view.cut), "β, the cut" if view.cut_name == "β" else "the cut", f"on {view.score}")
+            if view.rule == "osa"
+            else (number(LIKELY), "the cut", "on P(clean)"),
             (f"{failed:,}", "failed", percent(failed / data.rows) if data.rows else ""),
         ],
     }
@@ -235,6 +238,7 @@ def without_secrets(url: str) -> str:
 
 
 UNKNOWN = "not recorded"
+CUTS = {"osa": "OSA's rule: similarity above β", "probability": "clean_probability above 0.5"}
 
 Rows = list[tuple[str, str]]
 
@@ -302,12 +306,14 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
         beta = Beta.from_dict(metadata["beta"])
         rows += [
             ("β", f"{beta}, asked for as {(recorded.get('scoring') or {}).get('beta', UNKNOWN)}"),
+            ("clean follows", CUTS[metadata.get("cut") or "osa"]),
             ("meaning of the mode", BETA_MODES.get(beta.mode, "a number of the user's own")),
             ("why this β", beta.reason or UNKNOWN),
         ]
     calibration = metadata.get("calibration")
     if calibration:
         error = percent(calibration["ece"])
+        rows.append(("P(clean) comes from", calibration.get("score", "similarity")))
         rows.append(("calibration", f"{calibration['method']}, error {error} on held-out pairs"))
         rows.append(("learned from", f"{calibration['pairs']:,} given, {calibration['mismatched']:,} mismatched pairs"))
     elif metadata.get("beta"):

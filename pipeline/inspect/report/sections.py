@@ -105,7 +105,7 @@ def score_section(
     description = describe_histogram(bins, view)
     clean = "Rises from the left to the right."
     if view.calibration and view.cut is not None:
-        at = float(view.calibration.clean_probability([view.cut])[0])
+        at = float(view.calibration.clean_at([view.cut])[0])
         clean = f"At the {view.cut_name} of {view.cut:.3f} the probability is {percent(at)}."
     return {
         "histogram": [
@@ -125,6 +125,7 @@ def score_section(
         "bins": _histogram_rows(bins, view),
         "cost": _cost(data, view, metadata),
         "two_rules": _compare_rules(data, view),
+        "judged": view.calibration.score if view.calibration else None,
     }
 
 
@@ -150,7 +151,7 @@ def describe_histogram(bins: Bins, view: ScoreView) -> str:
 def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
     """The chart as a table: from, to, how many, share, share of mismatched, P(clean) in the middle of the bin."""
     middles = (bins.edges[:-1] + bins.edges[1:]) / 2
-    clean = view.calibration.clean_probability(middles) if view.calibration else None
+    clean = view.calibration.clean_at(middles) if view.calibration else None
     given, wrong = bins.shares("given"), bins.shares("mismatched")
     return [
         (
@@ -166,22 +167,23 @@ def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
 
 
 def _compare_rules(data: ReportData, view: ScoreView) -> str | None:
-    """Where the cut and P(clean) > 1/2 disagree, and how to use the other; None if there is no P(clean) of a cosine."""
+    """Why a pair that is likely right can be dropped, and how to use the other rule; None if there is no P(clean)."""
     calibration = view.calibration
     if calibration is None or view.cut is None or view.cut_name != "β" or tells_nothing(calibration):
         return None
-    even = float(np.interp(0.5, calibration.clean, calibration.knots))
-    between = abs(float(np.diff(np.interp([view.cut, even], calibration.knots, calibration.kept))[0])) * data.scored
-    chance = percent(float(calibration.clean_probability([view.cut])[0]))
-    side = (
-        "dropped though they are more likely right than wrong"
-        if even < view.cut
-        else "kept though they are more likely wrong than right"
-    )
+    source = "" if calibration.score == view.column else f", learned from {calibration.score}"
+    if view.rule != "osa":
+        return (
+            f"This run keeps pairs whose P(clean) is above 50\N{NO-BREAK SPACE}%{source}. OSA's rule keeps those whose "
+            "similarity is above β: noisegate rescore --cut osa."
+        )
+    chance = percent(float(calibration.clean_at([view.cut])[0]))
     return (
-        f"OSA's rule keeps a pair whose similarity is above β. P(clean) is the calibrated chance that it is right: {chance} "
-        f"at β. About {between:,.0f} pairs are {side}. To cut by the chance instead, export with "
-        '--where "clean_probability > 0.5".'
+        "OSA's rule keeps a pair whose similarity is above β, which the model gives to unrelated things whatever the data. "
+        f"P(clean) is the chance that a pair of this data is right{source}: {chance} at β, the higher the fewer pairs are "
+        f"wrong. So {count(data.dropped_likely, 'pair')} with P(clean) above 50\N{NO-BREAK SPACE}% "
+        f"{'is' if data.dropped_likely == 1 else 'are'} dropped, and {data.kept_unlikely:,} below it kept. To cut by the "
+        'chance instead: noisegate rescore --cut probability, or export with --where "clean_probability > 0.5".'
     )
 
 
@@ -218,7 +220,7 @@ def _expected(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[Expected | 
     if view.calibration and view.cut is not None:
         if tells_nothing(view.calibration):
             return None, np.nan
-        return view.calibration.expected(view.cut), view.calibration.kept_clean[0]
+        return view.expected, view.calibration.kept_clean[0]
     labels = metadata.get("labels") or {}
     promise = label_promise(labels)
     if view.noun == "label" and promise:

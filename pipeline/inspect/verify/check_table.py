@@ -14,10 +14,11 @@ from safetensors import SafetensorError, safe_open
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.estimators.base import Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs.calibration import LIKELY, PairCalibration
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.embeddings import embeddings_match
 from noisegate.pipeline.runs.table import SCHEMA, RunFolder
+from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.system.array_types import Float32
 
 from .check_shard import Problems
@@ -27,6 +28,7 @@ SHARED = {  # metadata that all tables of a run share, as problems call it
     "beta": "record of β",
     "calibration": "calibration",
     "pair_quality": "record of the pool of pair_quality",
+    "cut": "cut",
     "labels": "record of its label scores",
     "neighbourhood": "record of its neighbourhoods",
     "scores": "digest of all label and neighbourhood scores",
@@ -118,23 +120,32 @@ def _pair_problems(
     table: pa.Table, metadata: Mapping[str, Any], labels: Mapping[str, Any] | None, near: Mapping[str, Any] | None
 ) -> Iterator[tuple[int, str]]:
     similarity, beta = floats(table, "similarity"), Beta.from_dict(metadata["beta"])
-    plain = metadata.get("calibration")
-    want = pair_columns(table, beta, PairCalibration.from_dict(plain) if plain else None)
+    plain, cut = metadata.get("calibration"), metadata.get("cut") or ScoreSettings.cut
+    calibration = PairCalibration.from_dict(plain) if plain else None
+    want = pair_columns(table, beta, calibration, floats(table, "pair_quality"), cut)
     weight = np.asarray(want["osa_weight"], np.float32)
+    judged = floats(table, calibration.score) if calibration else similarity
     yield from _differences(table, "osa_weight", weight, f"β {beta.value:.6g} and similarity", similarity)
     probability = np.asarray(want["clean_probability"], np.float32)
+    fused = near and near["calibration"] and near["weight"]  # with what only the whole run knows
     if not labels:
-        yield from _differences(table, "clean", weight > 0, "osa_weight", weight)
-        if not (near and near["calibration"] and near["weight"]):  # fused with what only the whole run knows
-            yield from _differences(
-                table, "clean_probability", probability, "the calibration and similarity", similarity
-            )
+        if cut == "osa":
+            yield from _differences(table, "clean", weight > 0, "osa_weight", weight)
+        else:
+            chance = floats(table, "clean_probability")
+            yield from _differences(table, "clean", np.nan_to_num(chance) > LIKELY, "clean_probability", chance)
+        if not fused:
+            source = f"the calibration and {calibration.score if calibration else 'similarity'}"
+            yield from _differences(table, "clean_probability", probability, source, judged)
         return
     with np.errstate(invalid="ignore"):  # both tasks: a sample is no better than its pair
-        clean = pc.fill_null(table["clean"], False).to_numpy(zero_copy_only=False) & (weight == 0)
+        dropped = (weight == 0) if cut == "osa" else (probability <= LIKELY) & (not fused)
+        clean = pc.fill_null(table["clean"], False).to_numpy(zero_copy_only=False) & dropped
         likely = floats(table, "clean_probability") > probability + SCORE_TOLERANCE
-    yield from ((int(row), "the sample is clean, but its pair has weight 0") for row in np.flatnonzero(clean))
-    if not (near and near["calibration"] and near["weight"]):
+    yield from (
+        (int(row), f"the sample is clean, but its pair is not, by --cut {cut}") for row in np.flatnonzero(clean)
+    )
+    if not fused:
         yield from ((int(row), "clean_probability is above that of the pair") for row in np.flatnonzero(likely))
 
 

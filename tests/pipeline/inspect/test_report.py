@@ -341,7 +341,7 @@ def test_where_pairs_and_labels_were_scored_the_first_lines_tell_them_apart(labe
     text = " ".join(report(labelled)[1].text.split())
     assert "Of the labels, about 5.0 % do (95 %: 1.0 % to 10.0 %)." in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "estimated noise of captions" in text
-    assert re.search(r"The default cut keeps \d+ of \d+ scored pairs, by caption and label\.", text)
+    assert re.search(r"The cut keeps \d+ of \d+ scored pairs, by caption and label\.", text)
     assert "of those kept by their captions, expected to be right" in text
 
 

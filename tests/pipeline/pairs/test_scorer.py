@@ -96,7 +96,7 @@ def test_weights_and_the_cut() -> None:
     assert scores.osa_weight[:3].tolist() == [0.25**2 * 0.75, 0, 0]
     assert np.isnan(scores.osa_weight[3])
     assert scores.clean.tolist() == [True, False, False, False]
-    assert scores.clean_probability is None
+    assert np.isnan(scores.clean_probability).all()
 
 
 # --- the scorer of a finished run ---------------------------------------------------------------------------------------

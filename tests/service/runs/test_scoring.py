@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from noisegate.pipeline.errors import MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.pairs.scorer import read_scoring
+from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.service.engine.items import Embedded
 from noisegate.service.errors import Unavailable
@@ -31,9 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_gives_model_beta_and_calibration(run: Path) -> None:
     found = plan_scorer(load_settings(runs={"r": run}, trust_run=True, batch_size=7))
-    beta, calibration = read_scoring(RunFolder(run), "x")
+    beta, calibration, cut = read_scoring(RunFolder(run), "x")
     assert (found.spec.model, found.spec.batch_size, found.run) == (COLOURS, 7, "r")
-    assert (found.beta, found.calibration, found.measure) == (beta, calibration, False)
+    assert (found.beta, found.calibration, found.cut, found.measure) == (beta, calibration, cut, False)
     found.complete(estimator().identity, None)
     assert found.facts()["scorer"] == estimator().identity.digest
     expected = found.facts()["calibration"]["expected"]
@@ -83,11 +83,14 @@ def test_without_anything_it_is_the_embedded_model_with_a_measured_beta() -> Non
 
 def test_scores_are_those_of_the_pipeline(run: Path) -> None:
     found = plan_scorer(load_settings(runs={"r": run}, trust_run=True, beta="fixed:0.2"))
-    scores = found.score([Embedded(similarity=0.7), Embedded(status="bad_image"), Embedded(similarity=0.1)])
-    np.testing.assert_allclose(scores.osa_weight, [0.125, np.nan, 0.0], atol=1e-7)
-    assert scores.clean.tolist() == [True, False, False]
-    assert scores.clean_probability is not None
-    assert np.isnan(scores.clean_probability[1])
+    image, text = (read_embeddings(RunFolder(run).embeddings("x"), part)[0] for part in ("image", "text"))
+    pair = Embedded(similarity=0.7, image=image, text=text)
+    good, bad, other = found.score([pair, Embedded(status="bad_image"), replace(pair, similarity=0.1)])
+    assert good["osa_weight"] == pytest.approx(0.125)
+    assert other["osa_weight"] == 0
+    assert [row["clean"] for row in (good, bad, other)] == [True, None, False]
+    assert set(bad.values()) == {None}
+    assert good["clean_probability"] is not None
 
 
 def test_runs_that_cannot_give_a_scorer(run: Path, tmp_path: Path) -> None:

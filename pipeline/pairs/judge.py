@@ -1,0 +1,47 @@
+"""Choose the score that P(clean) comes from: the cosine, or `pair_quality` where that tells right from wrong pairs better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from noisegate.pipeline.system.array_types import Floats
+
+from .beta import PairSample
+from .calibration import QUALITY, PairCalibration
+from .pair_pool import share_above
+
+CURVE = 129  # cosines at which the shares kept are recorded
+
+
+def choose_calibration(cosine: PairSample, quality: PairSample | None) -> PairCalibration | None:
+    """The calibration of the better score of the same pairs, judged without the truth; None if there are too few pairs.
+
+    The better score is the one by which more of the given pairs lie above 99 % of the mismatched ones (see `share_above`).
+    """
+    if cosine.calibration is None or quality is None:
+        return cosine.calibration
+    if share_above(quality.given, quality.mismatched) <= share_above(cosine.given, cosine.mismatched):
+        return cosine.calibration
+    if quality.calibration is None:
+        return cosine.calibration
+    return add_cosines(quality.calibration, quality.given, cosine.given)
+
+
+def add_cosines(calibration: PairCalibration, quality: Floats, cosines: Floats) -> PairCalibration:
+    """A calibration of `pair_quality` that also knows what cuts of the cosine keep; both scores (N,) are of the same pairs."""
+    known = np.isfinite(quality) & np.isfinite(cosines)
+    order = np.argsort(cosines[known], kind="stable")
+    values, chance = cosines[known][order].astype(np.float64), calibration.clean_probability(quality[known])[order]
+    places = np.unique(np.quantile(values, np.linspace(0, 1, CURVE)).round(6))
+    places[0] = values[0] - 1e-6  # below the lowest: all pairs
+    below = np.searchsorted(values, places, side="right")
+    clean = np.concatenate([[0.0], np.cumsum(chance, dtype=np.float64)]) / len(values)
+    return replace(
+        calibration,
+        score=QUALITY,
+        cosines=tuple(places.round(6).tolist()),
+        cosine_kept=tuple((1 - below / len(values)).round(6).tolist()),
+        cosine_clean=tuple((clean[-1] - clean[below]).round(6).tolist()),
+    )
