@@ -56,8 +56,9 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
         assert sum(float(jobs_gauge(waiting, state)) for state in STATES) == 1
         assert (job["state"], job["run"]) == ("queued", None)
         assert job["request"] == {
-            "shards": ["x-{0..1}.tar"], "shard_count": 2, "tasks": ["pairs"], "classes": None, "beta": "fixed:0.4", "cut": "osa",
-            "k": None, "repair": "sure", "neighbourhood": False, "text_field": None, "label_field": None, "seed": 0,
+            "shards": ["x-{0..1}.tar"], "shard_count": 2, "tasks": ["pairs"], "classes": None, "beta": "fixed:0.4",
+            "cut": "osa", "k": None, "repair": "sure", "neighbourhood": False, "text_field": None, "label_field": None,
+            "seed": 0,
         }  # fmt: skip
         stream = await client.get(f"/v1/jobs/{job['id']}/events")
         assert stream.headers["content-type"].startswith("text/event-stream")
