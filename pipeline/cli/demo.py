@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from noisegate.pipeline.errors import ConfigError, MismatchError
+from noisegate.pipeline.system.progress import counted
 
 from .evaluate import print_evaluation
 from .options import Seed
@@ -40,7 +41,7 @@ def scenes(
         remove_half_written(out)
         paths = write_scenes(out, count, shards, seed, size=size, hard_negatives=hard_negatives)
     output = Output(as_json)
-    output.say(f"{count:,} scenes in {len(paths)} shards: [cyan]{escape(str(out))}[/]/*.tar")
+    output.say(f"{counted(count, 'scene')} in {counted(len(paths), 'shard')}: [cyan]{escape(str(out))}[/]/*.tar")
     output.result({"out": str(out), "count": count, "shards": [str(path) for path in paths]})
 
 

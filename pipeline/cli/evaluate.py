@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.progress import counted
 
 from .options import Folder
 from .output import JsonOption, Output, number, percent
@@ -112,7 +113,7 @@ def print_neighbourhood_evaluation(evaluation: "NeighbourhoodEvaluation", output
 
 def _title(evaluation: "Evaluation | NeighbourhoodEvaluation") -> str:
     share = percent(evaluation.noisy / evaluation.samples)
-    return f"{evaluation.samples:,} pairs, {evaluation.noisy:,} of them noisy ({share})"
+    return f"{counted(evaluation.samples, 'pair')}, {evaluation.noisy:,} of them noisy ({share})"
 
 
 def _print_selection(title: str, metrics: "SelectionMetrics | None", unscored: int, output: Output) -> None:
@@ -128,7 +129,7 @@ def _print_selection(title: str, metrics: "SelectionMetrics | None", unscored: i
 def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
     """AUROC of every label score, the two rules side by side, and what repairing gains."""
     share = percent(found.noisy / found.samples)
-    output.say(f"[bold]{found.samples:,} labels, {found.noisy:,} of them wrong ({share})[/]\n")
+    output.say(f"[bold]{counted(found.samples, 'label')}, {found.noisy:,} of them wrong ({share})[/]\n")
     output.table("Scores", [(name, number(value)) for name, value in found.aurocs.items()], ("score", "AUROC"))
     rows = []
     for name, m in (("clean (fused)", found.fused), ("clean_tango", found.tango)):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisegate.pipeline.system.machine import format_size
+from noisegate.pipeline.system.progress import counted
 
 from .options import Folder, refuse_memory
 from .output import JsonOption, Output, percent
@@ -98,5 +99,5 @@ def _print(done: "Exported", output: Output) -> None:
         output.note(f"skipped, because nothing would be in them: {some} (shards: {len(done.empty_shards):,})")
     if done.unscored_shards:
         output.note(
-            f"not in it, because they could not be read when the run was scored: {done.unscored_shards:,} shards"
+            f"not in it, because they could not be read when the run was scored: {counted(done.unscored_shards, 'shard')}"
         )

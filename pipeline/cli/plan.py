@@ -8,6 +8,7 @@ import typer
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, read_tasks
+from noisegate.pipeline.system.progress import counted
 
 from .options import (
     BatchSize,
@@ -115,7 +116,10 @@ def _print(forecast: "RunForecast", output: Output) -> None:
         [
             ("shards", f"{forecast.shards:,}, {amount(forecast.bytes.value)}"),
             ("samples", _between(forecast.samples, "{:,.0f}".format)),
-            ("looked at", f"{looked['samples']:,} samples of {looked['shards']:,} shards in {looked['seconds']:.1f} s"),
+            (
+                "looked at",
+                f"{counted(looked['samples'], 'sample')} of {counted(looked['shards'], 'shard')} in {looked['seconds']:.1f} s",
+            ),
             *([("  cannot be used", percent(forecast.failed_share))] if forecast.failed_share else []),
             ("time here", f"{_between(forecast.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
             ("money here", f"{_between(forecast.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.pipeline.system.progress import counted
+
 from .options import Folder, Seed
 from .output import JsonOption, Output, escape, number, percent, program
 
@@ -39,12 +41,12 @@ def review(
     output = Output(as_json)
     if take is not None:
         added, changed = import_marks(folder, take)
-        output.say(f"Added {added:,} marks from {escape(str(take))}")
+        output.say(f"Added {counted(added, 'mark')} from {escape(str(take))}")
         if changed:
-            output.say(f"[yellow]left out[/]: {changed:,} marks, because their samples have changed since")
+            output.say(f"[yellow]left out[/]: {counted(changed, 'mark')}, because the samples have changed since")
     if out is not None:
         written = export_marks(folder, out)
-        output.say(f"Wrote {written:,} marks to [cyan]{escape(str(out))}[/]")
+        output.say(f"Wrote {counted(written, 'mark')} to [cyan]{escape(str(out))}[/]")
     figures = read_figures(folder)
     if figures is None:
         output.say("There are no marks yet. Start the page, open Browse, and mark samples with the keys k, d and r:")
@@ -76,7 +78,7 @@ def print_cut(cut: "Cut", folder: Path, output: Output) -> None:
         ("agrees with you in", str(cut.agreed)),
         ("  now", str(cut.agreed_now)),
         ("on marks it has not seen", f"{percent(cut.held_out)}; now {percent(cut.held_out_now)}"),
-        ("marks and cut keep", f"{cut.keeps:,} of {cut.rows:,} rows"),
+        ("marks and cut keep", f"{cut.keeps:,} of {counted(cut.rows, 'row')}"),
     ]
     output.table("The cut with the fewest disagreements", rows)
     if cut.held_out <= cut.held_out_now:

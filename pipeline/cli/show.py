@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from noisegate.pipeline.system.machine import format_size
+from noisegate.pipeline.system.progress import counted
 
 from .options import Folder, Seed, refuse_memory
 from .output import JsonOption, Output, escape, number, percent, print_summary, show_controls
@@ -50,7 +51,7 @@ def print_overview(overview: "RunOverview", output: Output) -> None:
     print_summary(overview.summary, output)
     width = min(WIDTH, output.console.width)
     for histogram in overview.histograms:
-        output.say(f"\n[bold]{histogram.score}[/] of {sum(histogram.counts):,} samples")
+        output.say(f"\n[bold]{histogram.score}[/] of {counted(sum(histogram.counts), 'sample')}")
         for line in draw_histogram(histogram, width):
             output.console.print(Text(show_controls(line)), no_wrap=True)
         worst = overview.worst[histogram.score]
@@ -96,7 +97,7 @@ def report(
     made = write_report(folder, out, gallery=gallery, pictures=pictures, note=output.note)
     output.say(
         f"Report: [cyan]{escape(str(made.path))}[/]  "
-        f"({format_size(made.size)}, {made.samples:,} samples, {made.pictures:,} pictures)"
+        f"({format_size(made.size)}, {counted(made.samples, 'sample')}, {counted(made.pictures, 'picture')})"
     )
     if made.missing:
         output.say(escape(made.missing))
@@ -124,8 +125,8 @@ def compare(
 
 def print_comparison(comparison: "Comparison", output: Output) -> None:
     """Print correlations, agreement of the cuts, and the samples they disagree on."""
-    output.say(f"A: [cyan]{escape(comparison.first)}[/], {comparison.rows[0]:,} rows")
-    output.say(f"B: [cyan]{escape(comparison.second)}[/], {comparison.rows[1]:,} rows")
+    output.say(f"A: [cyan]{escape(comparison.first)}[/], {counted(comparison.rows[0], 'row')}")
+    output.say(f"B: [cyan]{escape(comparison.second)}[/], {counted(comparison.rows[1], 'row')}")
     over = "all of them" if comparison.compared == comparison.matched else f"a seeded sample of {comparison.compared:,}"
     output.say(f"{comparison.matched:,} rows are the same samples; correlations over {over}\n")
     rows = [

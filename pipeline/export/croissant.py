@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from noisegate.pipeline.runs.table import READ_BY_NAME
+from noisegate.pipeline.system.progress import counted
 
 from .rows import Written
 
@@ -55,7 +56,7 @@ def describe(name: str, root: Path, files: Sequence[Path], record: Mapping[str, 
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
         "name": name,
-        "description": f"{written.written:,} rows{rule}, scored and exported by noisegate {record['noisegate']}.",
+        "description": f"{counted(written.written, 'row')}{rule}, scored and exported by noisegate {record['noisegate']}.",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "distribution": distribution,
         "recordSet": [{"@type": "cr:RecordSet", "@id": _RECORDS, "name": _RECORDS, "field": records}]

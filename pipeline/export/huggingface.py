@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from noisegate.pipeline.system.output_files import whole_file
+from noisegate.pipeline.system.progress import counted
 
 from .pictures import choose_names, picture_tables_by_shard
 from .rows import Options, RunRows, Written, plain_type
@@ -69,7 +70,7 @@ configs:
   - split: train
     path: data/train-*.parquet
 ---
-# {written:,} samples
+# {counted(written, "sample")}
 
 Exported by noisegate {record["noisegate"]} {rule}. Scores are the columns of its weight table; see `_export.json`.
 

@@ -22,6 +22,7 @@ from noisegate.pipeline.settings import check_beta_mode
 from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, open_picture
 from noisegate.pipeline.system.array_types import Float32
+from noisegate.pipeline.system.progress import counted
 
 from .notebook import SHOWN, draw_cards, paragraph, wrap
 from .report.collect import COLUMNS as CARD_COLUMNS
@@ -83,9 +84,9 @@ class ScoredPairs:
             chance = f"estimated noise {unknown_noise(self.calibration)}"
         else:
             low, high = self.calibration.noise_interval
-            pairs = f"{self.calibration.pairs:,} pairs"
+            pairs = counted(self.calibration.pairs, "pair")
             chance = f"estimated noise {self.calibration.noise_rate:.0%} ({low:.0%} to {high:.0%}) of {pairs}"
-        counts = f"{len(self):,} pairs: {kept:,} kept, {ok - kept:,} dropped, {len(self) - ok:,} failed"
+        counts = f"{counted(len(self), 'pair')}: {kept:,} kept, {ok - kept:,} dropped, {len(self) - ok:,} failed"
         return f"<{counts}; β {self.beta:.4f}; {chance}>"
 
     def to_pandas(self) -> "pandas.DataFrame":

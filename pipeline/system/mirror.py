@@ -10,6 +10,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.progress import counted
 
 from .machine import format_size
 from .stores import Listed, Store
@@ -130,7 +131,9 @@ class Mirror:
 
     def _tell(self, verb: str, sizes: list[int], preposition: str) -> None:
         if sizes:
-            self._note(f"{verb} {len(sizes):,} files, {format_size(sum(sizes))}, {preposition} {self.store.url}")
+            self._note(
+                f"{verb} {counted(len(sizes), 'file')}, {format_size(sum(sizes))}, {preposition} {self.store.url}"
+            )
 
     def _local(self) -> set[str]:
         paths: Iterable[Path] = (*self.folder.glob("*"), *self.folder.glob("embeddings/*"))

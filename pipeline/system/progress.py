@@ -54,14 +54,14 @@ class Lines(Progress):
         self._todo, self._began = todo, time.monotonic()
         already = f", {done} done already" if self._verb == "score" else ""
         amount = f", {format_size(size)} to read" if size else ""  # not known where a table holds the pictures
-        self.note(f"{todo} shards to {self._verb}{already}{amount}")
+        self.note(f"{counted(todo, 'shard')} to {self._verb}{already}{amount}")
 
     def shard(self, name: str, samples: int, failed: int) -> None:
         self._shards += 1
         self._samples += samples
         rate = self._samples / max(time.monotonic() - self._began, 1e-9)
         self.note(
-            f"[{self._shards}/{self._todo}] {name}: {samples:,} samples, {failed:,} {self._failures}, {rate:,.0f}/s"
+            f"[{self._shards}/{self._todo}] {name}: {counted(samples, 'sample')}, {failed:,} {self._failures}, {rate:,.0f}/s"
         )
 
     def samples(self, done: int, total: int, shard: str | None = None) -> None:

@@ -32,6 +32,7 @@ from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Float64, Index
 from noisegate.pipeline.system.output_files import whole_folder, write_atomically
+from noisegate.pipeline.system.progress import counted
 
 LARGEST_SCALE = math.log(100)  # CLIP's own limit of the logarithm of the logit scale
 
@@ -202,7 +203,7 @@ def adapt(
         if len(kept) < FEWEST:
             problem = f"leaves {len(kept):,} of {len(data.samples):,} pairs, and {FEWEST} are needed"
             raise ConfigError.of("keep", keep, f"{problem}; read more pairs, or keep more, such as 0.5")
-        note(f"{len(data.samples):,} pairs read, {len(kept):,} kept")
+        note(f"{counted(len(data.samples), 'pair')} read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
         training = data.at(rows)
         loss_before = _mean_loss(estimator, data, before, held_out, seed)

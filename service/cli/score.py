@@ -17,13 +17,11 @@ from rich.text import Text
 from noisegate.pipeline.cli.options import Device, Dtype, TrustRun
 from noisegate.pipeline.cli.output import JsonOption, Output, escape, number, percent
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system import require_extra
+from noisegate.pipeline.system import counted, require_extra
 
 if TYPE_CHECKING:
     from noisegate.pipeline.pairs import Scorer
 
-WIDTH, LIST_WIDTH = 25, 15  # of the scale: alone, and beside the names of many images
-IMAGE_WIDTH = 32
 POINT, BETA, LINE = "●", "β", "─"
 URLS = ("http://", "https://")
 IMAGE_NAMES = ("image", "path", "file")
@@ -138,7 +136,7 @@ def score(
     if pairs is None:
         results.sort(key=lambda r: -2.0 if r["similarity"] is None else r["similarity"], reverse=True)
     answer["results"] = results
-    title = str(image) if pairs is None else f"{len(results):,} pairs"
+    title = str(image) if pairs is None else counted(len(results), "pair")
     print_scores(answer, output, title=title, with_image=pairs is not None)
     output.result(answer)
     if not any(result["status"] == "ok" for result in results):
@@ -260,7 +258,7 @@ def scale_ends(values: Sequence[float]) -> tuple[float, float]:
     return max(-1.0, low / 10), min(1.0, high / 10)
 
 
-def scale(similarity: float, beta: float | None, low: float, high: float, width: int = WIDTH) -> str:
+def scale(similarity: float, beta: float | None, low: float, high: float, width: int) -> str:
     """Draw a line from `low` to `high` with a point at the similarity and a β; the point wins where both fall together.
 
     >>> scale(0.31, 0.215, 0.1, 0.4, 13)
@@ -283,16 +281,18 @@ def print_scores(answer: Mapping[str, Any], output: Output, *, title: str, with_
     value = (answer["beta"] or {}).get("value")
     known = [r["similarity"] for r in results if r["similarity"] is not None]
     ends = scale_ends([*known, *([] if value is None else [value])]) if known else (0.0, 1.0)
+    wide = output.console.width  # the scale takes a fifth of it, beside names of images half of that
+    width = max(13, min(60, wide // 5)) // (2 if with_image else 1)
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("similarity", justify="right", style="cyan")
     table.add_column(f"{ends[0]:g} to {ends[1]:g}", no_wrap=True)
     table.add_column("weight", justify="right")
     table.add_column("clean", justify="right")
     if with_image:
-        table.add_column("image", no_wrap=True, overflow="ellipsis", max_width=IMAGE_WIDTH)
+        table.add_column("image", no_wrap=True, overflow="ellipsis", max_width=wide // 4)
     table.add_column("text", overflow="fold")
     for result in results:
-        table.add_row(*_cells(result, value, ends, with_image))
+        table.add_row(*_cells(result, value, ends, width, with_image))
     output.console.print(table)
     output.console.print()
     if answer["beta"]:
@@ -301,13 +301,15 @@ def print_scores(answer: Mapping[str, Any], output: Output, *, title: str, with_
         output.tell(f"[yellow]note[/]: {escape(note)}")
 
 
-def _cells(result: Mapping[str, Any], beta: float | None, ends: tuple[float, float], with_image: bool) -> list[Text]:
+def _cells(
+    result: Mapping[str, Any], beta: float | None, ends: tuple[float, float], width: int, with_image: bool
+) -> list[Text]:
     image = [Text(str(result["image"]))] if with_image else []
     similarity = result["similarity"]
     if similarity is None:
         reason = f"{result['status']}: {result['error']}"
         return [Text("–"), Text(), Text(), Text(), *image, Text(result["text"]) + Text(f"  {reason}", style="red")]
-    line = Text(scale(similarity, beta, *ends, LIST_WIDTH if with_image else WIDTH), style="dim")
+    line = Text(scale(similarity, beta, *ends, width), style="dim")
     line.highlight_regex(POINT, "bold green" if result["clean"] else "bold red")
     line.highlight_regex(BETA, "bold yellow")
     figures = [number(result["osa_weight"]), percent(result["clean_probability"])]
