@@ -76,7 +76,7 @@ def check_name(name: str, source: str, pretrained: str | None) -> None:
     if random_seed(pretrained) is None and pretrained not in tags and not Path(pretrained).is_file():
         near = did_you_mean(pretrained, tags)
         raise ConfigError.of(
-            "pretrained", pretrained, f"is no file and no tag{near} Tags of {name}: {', '.join(tags) or 'none'}"
+            "pretrained", pretrained, f"is no file and no tag{near or '.'} Tags of {name}: {', '.join(tags) or 'none'}"
         )
 
 

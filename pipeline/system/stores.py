@@ -53,7 +53,8 @@ def check_protocol(setting: str, url: str) -> None:
         line = install_line(known) if known else f"pip install {_PACKAGES.get(protocol, 'its driver')}"
         raise ConfigError.of(setting, url, f"needs {line}") from error
     except ValueError as error:
-        raise ConfigError.of(setting, url, "has an unknown protocol; use a path, s3, gs, hf or https") from error
+        usable = "s3, gs or hf" if setting == "out" else "s3, gs, hf or https"  # nobody writes to https
+        raise ConfigError.of(setting, url, f"has an unknown protocol; use a path, {usable}") from error
 
 
 def describe(error: Exception) -> str:

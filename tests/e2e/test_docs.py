@@ -26,6 +26,7 @@ from typer.main import get_command
 
 import noisegate
 from docs.programs.api_reference import api_page
+from docs.programs.badges import draw_badges
 from docs.programs.command_reference import command_page
 from docs.programs.flow_picture import draw_flow
 from docs.programs.http_reference import http_page
@@ -107,6 +108,13 @@ def test_the_reference_of_python_has_every_public_name() -> None:
     assert all(f"    {name}: " in annotate for name in ("shards", "task", "classes", "model", "progress"))
     assert "Score every sample of `shards`" in annotate
     assert " at 0x" not in page and "noisegate.pipeline" not in page
+
+
+def test_the_badges_of_the_readme_say_what_the_package_says() -> None:
+    """Drawn anew after a change of pyproject.toml: python -m docs.programs.badges"""
+    for name, svg in draw_badges().items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == svg
+        assert f"docs/pictures/{name}" in README
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))

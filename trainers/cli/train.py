@@ -58,9 +58,11 @@ def train(
         str | None, _option("--classes", "Class names for classification: a file or a built-in list.")
     ] = None,
     out: Annotated[Path | None, _option("--out", "Folder for numbered runs (default: runs).", None, "-o")] = None,
-    epochs: Annotated[int | None, _option("--epochs", "loop.epochs", TRAINING)] = None,
-    batch_size: Annotated[int | None, _option("--batch-size", "data.batch_size, of all devices.", TRAINING)] = None,
-    learning_rate: Annotated[float | None, _option("--lr", "optimizer.lr", TRAINING)] = None,
+    epochs: Annotated[int | None, _option("--epochs", "Passes over the data (loop.epochs).", TRAINING)] = None,
+    batch_size: Annotated[
+        int | None, _option("--batch-size", "Samples a step, on all devices together (data.batch_size).", TRAINING)
+    ] = None,
+    learning_rate: Annotated[float | None, _option("--lr", "Learning rate (optimizer.lr).", TRAINING)] = None,
     device: Annotated[str | None, _option("--device", "auto, cpu, cuda or mps.", TRAINING)] = None,
     workers: Annotated[int | None, _option("--workers", "Decoding processes per device.", DATA, "-w")] = None,
     seed: Annotated[int | None, _option("--seed", "Of everything random.", TRAINING)] = None,

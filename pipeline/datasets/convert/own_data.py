@@ -30,7 +30,7 @@ def read_own_data(request: Request) -> SampleSource:
     """The samples of a source in its own order, with the keys and the name of its virtual shards."""
     path, kind = request.folder, request.kind.name
     is_hub, is_pattern = str(path).startswith(HUB), "*" in path.name
-    needs = f"{kind} needs {request.kind.expected} (from {request.kind.source})"
+    needs = f"{kind} needs {request.kind.expected}"
     if not is_hub and not is_pattern and not path.exists():
         raise unusable(path, f"is not there; {needs}")
     if (kind == "folder") > path.is_dir() or (kind in ("table", "coco-captions") and (is_hub or path.is_dir())):
@@ -41,7 +41,8 @@ def read_own_data(request: Request) -> SampleSource:
     except ConfigError as error:
         if error.setting != "shards":
             raise
-        raise unusable(path, f"{error} ({needs})") from error
+        said = str(error).removeprefix(f"shards {path}: ").removeprefix(f"shards {str(path)!r} ")
+        raise unusable(path, f"{said} ({needs})") from error
     if not all(shard.is_virtual for shard in shards):
         raise unusable(path, "holds tars already; annotate and train read them as they are")
     prefixes = list(dict.fromkeys(shard.url.rpartition("/")[0] for shard in shards))

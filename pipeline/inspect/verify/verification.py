@@ -17,7 +17,7 @@ from noisegate.pipeline.pairs.scorer import is_from_training, model_of_run
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
-from noisegate.pipeline.system.progress import Progress
+from noisegate.pipeline.system.progress import Progress, counted
 
 from .check_shard import Drift, Problem, Problems, Rescoring, check_shard
 from .check_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
@@ -44,10 +44,10 @@ class Verification:
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        some = f"{self.shards:,}" if self.shards == self.shards_in_run else f"{self.shards:,} of {self.shards_in_run:,}"
-        checked = f"{some} shards, {self.samples:,} samples checked"
+        some = "" if self.shards == self.shards_in_run else f"{self.shards:,} of "
+        checked = f"{some}{counted(self.shards_in_run, 'shard')}, {counted(self.samples, 'sample')} checked"
         if not self.ok:
-            return f"the table does NOT belong to the data: {self.problem_count:,} problems in {checked}"
+            return f"the table does NOT belong to the data: {counted(self.problem_count, 'problem')} in {checked}"
         largest = self.drift.largest
         drift = "nothing scored again" if largest is None else f"largest drift {largest:.1e}"
         return f"the table belongs to the data: {checked}, {drift}"

@@ -446,5 +446,5 @@ def test_the_command_ends_with_the_verdict_and_its_exit_code(work: Path) -> None
     assert found["ok"] is False
     assert found["problems"][0]["shard"] == "x-01.tar"
     assert "cannot be opened" in found["problems"][0]["text"]
-    assert bad.stderr.splitlines()[-1].startswith("the table does NOT belong to the data: 1 problems")
+    assert bad.stderr.splitlines()[-1].startswith("the table does NOT belong to the data: 1 problem in")
     assert called("verify", "shards", cwd=work).returncode == 2
