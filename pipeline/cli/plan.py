@@ -118,7 +118,7 @@ def _print(forecast: "RunForecast", output: Output) -> None:
             ("samples", _between(forecast.samples, "{:,.0f}".format)),
             (
                 "looked at",
-                f"{counted(looked['samples'], 'sample')} of {counted(looked['shards'], 'shard')} in {looked['seconds']:.1f} s",
+                f"{counted(int(looked['samples']), 'sample')} of {counted(int(looked['shards']), 'shard')} in {looked['seconds']:.1f} s",
             ),
             *([("  cannot be used", percent(forecast.failed_share))] if forecast.failed_share else []),
             ("time here", f"{_between(forecast.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
