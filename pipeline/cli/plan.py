@@ -110,16 +110,14 @@ def _prices(given: list[str]) -> dict[str, float]:
 
 def _print(forecast: "RunForecast", output: Output) -> None:
     looked, machine = forecast.looked_at, forecast.machine
+    seen = f"{counted(int(looked['samples']), 'sample')} of {counted(int(looked['shards']), 'shard')}"
     rate = forecast.samples.value / forecast.seconds.value if forecast.seconds.value else math.inf
     output.table(
         f"Plan for {forecast.model}",
         [
             ("shards", f"{forecast.shards:,}, {amount(forecast.bytes.value)}"),
             ("samples", _between(forecast.samples, "{:,.0f}".format)),
-            (
-                "looked at",
-                f"{counted(int(looked['samples']), 'sample')} of {counted(int(looked['shards']), 'shard')} in {looked['seconds']:.1f} s",
-            ),
+            ("looked at", f"{seen} in {looked['seconds']:.1f} s"),
             *([("  cannot be used", percent(forecast.failed_share))] if forecast.failed_share else []),
             ("time here", f"{_between(forecast.seconds, duration)}, {rate:,.0f} samples/s on {machine.device}"),
             ("money here", f"{_between(forecast.money, '{:,.2f}'.format)} at {machine.price:.2f} an hour"),
