@@ -32,8 +32,8 @@ def annotate(
     [cyan]noisegate annotate photos --report --out tables[/]
 
     Stop it at any time and run the same command again: it goes on, and the tables are the same to the byte.
-    Exit code 0: done; failed samples are rows with a status. 1: a shard could not be read at all, or no sample could be
-    scored. 2: a setting is wrong.
+    Exit code 0: done; failed samples are rows with a status. 1: a shard could not be read at all or breaks off, as after
+    half a download (its samples are scored), or no sample could be scored. 2: a setting is wrong.
     """
     from noisegate.pipeline.annotate import annotate_with
     from noisegate.pipeline.inspect.report import write_report
@@ -54,5 +54,5 @@ def annotate(
             result["report"] = str(page.path)
         output.say(f"Next: [cyan]{escape(program('show', summary.out))}[/]")
     output.result(result)
-    if summary.failed_shards or (summary.samples and not summary.statuses.get("ok")):
+    if summary.failed_shards or summary.cut_shards or (summary.samples and not summary.statuses.get("ok")):
         raise typer.Exit(1)

@@ -133,7 +133,8 @@ def print_summary(summary: "Summary", output: Output, named: bool = False) -> No
     for warning in summary.warnings:
         output.tell(f"[yellow]note[/]: {escape(warning)}")
     for name, problem in summary.damaged_shards.items():
-        output.tell(f"[yellow]damaged[/]: {escape(name)}: {escape(problem)}")
+        kind = "[red]cut off[/]" if name in summary.cut_shards else "[yellow]damaged[/]"
+        output.tell(f"{kind}: {escape(name)}: {escape(problem)}")
     if named and summary.failed_shards:
         output.tell(f"[red]not read[/]: {counted(len(summary.failed_shards), 'shard')}, named above")
     for problem in () if named else summary.failed_shards.values():

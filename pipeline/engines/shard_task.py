@@ -285,7 +285,7 @@ def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, identity: Identi
     metadata = {
         "table_version": VERSION,
         "scorer": identity.to_dict(),
-        "shard": {**shard, "damage": end.damage},
+        "shard": {**shard, "damage": end.damage, **({"cut": True} if end.cut else {})},
         "reading": options.to_dict(),
     }
     write_embeddings(run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
@@ -323,7 +323,7 @@ class EncodedShard:
         self._texts.append(encoded.texts)
         self._similarity.append(encoded.similarity)
         for sample in batch:
-            sample.pixels = None
+            sample.pixels = sample.text = None
         self.samples += batch
 
     @property

@@ -30,7 +30,7 @@ class Summary:
 
     `errors` has the first reason for each status but `ok`. If a node leaves the scoring to another, `waits_for` says what is
     left to do, and the counts are those of its own part. `notes` are from the encoders. `repaired` counts labels that were
-    changed.
+    changed. `cut_shards` are those of the damaged ones whose end is missing.
     """
 
     out: str
@@ -58,6 +58,7 @@ class Summary:
     notes: Sequence[str] = ()
     repaired: int = 0
     cut: str = ScoreSettings.cut  # what `clean` of pairs follows
+    cut_shards: Sequence[str] = ()
 
     def __repr__(self) -> str:
         from .summary_rows import summary_text  # which reads this class
@@ -231,6 +232,7 @@ def summarise(
     statuses: Counter[str] = Counter()
     flags: Counter[str] = Counter()
     damaged: dict[str, str] = {}
+    cut_off: list[str] = []
     errors: dict[str, str] = {}
     scored = zero = kept = repaired = 0
     total = 0.0
@@ -248,9 +250,11 @@ def summarise(
         scored, zero, total = scored + len(weight), zero + int((weight == 0).sum()), total + float(weight.sum())
         kept += pc.sum(table["clean"]).as_py() or 0
         repaired += pc.sum(pc.not_equal(table["label"], table["refined_label"])).as_py() or 0
-        damage = read_metadata(run.table(stem))["shard"]["damage"]
-        if damage:
-            damaged[stem] = damage
+        shard = read_metadata(run.table(stem))["shard"]
+        if shard["damage"]:
+            damaged[stem] = shard["damage"]
+        if shard.get("cut"):
+            cut_off.append(stem)
     given = scores.pairs.sample.given if scores.pairs else np.zeros(0)
     facts = read_metadata(run.table(stems[0])) if stems else {}
     quantiles: list[float] = np.quantile(given, QUANTILES).tolist() if len(given) else []
@@ -263,6 +267,7 @@ def summarise(
         flags=dict(flags.most_common()),
         shards=len(stems),
         damaged_shards=damaged,
+        cut_shards=cut_off,
         failed_shards=dict(failed_shards or {}),
         beta=scores.pairs.beta if scores.pairs else None,
         calibration=scores.pairs.calibration if scores.pairs else None,

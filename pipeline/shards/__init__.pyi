@@ -4,6 +4,7 @@ from .decode import Preprocessor as Preprocessor
 from .decode import decode_image as decode_image
 from .decode import decode_label as decode_label
 from .decode import decode_text as decode_text
+from .gunzip import plain_bytes as plain_bytes
 from .locate import Shard as Shard
 from .locate import expand_braces as expand_braces
 from .locate import find_shards as find_shards
@@ -19,7 +20,6 @@ from .read import MAX_PART_BYTES as MAX_PART_BYTES
 from .read import READ_PARTS as READ_PARTS
 from .read import RawSample as RawSample
 from .read import ShardReader as ShardReader
-from .tar import plain_bytes as plain_bytes
 from .workers import Decoded as Decoded
 from .workers import DecodePool as DecodePool
 from .workers import decode_sample as decode_sample

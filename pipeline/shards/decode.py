@@ -13,6 +13,8 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from noisegate.pipeline.settings import Limits
 
+from .read import MAX_JSON_BYTES
+
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 DECODER = "pillow: first frame, exif-transposed, rgb"
@@ -184,6 +186,8 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
 
 
 def _parse_json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
+    if len(parts["json"]) > MAX_JSON_BYTES:
+        raise BadSample("too_large", f"part json of {len(parts['json']):,} bytes; the limit is {MAX_JSON_BYTES:,}")
     try:
         record = json.loads(parts["json"])
     except (ValueError, RecursionError) as error:  # ValueError covers bad JSON and bad UTF-8

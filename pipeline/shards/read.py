@@ -7,26 +7,29 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from noisegate.pipeline.errors import ShardError
+from noisegate.pipeline.settings import Limits
 
-from .tar import BLOCK, TarMembers
+from .tar import BLOCK, Member, TarMembers, Wanted
 
 if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
     from .locate import Shard
 
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")  # this and _META are webdataset's
-_META = re.compile(r"__[^/]*__($|/)")
+_META = re.compile(r"__[^/]*__($|/)")  # webdataset's
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
 MISSING = ".missing"  # after the name of a part that a folder or table lacks; its content is the reason
 READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls", MISSING[1:]))
-MAX_PART_BYTES = 256_000_000  # chosen; a larger part is skipped unread, smaller ones are left to Limits
+MAX_PART_BYTES = 256_000_000  # of a sample's parts together; chosen; what goes beyond is skipped unread
+MAX_JSON_BYTES = 4_000_000  # parsed, they take 27 times that in memory at worst (lists in lists)
+MAX_LABEL_BYTES = 4_096
+MAX_PARTS = 1_000  # of one sample; others are not read, nor named
 
 
 @dataclass
 class RawSample:
     """A key with its parts as bytes.
 
-    `names` lists all parts, also those not read, and `oversized` the sizes of parts too large to read. Where the shard is
-    damaged at this sample, `broken` says how; parts may be missing.
+    `names` lists all parts, also those not read, and `oversized` the sizes of parts too large to read, with their `digests`
+    if these were taken. Where the shard is damaged at this sample, `broken` says how; parts may be missing.
     """
 
     key: str
@@ -34,6 +37,7 @@ class RawSample:
     parts: dict[str, bytes] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     oversized: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, bytes] = field(default_factory=dict)
     duplicate: bool = False
     broken: str | None = None
     places: dict[str, tuple[int, int]] = field(default_factory=dict)  # offset and size of each part; filled by `index`
@@ -43,9 +47,36 @@ class RawSample:
         return next((self.parts[name] for name in IMAGE_PARTS if name in self.parts), None)
 
 
-def is_read(name: str, size: int) -> bool:
+def split_name(name: str) -> tuple[str, str] | None:
+    """The key and the part of a file of a tar, None where it is neither; as webdataset does, in linear time.
+
+    >>> split_name("a.b/0001.seg.png")
+    ('a.b/0001', 'seg.png')
+    """
+    slash = name.rfind("/")
+    dot = name.find(".", slash + 1)
+    start = slash + 1
+    if dot == start:  # a name that begins with a dot: webdataset takes the folder's name as the key, if that has none
+        start = name.rfind("/", 0, max(slash, 0)) + 1
+        if "." in name[start:dot]:
+            return None
+    return (name[:dot], name[dot + 1 :].lower()) if dot > start else None
+
+
+def part_limit(part: str, limits: Limits | None) -> int:
+    """The most bytes of a part that are read for scoring within `limits`, or for anything else (None)."""
+    if limits is None:
+        return MAX_PART_BYTES
+    if part in IMAGE_PARTS:
+        return min(limits.max_image_bytes, MAX_PART_BYTES)
+    if part == "txt":
+        return min(4 * limits.max_text_chars + 3, MAX_PART_BYTES)  # UTF-8 and its mark
+    return {"json": MAX_JSON_BYTES, "cls": MAX_LABEL_BYTES}.get(part, MAX_PART_BYTES)
+
+
+def is_read(part: str, size: int) -> bool:
     """Whether scoring reads a part of this name and size."""
-    return size <= MAX_PART_BYTES and name.rpartition(".")[2].lower() in READ_PARTS
+    return size <= MAX_PART_BYTES and (part in READ_PARTS or part.endswith(MISSING))
 
 
 class _Hashed:
@@ -75,13 +106,19 @@ class ShardReader:
     A sample is a run of members whose names agree up to the first dot of the file name; a repeated part, or a key seen
     before, starts another sample that is marked as a duplicate. Bytes of a name that are not UTF-8 appear in the key as
     `\\xNN`. A tar that breaks off gives all whole samples, then the cut one with `broken` set, and `damage` says where.
-    Parts that scoring never needs are named but not read, unless `all_parts`. Raises ShardError when nothing can be read
-    at all, or when reading itself fails.
+    Parts that scoring never needs are named but not read, unless `all_parts`; nor are parts beyond `limits`, of which at
+    least the digest is taken. `cut` is true where the shard ends too early. Raises ShardError when nothing can be read at
+    all, or when reading itself fails.
     """
 
-    def __init__(self, shard: "Shard", all_parts: bool = False) -> None:
+    def __init__(self, shard: "Shard", all_parts: bool = False, limits: Limits | None = None) -> None:
         self.shard = shard
-        self._all_parts = all_parts
+        self._all_parts, self._limits = all_parts, limits
+        self._current: RawSample | None = None
+        self._prefix = ""  # of the names of the current sample's parts
+        self._known: set[str] = set()  # these parts
+        self._room = 0  # bytes that its other parts may have
+        self.cut = False
         self.sha256 = ""
         self.size = 0
         self.damage: str | None = None
@@ -94,6 +131,7 @@ class ShardReader:
         return self._stream.size if self._stream else 0
 
     def __iter__(self) -> Generator[RawSample, None, None]:
+        self._current = None
         with self.shard.open() as stream:
             hashed = self._stream = _Hashed(stream, self.shard.url)
             members = TarMembers(hashed.read, self._wanted)
@@ -110,6 +148,7 @@ class ShardReader:
 
         Hashes nothing; afterwards `size` and `damage` are set.
         """
+        self._current = None
         with self.shard.open() as stream:
             self.size = stream.seek(0, 2)
             stream.seek(0)
@@ -140,41 +179,69 @@ class ShardReader:
                 f"shard {self.shard.url} is not a tar or tar.gz: no readable header; {what}", "shards", self.shard.url
             )
         self.damage = members.damage if self.size else "the file is empty (0 bytes)"
+        self.cut = members.cut or not self.size
 
-    def _wanted(self, name: str, size: int) -> bool:
-        return size <= MAX_PART_BYTES if self._all_parts else is_read(name, size)
+    def _wanted(self, name: str, size: int) -> Wanted:
+        names = split_name(name)
+        if names is None:
+            return False
+        prefix, part = names
+        if not self._all_parts and not is_read(part, size):
+            return False
+        room = self._room if self._is_of_current(prefix, part) else MAX_PART_BYTES
+        if size <= min(room, part_limit(part, self._limits)):
+            return True
+        has_digest = self._limits is not None and (part in IMAGE_PARTS or part == "txt")
+        return "digest" if has_digest and size <= MAX_PART_BYTES else False
+
+    def _is_of_current(self, prefix: str, part: str) -> bool:
+        """Whether a part belongs to the same sample as the part before."""
+        return self._current is not None and prefix == self._prefix and part not in self._known
 
     def _samples(self, members: TarMembers, places: bool = False) -> Iterator[RawSample]:
         seen: set[bytes] = set()
-        current: RawSample | None = None
-        prefix, count = "", 0
         for member in members:
-            if member.after_damage and current is not None:
-                current.broken = current.broken or members.damage
-            match = _NAME.match(member.name)
-            if not match or _META.match(member.name):
+            if member.after_damage and self._current is not None:
+                self._current.broken = self._current.broken or members.damage
+            names = split_name(member.name)
+            if names is None or _META.match(member.name):
                 continue
-            part = match.group(2).lower()
-            if current is None or prefix != match.group(1) or part in current.names:
-                if current is not None:
+            prefix, part = names
+            if not self._is_of_current(prefix, part):
+                if self._current is not None:
                     self.passed = member.offset - BLOCK
-                    yield current
-                prefix = match.group(1)
-                key = prefix.encode("utf-8", "surrogateescape")
-                digest = hashlib.blake2b(key, digest_size=12).digest()
-                current = RawSample(key.decode("utf-8", "backslashreplace"), count, duplicate=digest in seen)
-                seen.add(digest)
-                count += 1
-            current.names.append(part)
-            if places and not member.broken:
-                current.places[part] = (member.offset, member.size)
-            if member.data is not None:
-                current.parts[part] = member.data
-            elif member.size > MAX_PART_BYTES:
-                current.oversized[part] = member.size
-            if member.broken or member.after_damage:
-                current.broken = current.broken or member.broken or members.damage
-        if current is not None:
+                    yield self._current
+                self._begin(prefix, seen)
+            self._add(part, member, members.damage, places)
+        if self._current is not None:
             if members.cut:
-                current.broken = current.broken or members.damage
-            yield current
+                self._current.broken = self._current.broken or members.damage
+            yield self._current
+
+    def _begin(self, prefix: str, seen: set[bytes]) -> None:
+        key = prefix.encode("utf-8", "surrogateescape")
+        digest = hashlib.blake2b(key, digest_size=12).digest()
+        index = 0 if self._current is None else self._current.index + 1
+        self._current = RawSample(key.decode("utf-8", "backslashreplace"), index, duplicate=digest in seen)
+        self._prefix, self._known, self._room = prefix, set(), MAX_PART_BYTES
+        seen.add(digest)
+
+    def _add(self, part: str, member: Member, damage: str | None, places: bool) -> None:
+        sample = self._current
+        assert sample is not None
+        if len(self._known) == MAX_PARTS:
+            sample.broken = sample.broken or f"more than {MAX_PARTS:,} parts; the others are not read"
+            return
+        self._known.add(part)
+        sample.names.append(part)
+        if places and not member.broken:
+            sample.places[part] = (member.offset, member.size)
+        if member.data is not None:
+            sample.parts[part] = member.data
+            self._room -= member.size
+        elif member.sha256 is not None or member.size > min(self._room, part_limit(part, self._limits)):
+            sample.oversized[part] = member.size
+            if member.sha256 is not None:
+                sample.digests[part] = member.sha256
+        if member.broken or member.after_damage:
+            sample.broken = sample.broken or member.broken or damage

@@ -14,6 +14,7 @@ from .workers import Decoded, DecodePool
 
 CHUNK_SAMPLES = 16
 CHUNK_BYTES = 32_000_000
+AHEAD_BYTES = 256_000_000  # of raw samples that are read and not decoded, besides the chunk that goes beyond; chosen
 Selector = Callable[[Shard, RawSample], bool]
 
 
@@ -28,12 +29,13 @@ class Chunk:
 
 @dataclass
 class ShardEnd:
-    """A shard was read to its end, or as far as it can be read (`damage`)."""
+    """A shard was read to its end, or as far as it can be read (`damage`); `cut` if its end is missing."""
 
     shard: Shard
     sha256: str
     size: int
     damage: str | None
+    cut: bool = False
 
 
 @dataclass
@@ -50,6 +52,7 @@ class _Pending:
     raw: list[RawSample]
     future: "Future[list[Decoded]]"
     position: int
+    size: int
 
 
 _Item = _Pending | ShardEnd | ShardFailed | BaseException | None
@@ -58,7 +61,11 @@ _Item = _Pending | ShardEnd | ShardFailed | BaseException | None
 def stream(
     shards: Iterable[Shard], pool: DecodePool, ahead: int, select: Selector | None = None
 ) -> Generator[Chunk | ShardEnd | ShardFailed, None, None]:
-    """Read, decode and yield, in the order of the shards, with at most `ahead` chunks waiting. `select` skips samples."""
+    """Read, decode and yield, in the order of the shards, with at most `ahead` chunks and AHEAD_BYTES waiting.
+
+    `select` skips samples.
+    """
+    budget = _Budget(AHEAD_BYTES)
     waiting: queue.Queue[_Item] = queue.Queue(max(1, ahead))
     stop = threading.Event()
 
@@ -76,12 +83,13 @@ def stream(
                 if stop.is_set():
                     return
                 try:
-                    reader = ShardReader(shard)
-                    for raw in _chunks(reader, select):
+                    reader = ShardReader(shard, limits=pool.limits)
+                    for raw, size in _chunks(reader, select):
+                        budget.take(size, stop)
                         if stop.is_set():
                             return
-                        put(_Pending(shard, raw, pool.submit(raw), reader.position))
-                    put(ShardEnd(shard, reader.sha256, reader.size, reader.damage))
+                        put(_Pending(shard, raw, pool.submit(raw), reader.position, size))
+                    put(ShardEnd(shard, reader.sha256, reader.size, reader.damage, reader.cut))
                 except ShardError as error:
                     put(ShardFailed(shard, str(error)))
             put(None)
@@ -94,17 +102,39 @@ def stream(
         while (item := waiting.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield (
-                Chunk(item.shard, pool.collect(item.raw, item.future), item.position)
-                if isinstance(item, _Pending)
-                else item
-            )
+            if not isinstance(item, _Pending):
+                yield item
+                continue
+            chunk = Chunk(item.shard, pool.collect(item.raw, item.future), item.position)
+            budget.give(item.size)
+            yield chunk
     finally:
         stop.set()
         thread.join()
 
 
-def _chunks(reader: ShardReader, select: Selector | None) -> Iterator[list[RawSample]]:
+class _Budget:
+    """Bytes that may be taken; what is larger than all of them is taken alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._used = most, 0
+        self._given = threading.Condition()
+
+    def take(self, size: int, stop: threading.Event) -> None:
+        """Wait until `size` bytes are free, or until `stop` is set."""
+        with self._given:
+            while self._used and self._used + size > self._most and not stop.is_set():
+                self._given.wait(0.1)
+            self._used += size
+
+    def give(self, size: int) -> None:
+        with self._given:
+            self._used -= size
+            self._given.notify()
+
+
+def _chunks(reader: ShardReader, select: Selector | None) -> Iterator[tuple[list[RawSample], int]]:
+    """Samples to decode in one go, and their bytes."""
     chunk: list[RawSample] = []
     size = 0
     for raw in reader:
@@ -113,7 +143,7 @@ def _chunks(reader: ShardReader, select: Selector | None) -> Iterator[list[RawSa
         chunk.append(raw)
         size += sum(len(data) for data in raw.parts.values())
         if len(chunk) >= CHUNK_SAMPLES or size >= CHUNK_BYTES:
-            yield chunk
+            yield chunk, size
             chunk, size = [], 0
     if chunk:
-        yield chunk
+        yield chunk, size

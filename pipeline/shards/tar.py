@@ -1,6 +1,7 @@
 """Read the files of a tar stream in order. Unlike tarfile it continues after damage, reports it, and costs little per file.
 
-Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256.
+Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256. Global
+pax headers are skipped: a name or size for all files makes no sense, and would be copied for each of them.
 
 `write_shard` writes a tar: the same bytes for the same samples, with tarfile's headers. webdataset's `TarWriter` sorts the
 parts of a sample, fails on an empty part name, keeps every member in memory and imports torch.
@@ -13,28 +14,39 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from noisegate.pipeline.system.output_files import whole_file
 
+from .gunzip import CHUNK, plain_bytes
+
 BLOCK = 512
-_CHUNK = 1 << 17  # bytes; of gzip they become 135 MB at worst
 _HEADER_CHUNK = 1 << 13  # bytes, where only headers are read
 _EMPTY_TAR = 10_240  # tar's own padding of an archive without files
 _ZEROS = bytes(BLOCK)
 _FILES = b"0\x007S"  # regular, regular in old tars, contiguous, sparse
 _NO_DATA = b"123456"  # links, devices, folders, pipes: no data, even if their size is not 0
-_MAX_HEADER_DATA = 1 << 20  # a long name or a pax header beyond this is damage
+_MAX_HEADER_DATA = 1 << 20  # bytes; a pax header beyond this is damage
+_MAX_NAME = 4096  # bytes; so is a longer name of a file (Linux allows no longer path)
+_PAX_KEYS = (b"path", b"size", b"GNU.sparse.name")
+_SPARSE = b"GNU.sparse."
 _END_BYTES = 2 * BLOCK  # two zero blocks end a tar
+
+
+Wanted = bool | Literal["digest"]
 
 
 @dataclass
 class Member:
-    """A file of the tar. `data` is None where it was not wanted or is incomplete; `broken` says why it is incomplete."""
+    """A file of the tar. `data` is None where it was not wanted or is incomplete; `broken` says why it is incomplete.
+
+    `sha256` is set where the digest was wanted instead of the data.
+    """
 
     name: str
     size: int
     data: bytes | None = None
+    sha256: bytes | None = None
     broken: str | None = None
     after_damage: bool = False  # something unreadable lies between this file and the one before
     offset: int = 0  # of its data, in the uncompressed tar
@@ -43,18 +55,21 @@ class Member:
 class TarMembers:
     """Iterates over the files of a tar or tar.gz, given `read(n)`, which returns at most n bytes and none at the end.
 
-    `wanted(name, size)` decides whether a file's data is kept. Afterwards `damage` is None or describes what is wrong with
-    the tar; `cut` is true where it ends too early, `found` where it has at least one readable header; `beginning` holds the
-    first unreadable bytes. `skip(n)` skips at most n bytes of an uncompressed source and returns how many: with it, unwanted
-    data is not read.
+    `wanted(name, size)` decides whether a file's data is kept, or only its digest. Afterwards `damage` is None or describes
+    what is wrong with the tar; `cut` is true where it ends too early, `found` where it has at least one readable header;
+    `beginning` holds the first unreadable bytes. `skip(n)` skips at most n bytes of an uncompressed source and returns how
+    many: with it, unwanted data is not read.
     """
 
     def __init__(
-        self, read: Callable[[int], bytes], wanted: Callable[[str, int], bool], skip: Callable[[int], int] | None = None
+        self,
+        read: Callable[[int], bytes],
+        wanted: Callable[[str, int], Wanted],
+        skip: Callable[[int], int] | None = None,
     ) -> None:
         self._wanted = wanted
         self._skip_source = skip
-        self._source = plain_bytes(read, _HEADER_CHUNK if skip else _CHUNK)
+        self._source = plain_bytes(read, _HEADER_CHUNK if skip else CHUNK, self._note)
         self._buffer = b""
         self._start = 0  # of what is not yet taken from the buffer
         self._offset = 0  # of the same, in the tar
@@ -65,8 +80,7 @@ class TarMembers:
         self.damage: str | None = None
 
     def __iter__(self) -> Iterator[Member]:
-        for_next: dict[bytes, bytes] = {}  # pax records, also of long names
-        for_all: dict[bytes, bytes] = {}
+        records: dict[bytes, bytes] = {}  # of pax headers and long names, for the next file
         ended: int | None = None  # where an end marker began
         bad: int | None = None  # where unreadable bytes began
         skipped = False
@@ -89,19 +103,19 @@ class TarMembers:
             name, size, kind = header
             if kind in b"LKxXg":
                 data = self._take(size) if size <= _MAX_HEADER_DATA else b""
-                if len(data) < size:
-                    bad, for_next = at, {}
-                    continue
-                self._pad(size)
-                records = {b"path": data.rstrip(b"\0")} if kind == b"L" else _pax(data) if kind != b"K" else {}
-                (for_all if kind == b"g" else for_next).update(records)
+                if len(data) == size:
+                    self._pad(size)
+                    records |= {b"path": data.rstrip(b"\0")} if kind == b"L" else _pax(data) if kind in b"xX" else {}
+                if len(data) < size or _has_long_name(records):
+                    bad, records = at, {}
                 continue
-            records, for_next = for_all | for_next, {}
             if kind in _NO_DATA or (kind == b"\0" and name.endswith(b"/")):
+                records = {}
                 continue
             name = records.get(b"GNU.sparse.name") or records.get(b"path") or name
             size = _digits(records.get(b"size", b"")) or size
-            sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in records)
+            sparse = kind == b"S" or _SPARSE in records
+            records = {}
             if kind == b"S":
                 self._skip_sparse_map(block)
             member = Member(name.decode("utf-8", "surrogateescape"), size, after_damage=skipped, offset=self._offset)
@@ -115,9 +129,14 @@ class TarMembers:
     def _contents(self, member: Member, kind: bytes, sparse: bool) -> bool:
         """Read or skip a member's data; return whether it is a file."""
         is_file = kind in _FILES
-        if is_file and not sparse and self._wanted(member.name, member.size):
+        wanted = is_file and not sparse and self._wanted(member.name, member.size)
+        if wanted is True:
             member.data = self._take(member.size)
             missing = member.size - len(member.data)
+        elif wanted == "digest":
+            digest = hashlib.sha256()
+            missing = member.size - self._skip(member.size, digest.update)
+            member.sha256 = None if missing else digest.digest()
         else:
             missing = member.size - self._skip(member.size)
         if sparse:
@@ -174,8 +193,8 @@ class TarMembers:
         self._offset += size - missing
         return b"".join(parts)
 
-    def _skip(self, size: int) -> int:
-        """Skip `size` bytes, fewer at the end; return how many."""
+    def _skip(self, size: int, see: Callable[[bytes], object] = len) -> int:
+        """Skip `size` bytes, fewer at the end, and return how many; `see` gets those that are read."""
         left = size
         buffered = len(self._buffer) - self._start
         if self._skip_source is not None and size > buffered:
@@ -184,10 +203,11 @@ class TarMembers:
             self._offset += passed
             return buffered + passed
         while left:
-            passed = len(self._take(min(left, _CHUNK)))
-            if not passed:
+            data = self._take(min(left, CHUNK))
+            if not data:
                 break
-            left -= passed
+            see(data)
+            left -= len(data)
         return size - left
 
     def _pad(self, size: int) -> None:
@@ -227,45 +247,32 @@ def _number(field: bytes) -> int | None:
 
 
 def _pax(data: bytes) -> dict[bytes, bytes]:
-    """Parse the records of a pax header, `LENGTH KEY=VALUE` and a line feed, up to the first malformed one."""
-    records = {}
-    while data:
-        digits, _, _ = data.partition(b" ")
-        length = _digits(digits)
-        if not len(digits) < length <= len(data):
+    """Parse the records of a pax header that matter here; `GNU.sparse.` stands for all that begin so.
+
+    Each is `LENGTH KEY=VALUE` and a line feed; whatever follows a malformed one is left out.
+    """
+    records, at = {}, 0
+    while at < len(data):
+        space = data.find(b" ", at, at + 20)
+        length = _digits(data[at:space]) if space > at else 0
+        if not 0 < space - at < length <= len(data) - at:
             break
-        key, _, value = data[len(digits) + 1 : length - 1].partition(b"=")
-        records[key] = value
-        data = data[length:]
+        key, _, value = data[space + 1 : at + length - 1].partition(b"=")
+        if key in _PAX_KEYS:
+            records[key] = value
+        if key.startswith(_SPARSE):
+            records[_SPARSE] = b""
+        at += length
     return records
+
+
+def _has_long_name(records: Mapping[bytes, bytes]) -> bool:
+    return any(len(records.get(key, b"")) > _MAX_NAME for key in (b"path", b"GNU.sparse.name"))
 
 
 def _digits(text: bytes) -> int:
     """Parse a decimal number; 0 for anything else, also for more digits than any size has."""
     return int(text) if text.isdigit() and len(text) < 20 else 0
-
-
-def plain_bytes(read: Callable[[int], bytes], chunk: int = _CHUNK) -> Iterator[bytes]:
-    """Yield the uncompressed bytes; raises zlib.error or EOFError where a gzip stream is damaged or cut."""
-    data = read(chunk)
-    if data[:2] != b"\x1f\x8b":
-        while data:
-            yield data
-            data = read(chunk)
-        return
-    stream = zlib.decompressobj(31)
-    while data:
-        if plain := stream.decompress(data):
-            yield plain
-        if not stream.eof:
-            data = read(_CHUNK)
-            continue
-        data = stream.unused_data.lstrip(b"\0")
-        while not data and (more := read(_CHUNK)):
-            data = more.lstrip(b"\0")
-        stream = zlib.decompressobj(31) if data else stream  # gzip files may follow one another
-    if not stream.eof:
-        raise EOFError("the gzip stream is cut off")
 
 
 class ShardWriter:

@@ -19,7 +19,7 @@ from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_con
 from noisegate.pipeline.system.worker_pool import STARTS, WorkerLost, WorkerNotStarted, WorkerPool, WorkerSetup
 
 from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
-from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample
+from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample, part_limit
 
 TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
 TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
@@ -57,7 +57,8 @@ def decode_sample(
             wanted = (image_part,) if image_part else IMAGE_PARTS
             named, names = image_part or "jpg, jpeg, png or webp", ", ".join(raw.names[:8])
             absent = BadSample("no_image", f"no part {named} among {names}")
-            raise _loss(raw, wanted) or _missing_file(raw, wanted, "no_image") or absent
+            sample.image_sha256 = next((raw.digests[part] for part in wanted if part in raw.digests), None)
+            raise _loss(raw, wanted, options.limits) or _missing_file(raw, wanted, "no_image") or absent
         sample.image_sha256 = hashlib.sha256(image).digest()
         if preprocess is not None:
             sample.pixels = _pixels(image, preprocess, options.limits)
@@ -69,15 +70,16 @@ def decode_sample(
         data = raw.parts["txt"] if source == "txt" else sample.text.encode()
         sample.text_sha256 = hashlib.sha256(data).digest()
     except BadSample as error:
-        if source == "txt" and "txt" in raw.parts:
-            sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest()
-        lost = _loss(raw, (source,)) or _missing_file(raw, ("txt", "json"), "no_text")
+        if source == "txt":
+            read = "txt" in raw.parts
+            sample.text_sha256 = hashlib.sha256(raw.parts["txt"]).digest() if read else raw.digests.get("txt")
+        lost = _loss(raw, (source,), options.limits) or _missing_file(raw, ("txt", "json"), "no_text")
         problems["text"] = (error.status == "no_text" and lost) or error
     try:
         sample.label = decode_label(raw.parts, options.label_field)
     except BadSample as error:
         source = "json" if options.label_field or "cls" not in raw.names else "cls"
-        lost = _loss(raw, (source,)) or _missing_file(raw, ("cls", "json"), "no_label")
+        lost = _loss(raw, (source,), options.limits) or _missing_file(raw, ("cls", "json"), "no_label")
         problems["label"] = (error.status == "no_label" and lost) or error
     needed = [problems[p] for t, p in (("pairs", "text"), ("labels", "label")) if t in options.tasks and p in problems]
     flags = ["duplicate_key"] if raw.duplicate else []
@@ -92,15 +94,16 @@ def decode_sample(
     return sample
 
 
-def _loss(raw: RawSample, parts: Sequence[str]) -> BadSample | None:
+def _loss(raw: RawSample, parts: Sequence[str], limits: Limits) -> BadSample | None:
     """The reason why these parts are missing, where the shard is the cause and not the sample."""
     for part in parts:
         if part in raw.parts:
             return None
         if part in raw.oversized:
-            return BadSample(
-                "too_large", f"part {part} of {raw.oversized[part]:,} bytes; at most {MAX_PART_BYTES:,} are read"
-            )
+            what, size = "image" if part in IMAGE_PARTS else f"part {part}", raw.oversized[part]
+            limit = part_limit(part, limits)
+            over = f"the limit is {limit:,}" if size > limit else f"all parts have over {MAX_PART_BYTES:,}"
+            return BadSample("too_large", f"{what} of {size:,} bytes; {over}")
     return BadSample("broken", raw.broken) if raw.broken else None
 
 
@@ -149,7 +152,7 @@ class DecodePool:
     ) -> None:
         if workers < 0:
             raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
-        self._workers = workers
+        self._workers, self.limits = workers, options.limits
         self._decode = partial(_decode, preprocess, options)
         self._pool = _start_pool(workers, self._decode, max_bytes) if workers else None
 

@@ -1,7 +1,7 @@
 """GET /v1/runs and below: finished runs, their figures, histograms, views, samples and pictures."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
@@ -283,8 +283,7 @@ def samples(
         rows = tables.rows(chosen, offset, limit)
         found = [_sample(tables, row) for row in rows]
         if captions:
-            for sample, row in zip(found, rows, strict=True):
-                _add_caption(browser, tables, sample, row)
+            _add_captions(browser, tables, found, rows)
     return SamplePage(view=view, total=chosen.total, reachable=len(chosen.rows), offset=offset, samples=found)
 
 
@@ -299,7 +298,7 @@ def sample(shard: str, index: Annotated[int, Path(ge=0, lt=2**31)], tables: Tabl
     with api_errors():
         row = find_row(tables, shard, index)
         found = _sample(tables, row)
-        _add_caption(browser, tables, found, row)
+        _add_captions(browser, tables, [found], [row])
     return found
 
 
@@ -354,8 +353,11 @@ def _sample(tables: RunTables, row: dict[str, Any]) -> Sample:
     return Sample.model_validate({**plain(row), **labels})
 
 
-def _add_caption(browser: Browser, tables: RunTables, sample: Sample, row: dict[str, Any]) -> None:
-    try:
-        sample.caption = browser.caption(tables, row)
-    except (SampleGone, NoPicture) as error:
-        sample.problem = str(error)
+def _add_captions(
+    browser: Browser, tables: RunTables, samples: Sequence[Sample], rows: Sequence[dict[str, Any]]
+) -> None:
+    for sample, caption in zip(samples, browser.captions(tables, rows), strict=True):
+        if isinstance(caption, SampleGone | NoPicture):
+            sample.problem = str(caption)
+        else:
+            sample.caption = caption

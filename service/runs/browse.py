@@ -7,7 +7,7 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,28 @@ class Browser:
                 self._runs.popitem(last=False)
         return found
 
-    def caption(self, tables: RunTables, row: Mapping[str, Any]) -> str | None:
-        """As the run read it, None where the sample has none; raises SampleGone."""
-        return caption_of(self._raw(tables, row), tables.recorded()["reading"])
+    def captions(
+        self, tables: RunTables, rows: Sequence[Mapping[str, Any]]
+    ) -> list["str | SampleGone | NoPicture | None"]:
+        """The caption of each row as the run read it, None where the sample has none, or why it cannot be had.
+
+        Rows of one shard are read in one go: a compressed one has to be read from its beginning.
+        """
+        by_shard: dict[str, list[int]] = {}
+        for place, row in enumerate(rows):
+            by_shard.setdefault(row["shard"], []).append(place)
+        found: dict[int, str | SampleGone | NoPicture | None] = {}
+        for stem, places in by_shard.items():
+            try:
+                url = _find_url(tables, stem)
+            except (SampleGone, NoPicture) as error:
+                found |= dict.fromkeys(places, error)
+                continue
+            samples = self._samples.read_many(tables.run.path, url, [rows[place] for place in places])
+            for number, raw in samples:
+                reading = tables.recorded()["reading"]
+                found[places[number]] = raw if isinstance(raw, SampleGone) else caption_of(raw, reading)
+        return [found[place] for place in range(len(rows))]
 
     def small(self, tables: RunTables, row: Mapping[str, Any], side: int) -> bytes:
         """A JPEG of at most `side` pixels wide and high; raises SampleGone or NoPicture."""
@@ -100,13 +119,7 @@ class Browser:
             return original(raw, self._limits)
 
     def _raw(self, tables: RunTables, row: Mapping[str, Any]) -> RawSample:
-        recorded = tables.recorded()
-        if "limits" not in recorded["reading"]:
-            raise NoPicture("this run was scored from embeddings, without shards")
-        urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
-        if row["shard"] not in urls:
-            raise SampleGone(f"shard {row['shard']} is no part of this run any more", changed=True)
-        return self._samples.read(tables.run.path, urls[row["shard"]], row)
+        return self._samples.read(tables.run.path, _find_url(tables, row["shard"]), row)
 
     def _keep(self, name: tuple[bytes, int], made: bytes) -> None:
         with self._lock:
@@ -127,28 +140,40 @@ class ShardSamples:
 
     def read(self, folder: Path, url: str, row: Mapping[str, Any]) -> RawSample:
         """The sample of a table's row; raises SampleGone. Relative paths count from here, or from beside the run."""
-        stem, index = row["shard"], int(row["index"])
-        virtual = Shard(url).is_virtual
-        path = None if virtual else _find_local(folder, url)
-        if path is None and not virtual:
-            raise SampleGone(f"shard {stem} is not where it was when the run was scored")
-        try:
-            raw = self._sample(path, index) if path else next(read_samples(Shard(url), [index]), None)
-        except (ShardError, OSError) as error:
-            raise SampleGone(f"shard {stem} cannot be read again") from error
-        if raw is None or not _is_same(raw, row):
-            raise SampleGone(f"sample {index} of shard {stem} is not the one that was scored", changed=True)
+        [(_, raw)] = self.read_many(folder, url, [row])
+        if isinstance(raw, SampleGone):
+            raise raw
         return raw
 
-    def _sample(self, path: Path, index: int) -> RawSample | None:
+    def read_many(
+        self, folder: Path, url: str, rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[int, "RawSample | SampleGone"]]:
+        """Place in `rows` and sample, in the order of the shard, which is read once; SampleGone for one that is gone."""
+        stem, left = rows[0]["shard"], {int(row["index"]): place for place, row in enumerate(rows)}
+        reason, changed = "is not where it was when the run was scored", False
+        virtual = Shard(url).is_virtual
+        path = None if virtual else _find_local(folder, url)
+        if path is not None or virtual:
+            try:
+                for raw in self._samples(path, list(left)) if path else read_samples(Shard(url), list(left)):
+                    if _is_same(raw, rows[left[raw.index]]):
+                        yield left.pop(raw.index), raw
+                reason, changed = "is not the one that was scored", True
+            except (ShardError, OSError):
+                reason = "cannot be read again"
+        for index, place in left.items():
+            sample = f"sample {index} of " if changed else ""
+            yield place, SampleGone(f"{sample}shard {stem} {reason}", changed)
+
+    def _samples(self, path: Path, positions: Sequence[int]) -> Iterator[RawSample]:
         table = self._index(path)
         if table is None:
-            return next(read_samples(Shard(str(path)), [index]), None)
-        if index >= len(table):
-            return None
+            yield from read_samples(Shard(str(path)), positions)
+            return
         samples = TarSamples(path, table, path.name)
         try:
-            return RawSample(samples.key(index), index, samples.read(index, READ_PARTS, MAX_PART_BYTES))
+            for index in sorted(position for position in positions if position < len(table)):
+                yield RawSample(samples.key(index), index, samples.read(index, READ_PARTS, MAX_PART_BYTES))
         finally:
             samples.close()
 
@@ -163,6 +188,17 @@ class ShardSamples:
             while len(self._known) > SHARDS_REMEMBERED:
                 self._known.popitem(last=False)
             return self._known[name]
+
+
+def _find_url(tables: RunTables, stem: str) -> str:
+    """Where the shard of a table is; raises SampleGone or NoPicture."""
+    recorded = tables.recorded()
+    if "limits" not in recorded["reading"]:
+        raise NoPicture("this run was scored from embeddings, without shards")
+    urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
+    if stem not in urls:
+        raise SampleGone(f"shard {stem} is no part of this run any more", changed=True)
+    return str(urls[stem])
 
 
 def _is_same(raw: RawSample, row: Mapping[str, Any]) -> bool:

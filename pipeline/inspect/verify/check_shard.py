@@ -77,7 +77,7 @@ def check_shard(
     samples and bytes read since its last call.
     """
     facts, rows = metadata["shard"], _Rows(table, metadata, problems)
-    reader, reported = ShardReader(shard, all_parts=rows.image_part is not None), 0
+    reader, reported = ShardReader(shard, rows.image_part is not None, rows.options.limits), 0
     try:
         for raw in reader:
             row = rows.compare(raw)
@@ -104,7 +104,7 @@ class _Rows:
     """The rows of a table by key (repeats in order), and which of them were seen in the shard."""
 
     def __init__(self, table: pa.Table, metadata: Mapping[str, Any], problems: Problems) -> None:
-        self._options, self._problems = DecodeOptions.from_dict(metadata["reading"]), problems
+        self.options, self._problems = DecodeOptions.from_dict(metadata["reading"]), problems
         self.image_part: str | None = metadata["reading"].get("image_part")
         self._from_arrays = metadata["scorer"]["model"] == ARRAYS
         self._keys: list[str] = table["key"].to_pylist()
@@ -135,7 +135,7 @@ class _Rows:
         self._last = row
         before = self._problems.count
         status, image, text, label = (column[row].as_py() for column in self._recorded.values())
-        now = decode_sample(raw, None, self._options, self.image_part)
+        now = decode_sample(raw, None, self.options, self.image_part)
         self._digest("image", image, now.image_sha256, raw.key)
         if not (status == "bad_image" and text is None):  # a picture that crashed the decoder took its caption with it
             self._digest("caption", text, now.text_sha256, raw.key)

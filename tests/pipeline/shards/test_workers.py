@@ -90,10 +90,13 @@ class TestDecodeSample:
     def test_parts_too_large_to_read(self) -> None:
         raw = sample(0, txt=b"a")
         raw.names, raw.oversized = ["jpg", "txt"], {"jpg": 300_000_000}
-        reason = "part jpg of 300,000,000 bytes; at most 256,000,000 are read"
+        reason = "image of 300,000,000 bytes; the limit is 64,000,000"
         assert (decoded(raw).status, decoded(raw).error) == ("too_large", reason)
-        raw.parts, raw.oversized = {"jpg": picture()}, {"txt": 300_000_000}
-        assert decoded(raw).status == "too_large"
+        raw.parts, raw.oversized, raw.digests = {"jpg": picture()}, {"txt": 300_000}, {"txt": b"digest"}
+        assert (decoded(raw).status, decoded(raw).text_sha256) == ("too_large", b"digest")
+        assert decoded(raw).error == "part txt of 300,000 bytes; the limit is 80,003"
+        raw.oversized = {"txt": 9}  # there was no room left
+        assert decoded(raw).error == "part txt of 9 bytes; all parts have over 256,000,000"
 
     def test_labels(self) -> None:
         assert decoded(sample(0, png=picture(), cls=b"3"), tasks=("labels",)).status == "ok"

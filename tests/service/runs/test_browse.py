@@ -13,7 +13,16 @@ from noisegate import read_table
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
-from noisegate.service.runs.browse import NoPicture, SampleGone, ShardSamples, caption_of, original, small_picture
+from noisegate.service.runs.browse import (
+    Browser,
+    NoPicture,
+    SampleGone,
+    ShardSamples,
+    caption_of,
+    original,
+    small_picture,
+)
+from noisegate.service.runs.tables import RunTables
 from tests.fakes import pairs, picture, write_tar
 from tests.jobs import score
 
@@ -36,6 +45,18 @@ def test_every_position_gives_its_sample(tmp_path: Path, name: str) -> None:
         raw = samples.read(tmp_path / "tables", str(path), rows[place])
         assert (raw.key, raw.parts) == (whole[place].key, whole[place].parts)
         assert (caption_of(raw, READING) or "").startswith(f"number {place} is ")
+
+
+def test_captions_of_a_page_read_a_compressed_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows = scored(tmp_path, "x.tar.gz")
+    opened: list[str] = []
+    open_shard = Shard.open
+    monkeypatch.setattr(Shard, "open", lambda shard: opened.append(shard.url) or open_shard(shard))
+    page = [rows[place] for place in (7, 2, 11, 0)] + [{**rows[5], "key": "another"}, {**rows[5], "shard": "gone"}]
+    captions = Browser(Limits()).captions(RunTables(tmp_path / "tables"), page)
+    assert [str(caption).split(" is ")[0] for caption in captions[:4]] == [f"number {i}" for i in (7, 2, 11, 0)]
+    assert [type(caption) for caption in captions[4:]] == [SampleGone, SampleGone]
+    assert len(opened) == 3  # two looks at its first bytes, and one reading
 
 
 def test_a_relative_shard_is_found_beside_the_run(tmp_path: Path) -> None:
