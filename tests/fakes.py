@@ -30,6 +30,7 @@ _PALETTE = {
 }
 _RGB = np.array(list(_PALETTE.values()), np.float32)
 NOT_FINITE, ZERO = "a caption of nothing but nan", "a caption of nothing at all"
+LONG = "and so on and on"  # a text that the model cuts
 BLANK = (1, 2, 3)  # a picture all of this colour has no embedding
 
 
@@ -56,6 +57,9 @@ class ColourModel:
     def encode_texts(self, texts: Sequence[str]) -> Rows:
         self.batches.append(("texts", len(texts)))
         return np.stack([self._text(text) for text in texts])
+
+    def find_truncated(self, texts: Sequence[str]) -> list[bool]:
+        return [LONG in text for text in texts]
 
     def _text(self, text: str) -> Rows:
         if text in (NOT_FINITE, ZERO):

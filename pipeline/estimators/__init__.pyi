@@ -1,5 +1,6 @@
 from .base import Estimator as Estimator
 from .base import Identity as Identity
+from .base import find_truncated as find_truncated
 from .base import invalid_embedding as invalid_embedding
 from .base import normalise as normalise
 from .base import row_cosines as row_cosines

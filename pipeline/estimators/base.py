@@ -103,6 +103,20 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
     return unit
 
 
+SPECIAL_TOKENS = 4  # that a tokenizer may add to a text; CLIP's adds two
+
+
+def surely_fits(text: str, context: int) -> bool:
+    """Whether a text fits into `context` tokens without counting them: an ASCII text has no more tokens than characters."""
+    return len(text) <= context - SPECIAL_TOKENS and text.isascii()
+
+
+def find_truncated(estimator: Estimator, texts: Sequence[str]) -> list[bool]:
+    """Whether the model's tokenizer cuts each text; by the estimator's own `find_truncated`, all False if it has none."""
+    own: Callable[[Sequence[str]], Sequence[bool]] | None = getattr(estimator, "find_truncated", None)
+    return [bool(cut) for cut in own(texts)] if own is not None and texts else [False] * len(texts)
+
+
 def invalid_embedding(part: str) -> str:
     """The error of a sample whose row `normalise` has set to zeros; `part` is image or text."""
     return f"the {part} embedding is zero or not finite"

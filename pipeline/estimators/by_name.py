@@ -126,6 +126,8 @@ class CustomEstimator:
         self.batch_size = batch_size or 64
         self.preprocess = rgb_pixels
         self._width = self._common_width()
+        if hasattr(inner, "find_truncated"):
+            self.find_truncated = inner.find_truncated  # optional
         self.identity = Identity(
             name, inner.identity, "by the estimator itself", DECODER, "its own", (("pillow", version("pillow")),)
         )

@@ -1,6 +1,7 @@
 """Models of open_clip: a built-in name with a pretrained tag or checkpoint, `hf-hub:`, `local-dir:`, and `embedded`."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 
 from . import openclip_towers as towers
-from .base import Identity, Pixels, array_digest, describe_error
+from .base import Identity, Pixels, array_digest, describe_error, surely_fits
 from .device import Device, TorchEstimator
 from .foreign_code import never_ask_to_run_code, refuse_code_in_file
 from .loading import allow_torchvision, find_mismatch, hub_or_cache, quietly, weights_only
@@ -34,7 +35,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
     def __init__(
         self,
         model: Any,
-        tokenizer: Callable[[list[str]], torch.Tensor],
+        tokenizer: Callable[..., torch.Tensor],
         name: str,
         device: Device,
         batch_size: int | None = None,
@@ -47,6 +48,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
         self._padding = int(tokenizer([""])[0, -1])
+        self._short_texts: frozenset[str] = frozenset()  # of the last call, that leave room in the context
         self.trims_texts = towers.trimming_is_exact(self._model, tokenizer, device.name)
         self.class_token_only = towers.reads_class_token_only(self._model, self.preprocess.size, device.name)
         trial = self._try_out(compiler) if compiler else None
@@ -143,9 +145,26 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         if not rows:
             return np.zeros((0, self._width()), np.float32)
         tokens = self._tokenizer(list(rows))
+        self._short_texts = frozenset(itertools.compress(rows, (tokens[:, -2:] == self._padding).all(dim=1).tolist()))
         lengths = (tokens != self._padding).sum(dim=1).tolist() if self.trims_texts else [0] * len(tokens)
         embedded = self._by_length(lengths, lambda batch: self._encode_tokens(self._trim(tokens[batch])))
         return embedded[[rows[text] for text in texts]] if len(rows) < len(texts) else embedded
+
+    def find_truncated(self, texts: Sequence[str]) -> list[bool]:
+        """Whether each text has more tokens than the text tower's context.
+
+        Texts that were just encoded and left room are not tokenized again.
+        """
+        context = int(self._tokenizer([""]).shape[1])
+        unknown = (text for text in dict.fromkeys(texts) if text not in self._short_texts)
+        doubtful = [text for text in unknown if not surely_fits(text, context)]
+        if not doubtful:
+            return [False] * len(texts)
+        tokens = self._tokenizer(doubtful)
+        longer = self._tokenizer(doubtful, context_length=context + 1)  # an end token moves, or one more fits
+        differs = (longer[:, :context] != tokens).any(dim=1) | (longer[:, context] != self._padding)
+        cut = set(itertools.compress(doubtful, differs.tolist()))
+        return [text in cut for text in texts]
 
     @torch.inference_mode()
     def encode_pairs(

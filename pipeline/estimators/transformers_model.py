@@ -22,7 +22,7 @@ from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
 from noisegate.pipeline.shards.preprocess import ProcessorPixels
 from noisegate.pipeline.system.extras import install_line
 
-from .base import Identity, array_digest, describe_error, normalise
+from .base import Identity, array_digest, describe_error, normalise, surely_fits
 from .device import Device, TorchEstimator
 from .foreign_code import refuse_code, refuse_code_in_file
 from .loading import allow_torchvision, hub_or_cache
@@ -90,6 +90,16 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         whole = self._tokenizer(list(texts), truncation=True, max_length=self._context)["input_ids"]
         lengths = [len(tokens) for tokens in whole]
         return self._by_length(lengths, lambda batch: self._encode_tokens(self.tokenize([texts[i] for i in batch])))
+
+    def find_truncated(self, texts: Sequence[str]) -> list[bool]:
+        """Whether each text has more tokens than the text tower's context."""
+        long = [i for i, text in enumerate(texts) if not surely_fits(text, self._context)]
+        cut = [False] * len(texts)
+        if long:
+            tokens = self._tokenizer([texts[i] for i in long], truncation=True, max_length=self._context + 1)
+            for i, ids in zip(long, tokens["input_ids"], strict=True):
+                cut[i] = len(ids) > self._context
+        return cut
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -6,7 +6,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,15 @@ import pyarrow.compute as pc
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, TableError
 from noisegate.pipeline.estimators import ModelSpec
-from noisegate.pipeline.estimators.base import Estimator, Identity, invalid_embedding, normalise, row_cosines
-from noisegate.pipeline.runs.table import RunFolder, read_metadata
+from noisegate.pipeline.estimators.base import (
+    Estimator,
+    Identity,
+    find_truncated,
+    invalid_embedding,
+    normalise,
+    row_cosines,
+)
+from noisegate.pipeline.runs.table import TRUNCATED, RunFolder, read_metadata
 from noisegate.pipeline.settings import ScoreSettings, check_beta_mode
 from noisegate.pipeline.shards.given_pairs import Picture, decode_pair
 from noisegate.pipeline.shards.workers import Decoded
@@ -74,7 +81,7 @@ class PairScores:
 
 
 def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts: dict[str, Float32]) -> Encoded:
-    """Embed a batch and give samples whose embedding is not finite the status `invalid`.
+    """Embed a batch, give samples whose embedding is not finite the status `invalid`, and flag texts that the model cuts.
 
     Each text is encoded once: `known_texts` holds those embedded so far, of the same shard only, so that a row never
     depends on another shard.
@@ -85,6 +92,11 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
     pixels = [p for s in samples if (p := s.pixels) is not None]
     image_rows, fresh_rows = _encode_both(estimator, pixels, fresh)
     known_texts.update(zip(fresh, fresh_rows, strict=True))
+    texts_here = list(dict.fromkeys(s.text for s in samples if s.text is not None))
+    truncated = set(compress(texts_here, find_truncated(estimator, texts_here)))
+    for sample in samples:
+        if sample.text in truncated:
+            sample.flags = (*sample.flags, TRUNCATED)
     text_rows = [known_texts[s.text] for s in samples if s.text is not None]
     width = image_rows.shape[1] or (len(text_rows[0]) if text_rows else 0)
     images = np.zeros((len(samples), width), np.float32)
@@ -197,6 +209,7 @@ class Scorer:
                     "similarity": float(encoded.similarity[i]) if ok else None,
                     **{name: value if ok else None for name, value in scores.row(i).items()},
                     "pair_quality": float(quality[i]) if ok and np.isfinite(quality[i]) else None,
+                    "flags": list(sample.flags),
                 }
 
 

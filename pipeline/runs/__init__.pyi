@@ -13,6 +13,7 @@ from .table import ALL_COLUMNS as ALL_COLUMNS
 from .table import COLUMNS as COLUMNS
 from .table import READ_BY_NAME as READ_BY_NAME
 from .table import REVIEW_COLUMNS as REVIEW_COLUMNS
+from .table import TRUNCATED as TRUNCATED
 from .table import VERSION as VERSION
 from .table import RunFolder as RunFolder
 from .table import read_metadata as read_metadata

@@ -56,6 +56,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
 }
 """Type and meaning by name; every table has all of them, null where nothing was computed."""
 
+TRUNCATED = "text_truncated"
 FLAGS = {
     "duplicate": "nearly the same picture as another sample",
     "duplicate_key": "a key that occurred before in the same shard",
@@ -64,6 +65,7 @@ FLAGS = {
     "unpicked": "not among the nearest samples of any class text",
     "no_text": "no caption, scored by its label alone",
     "no_label": "no label, scored as a pair alone",
+    TRUNCATED: "a caption longer than the model reads; the rest of it does not count",
 }
 """Meaning of each flag; a near duplicate's flag is `duplicate_of:KEY` in the table."""
 

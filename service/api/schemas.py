@@ -106,7 +106,8 @@ class Result(BaseModel):
     predicted: list[Predicted] | None = Field(None, description="The likeliest classes of the class set.")
     flags: list[str] = Field(
         [],
-        description="no_text, no_neighbours, duplicate_of:KEY, …; label_not_judged: neither classes nor against was given.",
+        description="no_text, text_truncated, no_neighbours, duplicate_of:KEY, …; label_not_judged: neither classes nor "
+        "against was given.",
     )
 
 

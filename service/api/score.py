@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from noisegate.pipeline.runs import TRUNCATED
 from noisegate.service.engine.items import Embedded
 from noisegate.service.guards.connection import while_connected
 from noisegate.service.guards.fetch import fill_pictures
@@ -113,6 +114,7 @@ def pair_results(
                 "predicted": None,
                 "flags": [
                     *([item.text_status] if only_text else []),
+                    *([TRUNCATED] if item.text_truncated else []),
                     *(["label_not_judged"] if pair.label is not None and not labels else []),
                 ],
             }

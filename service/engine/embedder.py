@@ -21,7 +21,7 @@ from noisegate.service.metrics import Metrics
 from noisegate.service.settings import Settings
 
 from .decoding import CHUNK, Decoder
-from .encoder_pool import EncoderPool, EncodeTask, specs_for
+from .encoder_pool import EncodedRow, EncoderPool, EncodeTask, specs_for
 from .encoder_process import Kind, ModelReady
 from .items import Embedded, Item
 
@@ -39,6 +39,7 @@ class _Part:
     status: str = "ok"
     error: str | None = None
     sha256: bytes | None = None
+    truncated: bool = False  # a text longer than the model reads
 
 
 class LocalEmbedder:
@@ -78,7 +79,7 @@ class LocalEmbedder:
         self._admitted = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self._known: OrderedDict[str, Row] = OrderedDict()
+        self._known: OrderedDict[str, EncodedRow] = OrderedDict()
         self._draining = False
         self.metrics.gauge("queue_items", "Items admitted and not answered yet.", lambda: self._admitted)
         self.metrics.gauge("queue_limit", "Items that may be admitted.", lambda: settings.queue_items)
@@ -168,7 +169,7 @@ class LocalEmbedder:
         width = self.dimensions
         rows: list[Row] = []
         for start in range(0, len(texts), 256):
-            rows += [row for row, _ in await self._encode("texts", texts[start : start + 256])]
+            rows += [encoded.row for encoded in await self._encode("texts", texts[start : start + 256])]
         return np.stack(rows) if rows else np.zeros((0, width), np.float32)
 
     def _admit(self, count: int) -> None:
@@ -203,28 +204,25 @@ class LocalEmbedder:
         return [
             _Part(None, sample.status, sample.error, sample.image_sha256)
             if sample.pixels is None
-            else _part("image", *next(rows), sample.image_sha256)
+            else _part("image", next(rows), sample.image_sha256)
             for sample in decoded
         ]
 
     async def _embed_captions(self, texts: Sequence[str]) -> list[_Part]:
         """Embed texts, from memory if they are among the latest."""
-        encoded: dict[str, tuple[Row, str | None]] = {
-            text: (self._known[text], None) for text in texts if text in self._known
-        }
+        encoded = {text: self._known[text] for text in texts if text in self._known}
         fresh = [text for text in texts if text not in encoded]
         encoded |= zip(fresh, await self._encode("texts", fresh), strict=True)
         for text in texts:
-            row, error = encoded[text]
-            if error is None:  # a text that the model failed on may work the next time
-                self._known[text] = row
+            if encoded[text].error is None:  # a text that the model failed on may work the next time
+                self._known[text] = encoded[text]
                 self._known.move_to_end(text)
         while len(self._known) > KNOWN_TEXTS:
             self._known.popitem(last=False)
-        return [_part("text", *encoded[text], hashlib.sha256(text.encode()).digest()) for text in texts]
+        return [_part("text", encoded[text], hashlib.sha256(text.encode()).digest()) for text in texts]
 
-    async def _encode(self, kind: Kind, payloads: Sequence[Any]) -> list[tuple[Row, str | None]]:
-        """(row, error) of each payload; if the request is cancelled, its tasks leave the queue."""
+    async def _encode(self, kind: Kind, payloads: Sequence[Any]) -> list[EncodedRow]:
+        """The row of each payload; if the request is cancelled, its tasks leave the queue."""
         loop = asyncio.get_running_loop()
         tasks = [
             EncodeTask(kind, payload, loop.create_future(), size=getattr(payload, "nbytes", 0)) for payload in payloads
@@ -261,10 +259,10 @@ def _caption(item: Item, limits: Limits) -> str | _Part:
         return _Part(None, error.status, str(error))
 
 
-def _part(name: str, row: Row, error: str | None, sha256: bytes | None) -> _Part:
-    if row.any():
-        return _Part(row, sha256=sha256)
-    return _Part(None, "invalid", error or invalid_embedding(name), sha256)
+def _part(name: str, encoded: EncodedRow, sha256: bytes | None) -> _Part:
+    if encoded.row.any():
+        return _Part(encoded.row, sha256=sha256, truncated=encoded.truncated)
+    return _Part(None, "invalid", encoded.error or invalid_embedding(name), sha256, encoded.truncated)
 
 
 def _picture_of(item: Item, pictures: dict[bytes, _Part]) -> _Part:
@@ -293,6 +291,7 @@ def _join(pairs: Iterable[tuple[_Part, _Part]]) -> list[Embedded]:
                 image_error=image.error,
                 text_status=text.status,
                 text_error=text.error,
+                text_truncated=text.truncated,
             )
         )
     rows = [(result, result.image, result.text) for result in results]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +33,21 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles wit
 STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
 
 
+class EncodedRow(NamedTuple):
+    """The row of a picture or text, why the model failed on it, and whether it is a text longer than the model reads."""
+
+    row: Row
+    error: str | None = None
+    truncated: bool = False
+
+
 @dataclass(eq=False)
 class EncodeTask:
-    """One picture's pixels or one text to encode; the future gets (row, error)."""
+    """One picture's pixels or one text to encode."""
 
     kind: Kind
     payload: Any
-    done: "asyncio.Future[tuple[Row, str | None]]"
+    done: "asyncio.Future[EncodedRow]"
     arrived: float = 0.0
     size: int = 0
 
@@ -268,7 +276,7 @@ class EncoderPool:
         self.rate = 0.8 * self.rate + 0.2 * rate if self.rate else rate
         for i, task in enumerate(batch):
             if not task.done.done():
-                task.done.set_result((reply.rows[i], reply.errors.get(i)))
+                task.done.set_result(EncodedRow(reply.rows[i], reply.errors.get(i), i in reply.truncated))
         self._plan_pump()
 
 

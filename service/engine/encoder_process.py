@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from noisegate.pipeline.errors import NoisegateError
-from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, normalise
+from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, find_truncated, normalise
 from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards import Preprocessor
 from noisegate.pipeline.system import exit_with_parent, receive, send, spawn_context
@@ -59,12 +59,16 @@ class EncodeRequest:
 
 @dataclass
 class EncodeReply:
-    """Unit rows (N, d), zeros where the model gave none; `errors` by row number if the model failed on it."""
+    """Unit rows (N, d), zeros where the model gave none; `errors` by row number if the model failed on it.
+
+    `truncated` are the numbers of texts that are longer than the model reads.
+    """
 
     number: int
     rows: Rows
     seconds: float
     errors: dict[int, str] = field(default_factory=dict)
+    truncated: frozenset[int] = frozenset()
 
 
 def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool) -> None:
@@ -86,7 +90,9 @@ def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[
     while (request := waiting.get()) is not None:
         began = time.perf_counter()
         rows, errors = encode_request(model, request)
-        send(connection, EncodeReply(request.number, rows, time.perf_counter() - began, errors))
+        texts = list(request.items) if request.kind == "texts" and not errors else []
+        truncated = frozenset(i for i, cut in enumerate(find_truncated(model, texts)) if cut)
+        send(connection, EncodeReply(request.number, rows, time.perf_counter() - began, errors, truncated))
 
 
 def _receive_all(connection: "Connection[Any, Any]", waiting: "queue.SimpleQueue[EncodeRequest | None]") -> None:

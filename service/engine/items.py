@@ -44,6 +44,7 @@ class Embedded:
     image_error: str | None = None
     text_status: str = "ok"
     text_error: str | None = None
+    text_truncated: bool = False  # longer than the model reads
 
 
 class Embedder(Protocol):

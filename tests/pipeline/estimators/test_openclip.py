@@ -99,6 +99,18 @@ def pictures(count: int) -> list[Image.Image]:
     return [Image.fromarray(rng.integers(0, 256, (20 + i, 41, 3), dtype=np.uint8)) for i in range(count)]
 
 
+def test_texts_beyond_the_context_are_found(estimator: OpenClipEstimator) -> None:
+    lengths = [*range(30, 45), 100]
+    texts = [*CAPTIONS, *(" ".join(["word"] * n) for n in lengths), *(f"{'word ' * n}end!" for n in lengths)]
+    counted = [len(estimator.tokenizer.encode(text)) + 2 > 40 for text in texts]
+    assert 5 < sum(counted) < len(texts) - 5
+    estimator.encode_texts(["something else"])
+    assert estimator.find_truncated(texts) == counted
+    estimator.encode_texts(texts)  # which remembers the short ones
+    assert estimator.find_truncated(texts) == counted
+    assert estimator.find_truncated([]) == []
+
+
 class TestTrimming:
     @pytest.mark.parametrize("custom_text", [False, True])
     def test_cut_texts_equal_whole_ones(self, folder: Maker, custom_text: bool) -> None:

@@ -224,6 +224,14 @@ def test_texts_are_padded_to_the_longest_only_where_the_tower_masks_padding(
     assert longest == {"clip": 20, "align": 64, "siglip": 16}  # ALIGN's 64 is its processor's, it has 80 positions
 
 
+@pytest.mark.parametrize(("kind", "words"), [("clip", 18), ("align", 62), ("siglip", 15)])
+def test_texts_beyond_the_context_are_found(
+    kind: str, words: int, estimators: dict[str, TransformersEstimator]
+) -> None:
+    texts = ["a", " ".join(["red"] * words), " ".join(["red"] * (words + 1)), "red " * 500]
+    assert estimators[kind].find_truncated(texts) == [False, False, True, True]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_their_batch(kind: str, folders: dict[str, Path]) -> None:
     one = load_estimator(f"hf:{folders[kind]}", device="cpu", batch_size=1)

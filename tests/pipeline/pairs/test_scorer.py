@@ -20,7 +20,7 @@ from noisegate.pipeline.pairs.scorer import encode_samples, load_scorer, model_o
 from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32
 from tests.errors import refused
-from tests.fakes import BLANK, NOT_FINITE, ZERO, ColourModel, estimator, pairs, picture, write_tar
+from tests.fakes import BLANK, LONG, NOT_FINITE, ZERO, ColourModel, estimator, pairs, picture, write_tar
 from tests.jobs import score
 
 RED: NDArray[np.uint8] = np.full((8, 8, 3), (222, 36, 36), np.uint8)
@@ -63,6 +63,14 @@ def test_an_embedding_that_is_none_is_invalid() -> None:
     ]
     assert np.isfinite(found.similarity).tolist() == [False, False, False, True]
     assert np.isfinite(found.texts).all()
+
+
+def test_a_text_that_the_model_cuts_is_flagged_in_every_batch() -> None:
+    known: dict[str, NDArray[np.float32]] = {}
+    for _ in range(2):
+        samples = [sample(0, RED, f"red {LONG}"), sample(1, RED, "red"), sample(2, RED, None)]
+        encode_samples(estimator(), samples, known)
+        assert [one.flags for one in samples] == [("text_truncated",), (), ()]
 
 
 def test_a_text_is_encoded_once() -> None:

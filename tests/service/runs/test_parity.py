@@ -12,11 +12,12 @@ from PIL import Image
 
 from noisegate import annotate, read_table
 from noisegate.pipeline.estimators import ModelSpec
+from noisegate.pipeline.runs.table import TRUNCATED
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.service.app import create_app
 from noisegate.service.settings import load_settings
-from tests.fakes import BLANK, NOT_FINITE, ZERO, Member, pairs, picture, write_tar
+from tests.fakes import BLANK, LONG, NOT_FINITE, ZERO, Member, pairs, picture, write_tar
 from tests.service.serving import COLOURS, base64_of, serving
 
 FIELDS = ("similarity", "osa_weight", "clean_probability", "pair_quality")
@@ -50,6 +51,7 @@ def odd_samples() -> list[Member]:
         "long": b"red " * 6000,
         "nan": NOT_FINITE.encode(),
         "zero": ZERO.encode(),
+        "cut": f"a red thing {LONG}".encode(),
         "emoji": "a red 🎈".encode(),
     }
     members: list[Member] = []
@@ -111,6 +113,7 @@ def assert_equal(rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> N
     assert len(rows) == len(results)
     for row, result in zip(rows, results, strict=True):
         assert (result["status"], result["clean"]) == (row["status"], row["clean"]), row["key"]
+        assert (TRUNCATED in result["flags"]) == (TRUNCATED in row["flags"]), row["key"]
         if row["status"] != "bad_image":  # a decoder may put the sample's name into its words
             assert result["error"] == row["error"], row["key"]
         for name in FIELDS:
@@ -126,6 +129,7 @@ def test_every_row_with_the_fake_model(tmp_path: Path) -> None:
     statuses = {row["status"] for row in rows}
     assert statuses == {"ok", "bad_image", "no_text", "bad_text", "too_large", "invalid"}
     assert all(row["clean_probability"] is not None for row in rows if row["status"] == "ok")
+    assert [row["key"] for row in rows if TRUNCATED in row["flags"]] == ["text-cut"]
     assert_equal(
         rows, posted(tmp_path / "run", [as_form(batch) for batch in in_batches(samples(tmp_path / "shards"), 20)])
     )
