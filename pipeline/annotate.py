@@ -261,7 +261,7 @@ class _Job:
         self.record.failed, self.record.times = dict(resume.unreachable), dict(resume.times)
         if todo or any(shard.stem not in resume.listed for shard in self.shards):
             with lock():
-                self.record.write(identity, None, finished=False)
+                self.record.write(identity, RunScores().record(), finished=False)
         self.run.publish()
         size = sum(resume.sizes[shard.url] or 0 for shard in todo)
         self.progress.start(len(todo), size, len(shards) - len(todo) - len(resume.unreachable))
@@ -300,7 +300,7 @@ class _Job:
         """Learn the scores from all tables of the folder, write them, and mark the run as finished."""
         stems = sorted(self.run.stems())
         scores = self._score(engine, stems)
-        self.record.write(engine.identity, scores.pairs.beta.to_dict() if scores.pairs else None, finished=True)
+        self.record.write(engine.identity, scores.record(), finished=True)
         if (
             not self.settings.keep_embeddings and not self.record.failed
         ):  # a shard that is still to come needs all for β

@@ -98,7 +98,7 @@ def rescore(
             note=note,
         )
         columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note)
-        recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}, "beta": _beta(scores)}
+        recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}} | scores.record()
         run.write_run({**recorded, "finished": False})
         run.publish()
         if anchors is not None:
@@ -186,7 +186,7 @@ def score_embeddings(
                 "model": None,
                 "scoring": {**wanted.to_dict(), "classes": anchors.digest if anchors else None},
                 "class_names": list(class_names),
-                "beta": _beta(scores),
+                **(scores or RunScores()).record(),
                 "random_inputs": None,
                 "reading": reading,
                 "shards": entries,
@@ -262,7 +262,3 @@ def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
     if before is not None or overwrite:
         clear(run, stems, searches=overwrite)
         run.publish()
-
-
-def _beta(scores: RunScores | None) -> dict[str, Any] | None:
-    return scores.pairs.beta.to_dict() if scores and scores.pairs else None

@@ -1,6 +1,7 @@
 """`noisegate calibrate`: β of a model, by every mode, as a table."""
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
 import typer
 
@@ -43,6 +44,8 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Print β with its deviation, sample size and 95 % interval for each mode, and the one that `auto` chooses.
+
+    With shards also what the field's fixed thresholds would keep and lose on them, as far as the similarity tells.
 
     [cyan]noisegate calibrate --model ViT-B-32 --pretrained openai[/]
 
@@ -97,10 +100,28 @@ def calibrate(
         output.tell(
             "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"
         )
+    cuts: list[dict[str, Any]] = []
     if pairs is not None and pairs.calibration and tells_nothing(pairs.calibration):
         output.tell(f"[yellow]note[/]: {unknown_data(model, pairs.calibration)}")
+    elif pairs is not None and pairs.calibration:
+        expected = pairs.calibration.field_cuts(chosen.value)
+        names = ("kept", "clean_precision", "clean_recall", "noise_recall")
+        output.table(
+            "What fixed thresholds would keep here",
+            [(f"{cut:.3f} {name}", *(percent(getattr(e, n)) for n in names)) for cut, name, e in expected],
+            ("similarity above", "keeps", "of these right", "right kept", "wrong dropped"),
+        )
+        cuts = [
+            {"cut": cut, "name": name, **{n: v if math.isfinite(v) else None for n, v in e._asdict().items()}}
+            for cut, name, e in expected
+        ]
     if known:
         output.tell("random_inputs was remembered from an earlier run.")
     output.result(
-        {"scorer": estimator.identity.to_dict(), "auto": chosen.to_dict(), "modes": [b.to_dict() for b in betas]}
+        {
+            "scorer": estimator.identity.to_dict(),
+            "auto": chosen.to_dict(),
+            "modes": [b.to_dict() for b in betas],
+            "thresholds": cuts,
+        }
     )

@@ -35,7 +35,13 @@ SHAPELESS = "isotonic"  # the model that counts only if the others fail
 PLAUSIBLE = 2  # a model counts as plausible up to this many standard errors behind the best
 SIMILARITY, QUALITY = "similarity", "pair_quality"  # columns that P(clean) may come from
 LIKELY = 0.5  # P(clean) above which a pair is clean by --cut probability
-FIELD_CUTS = (0.1, 0.15, 0.215, 0.28, 0.3)  # cosines that others cut at; .215 is OSA's β of ViT-B/32
+FIELD_CUTS = {
+    0.1: "",
+    0.15: "",
+    0.215: "OSA's β of ViT-B/32",
+    0.28: "LAION-5B",
+    0.3: "LAION-400M",
+}  # cosines; who uses them
 CLEAN_BELOW = 0.01  # below this noise rate all pairs count as clean, above 1 - this all as noise
 
 
@@ -117,6 +123,11 @@ class PairCalibration:
             return self.expected(beta)
         even = float(np.interp(LIKELY, self.clean, self.knots))
         return _expect(even, *(np.asarray(curve) for curve in self._curves))
+
+    def field_cuts(self, beta: float | None = None) -> list[tuple[float, str, Expected]]:
+        """What the field's fixed thresholds, and β, are expected to keep and lose here: (cosine, whose it is, Expected)."""
+        names = FIELD_CUTS | ({} if beta is None else {beta: "β of this data"})
+        return [(cut, names[cut], self.expected(cut)) for cut in sorted(names)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON; a nan becomes None."""

@@ -50,7 +50,9 @@ READING = Fields(
     {"tasks": TEXTS},
     {
         **dict.fromkeys(("text_field", "label_field", "image_part"), MAYBE_TEXT),
-        "limits": Values(NUMBER),
+        "limits": Fields(
+            {}, dict.fromkeys(("max_pixels", "max_image_bytes", "max_text_chars", "max_aspect"), NUMBER), closed=True
+        ),
         "joint": (bool,),
     },
 )
@@ -84,6 +86,7 @@ RECORD = Fields(
     },
     {
         "random_inputs": (BETA, NOTHING),
+        "judged_by": MAYBE_TEXT,
         "unreadable": Values(TEXT),
         "notes": TEXTS,
         "class_names": TEXTS,

@@ -49,8 +49,11 @@ class RunRecord:
             "reading": self.settings.reading.to_dict(),
         }
 
-    def write(self, identity: Identity, beta: Mapping[str, Any] | None, finished: bool) -> None:
-        """Write the file: `finished` if all readable shards are scored, `complete` if all shards are."""
+    def write(self, identity: Identity, scores: Mapping[str, Any], finished: bool) -> None:
+        """Write the file with what it says of the `scores`.
+
+        `finished`: all readable shards are scored; `complete`: all shards are.
+        """
         before = self.run.read_run()
         known = {entry["table"]: entry for entry in before["shards"]} if before else {}
         here = {shard.stem for shard in self.shards}
@@ -66,7 +69,7 @@ class RunRecord:
                 "table_version": VERSION,
                 "noisegate": version("noisegate"),
                 "model": self.model,
-                "beta": beta,
+                **scores,
                 "random_inputs": self.random_inputs or (before or {}).get("random_inputs"),
                 "notes": self.notes or (before or {}).get("notes", []),
                 "shards": shards,

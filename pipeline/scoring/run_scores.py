@@ -45,6 +45,14 @@ class RunScores:
     neighbourhood: NeighbourhoodScores | None = None
     duplicate_of: NDArray[np.int64] | None = None  # (N,) row of the image's near duplicate, -1 for none
 
+    def record(self) -> dict[str, Any]:
+        """What `_run.json` says of the scores of pairs: β, and the score that P(clean) comes from."""
+        calibration = self.pairs.calibration if self.pairs else None
+        return {
+            "beta": self.pairs.beta.to_dict() if self.pairs else None,
+            "judged_by": calibration.score if calibration else None,
+        }
+
     def metadata(self) -> dict[str, Any]:
         """What each table records about its scores."""
         columns = self.labels.columns | self.labels.flags if self.labels else {}

@@ -90,8 +90,8 @@ def test_json_is_one_object_and_nothing_else(work: Path) -> None:
         (("evaluate", "tables"), {"samples", "noisy", "osa_acc", "osa_recall", "clean_auroc", "best"}),
         (("noise", "clean/*.tar", "--rate", "0.4", "--out", "noisy2"), {"samples", "noisy", "rate", "protocol"}),
         (("scenes", "scenes", "--count", "4", "--shards", "2", "--size", "32"), {"count", "shards"}),
-        (("calibrate", *FAKE), {"scorer", "auto", "modes"}),
-        (("calibrate", "noisy/*.tar", *FAKE, "--workers", "0"), {"scorer", "auto", "modes"}),
+        (("calibrate", *FAKE), {"scorer", "auto", "modes", "thresholds"}),
+        (("calibrate", "noisy/*.tar", *FAKE, "--workers", "0"), {"scorer", "auto", "modes", "thresholds"}),
     ):
         done = called(*arguments, "--json", cwd=work)
         assert done.returncode == 0, done.stderr

@@ -306,7 +306,7 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
         beta = Beta.from_dict(metadata["beta"])
         rows += [
             ("β", f"{beta}, asked for as {(recorded.get('scoring') or {}).get('beta', UNKNOWN)}"),
-            ("clean follows", CUTS[metadata.get("cut") or "osa"]),
+            ("clean follows", CUTS.get(metadata.get("cut") or "osa", UNKNOWN)),
             ("meaning of the mode", BETA_MODES.get(beta.mode, "a number of the user's own")),
             ("why this β", beta.reason or UNKNOWN),
         ]

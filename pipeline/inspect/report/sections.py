@@ -125,6 +125,7 @@ def score_section(
         "bins": _histogram_rows(bins, view),
         "cost": _cost(data, view, metadata),
         "two_rules": _compare_rules(data, view),
+        "thresholds": _threshold_rows(view),
         "judged": view.calibration.score if view.calibration else None,
     }
 
@@ -185,6 +186,19 @@ def _compare_rules(data: ReportData, view: ScoreView) -> str | None:
         f"{'is' if data.dropped_likely == 1 else 'are'} dropped, and {data.kept_unlikely:,} below it kept. To cut by the "
         'chance instead: noisegate rescore --cut probability, or export with --where "clean_probability > 0.5".'
     )
+
+
+def _threshold_rows(view: ScoreView) -> list[tuple[str, ...]]:
+    """The field's fixed thresholds and β with what each keeps and loses here; empty if that cannot be told."""
+    if view.calibration is None or view.cut_name != "β" or tells_nothing(view.calibration):
+        return []
+    return [
+        (
+            f"{cut:.3f} {name}".strip(),
+            *map(percent, (e.kept, e.clean_precision, e.clean_recall, e.noise_recall)),
+        )
+        for cut, name, e in view.calibration.field_cuts(view.cut)
+    ]
 
 
 def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

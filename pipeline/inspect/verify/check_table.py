@@ -15,8 +15,9 @@ from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.estimators.base import Identity, normalise
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY, PairCalibration
+from noisegate.pipeline.pairs.pair_pool import RunPool
 from noisegate.pipeline.pairs.scorer import pair_columns
-from noisegate.pipeline.runs.embeddings import embeddings_match
+from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings
 from noisegate.pipeline.runs.table import SCHEMA, RunFolder
 from noisegate.pipeline.settings import ScoreSettings
 from noisegate.pipeline.system.array_types import Float32
@@ -36,6 +37,8 @@ SHARED = {  # metadata that all tables of a run share, as problems call it
 }
 SCORE_TOLERANCE = 1e-6  # between a score and what the cosine and β give
 HALF_TOLERANCE = 1e-3  # between cosines and those of rows kept as float16: 2 · 2⁻¹¹ for unit vectors
+QUALITY_TOLERANCE = 1e-5  # between two computations of pair_quality, by rounding
+QUALITY_ROWS = 64  # of each shard whose pair_quality is computed again
 BLOCK = 8192  # rows of embeddings read at a time
 
 
@@ -213,6 +216,21 @@ def check_embeddings(path: Path, table: pa.Table, facts: Mapping[str, Any], prob
                     problems.add(what, table["key"][start + int(row)].as_py())
     except (OSError, SafetensorError, KeyError) as error:
         problems.add(f"the embeddings file cannot be read: {error}")
+
+
+def check_quality(run: RunFolder, stem: str, pool: RunPool, problems: Problems) -> None:
+    """Compute `pair_quality` of some rows again, from the kept embeddings and the run's pool."""
+    table = run.read(stem, ["key", "status", "similarity", "pair_quality"])
+    scored = np.flatnonzero(~np.isnan(floats(table, "pair_quality")))
+    few = scored[np.linspace(0, len(scored), min(QUALITY_ROWS, len(scored)), endpoint=False).astype(np.int64)]
+    if not len(few):
+        return
+    images, texts = (read_embeddings(run.embeddings(stem), part, few) for part in ("image", "text"))
+    recorded = floats(table, "pair_quality")[few]
+    computed = pool.quality(images, texts, floats(table, "similarity")[few])
+    for i in np.flatnonzero(~(np.abs(recorded - computed) <= QUALITY_TOLERANCE)):
+        what = f"pair_quality is {recorded[i]:.6g}, but its embeddings and the run's pool give {computed[i]:.6g}"
+        problems.add(what, table["key"][int(few[i])].as_py())
 
 
 def check_array(array: Path, embeddings: Path, table: pa.Table, facts: Mapping[str, Any], problems: Problems) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, TableError
 from noisegate.pipeline.estimators.base import Estimator, Identity
+from noisegate.pipeline.pairs.pair_pool import RECORD, read_pool
 from noisegate.pipeline.pairs.scorer import is_from_training, model_of_run
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
@@ -20,7 +21,15 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.progress import Progress, counted
 
 from .check_shard import Drift, Problem, Problems, Rescoring, check_shard
-from .check_table import check_array, check_embeddings, check_scores, check_settings, check_whole, settings_of
+from .check_table import (
+    check_array,
+    check_embeddings,
+    check_quality,
+    check_scores,
+    check_settings,
+    check_whole,
+    settings_of,
+)
 
 
 @dataclass(frozen=True)
@@ -153,6 +162,7 @@ class _Check:
             self.progress.shard(entry["table"], count, problems.count)
             self.samples += count
             self.problems.merge(problems)
+        self._check_quality(entries)
         if self._fused:
             self.notes.append(
                 "clean_probability and label scores depend on the whole run: they are checked for range only"
@@ -167,6 +177,22 @@ class _Check:
             drift=self.rescoring.drift if self.rescoring else Drift(),
             notes=tuple(self.notes),
         )
+
+    def _check_quality(self, entries: list[dict[str, Any]]) -> None:
+        """Compute `pair_quality` again with the pool that the tables record; only if they have no other problems."""
+        if self.problems.count or self.usual.get(RECORD, "null") == "null":
+            return
+        try:
+            pool = read_pool(self.run)
+        except TableError as error:
+            self.problems.add(str(error))
+            return
+        if pool is None:  # the embeddings were dropped
+            return
+        for entry in entries:
+            problems = Problems(_name(entry))
+            check_quality(self.run, entry["table"], pool, problems)
+            self.problems.merge(problems)
 
     def _entries(self, shards: int | None) -> list[dict[str, Any]]:
         """The shards to check, in order."""

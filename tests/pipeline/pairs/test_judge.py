@@ -1,5 +1,6 @@
 """Which score P(clean) comes from, and what a cut of the other one costs."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from noisegate.pipeline.pairs.calibration import QUALITY, SIMILARITY, PairCalibr
 from noisegate.pipeline.pairs.judge import add_cosines, choose_calibration
 from noisegate.pipeline.pairs.scorer import read_scoring
 from noisegate.pipeline.rescore import rescore, score_embeddings
-from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.settings import ScoreSettings
 from tests.errors import refused
 
@@ -106,10 +107,23 @@ def test_a_run_with_hubs_is_judged_by_pair_quality_and_can_be_cut_by_it(run: Pat
     assert (summary.cut, summary.kept) == ("probability", int((chance > 0.5).sum()))
     assert summary.expected is not None
     assert summary.expected.kept == pytest.approx((chance > 0.5).mean(), abs=0.02)
+    assert RunFolder(run).recorded()["judged_by"] == QUALITY
     assert verify(run, rescore=False).ok
     assert rescore(run).cut == "probability"  # what is not given stays
     rescore(run, cut="osa")
     assert read(run).equals(before)
+
+
+def test_verify_computes_the_quality_again(run: Path, tmp_path: Path) -> None:
+    copy = RunFolder(Path(shutil.copytree(run, tmp_path / "copy")))
+    table, facts = copy.read("i"), read_metadata(copy.table("i"))
+    facts["calibration"] = None  # or P(clean) would tell first
+    changed = table["pair_quality"].to_numpy().copy()
+    changed[0] += 0.001
+    columns = {"pair_quality": changed, "clean_probability": pa.nulls(len(table), pa.float32())}
+    copy.write_table("i", replace_columns(table, columns, facts))
+    [problem] = verify(copy.path, rescore=False).problems
+    assert (problem.key, "pool" in problem.what) == (table["key"][0].as_py(), True)
 
 
 def test_a_cut_needs_a_known_name_and_pairs() -> None:
