@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -20,6 +23,8 @@ from .guards.connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
 
+EXIT_SECONDS = 15.0  # after drain_seconds, for processes and jobs to end
+
 
 def run(settings: Settings) -> None:
     """Serve until a signal, then finish open requests. Raises NoisegateError if it cannot start."""
@@ -30,7 +35,18 @@ def run(settings: Settings) -> None:
     listening = bind(settings.host, settings.port)
     with contextlib.closing(listening):
         app = create_app(settings)
-        asyncio.run(_serve(app, listening))
+        last_resort = threading.Timer(settings.drain_seconds + EXIT_SECONDS, _exit_now)
+        last_resort.daemon = True
+        try:
+            asyncio.run(_serve(app, listening, last_resort.start))
+        finally:
+            last_resort.cancel()
+
+
+def _exit_now() -> None:
+    """End the process though something in it hangs; decoders, encoders and jobs end with it."""
+    logging.getLogger("noisegate.serve").error("not ended in time after a signal: exiting at once")
+    os._exit(1)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -56,12 +72,14 @@ def bind(host: str, port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     """Tells the service about a signal at once, and exits with code 0 after it."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._on_signal = service, on_signal
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.closing.set()
+        if not self._service.closing.is_set():
+            self._service.closing.set()
+            self._on_signal()
         super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
@@ -74,7 +92,7 @@ class _Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
-async def _serve(app: FastAPI, listening: socket.socket) -> None:
+async def _serve(app: FastAPI, listening: socket.socket, on_signal: Callable[[], None]) -> None:
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
@@ -86,7 +104,7 @@ async def _serve(app: FastAPI, listening: socket.socket) -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(service.settings.drain_seconds) or 1,
     )
-    server = _Server(config, service)
+    server = _Server(config, service, on_signal)
     watching = asyncio.create_task(_report_readiness(server, service, listening))
     await server.serve(sockets=[listening])
     watching.cancel()

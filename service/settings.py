@@ -16,10 +16,15 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import Limits, check_beta_mode
+from noisegate.pipeline.system import default_memory, read_size
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 HASHED_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 MiB = 1 << 20
+LEAST_BUDGET = 512_000_000  # bytes
+# parts of memory_budget: bodies, which memory holds up to three times; pictures while they are decoded; decoded pictures.
+# The rest is for the processes themselves
+QUEUE_SHARE, DECODE_SHARE, AHEAD_SHARE = 12, 2, 16
 
 LISTEN, SCORER, WORK, LIMIT, URLS = "Listening and access", "Scorer", "Work", "Limits", "Pictures by URL"
 
@@ -86,18 +91,39 @@ class Settings(BaseSettings):
     min_replicas: int = _setting(1, WORK, "With --engine ray: replicas to keep", ge=1)
     max_replicas: int = _setting(1, WORK, "With --engine ray: replicas to grow to", ge=1)
 
+    memory_budget: str = _setting(
+        "auto",
+        LIMIT,
+        "Memory for requests and decoding, such as 4GB; queues and decoders share it. The model's own comes on top. "
+        "auto: half of what the machine or container has free",
+    )
     queue_items: int = _setting(2048, LIMIT, "Items admitted at once; more get 429", ge=1)
     queue_bytes: int = _setting(
-        1024 * MiB, LIMIT, "Bytes of all bodies at once; more get 429. Memory holds up to three times that", ge=1024
+        None,
+        LIMIT,
+        "Bytes of all bodies and answers at once; more get 429. Memory holds up to three times that "
+        "(default: a twelfth of --memory-budget)",
+        ge=1024,
     )
     max_items: int = _setting(256, LIMIT, "Items in one request", ge=1)
-    max_body_bytes: int = _setting(64 * MiB, LIMIT, "Bytes of one request", ge=1024)
+    max_body_bytes: int = _setting(
+        None, LIMIT, "Bytes of one request (default: 64 MiB, at most half of queue_bytes)", ge=1024
+    )
+    max_request_pixels: int = _setting(
+        1_000_000_000, LIMIT, "Pixels of one request, those of a progressive JPEG counted for each scan", ge=1
+    )
     max_pixels: int = _setting(40_000_000, LIMIT, "Larger pictures get the status too_large", ge=1)
     max_image_bytes: int = _setting(20_000_000, LIMIT, "Likewise, for the picture's file", ge=1)
     max_text_chars: int = _setting(20_000, LIMIT, "Likewise, for captions", ge=1)
     max_aspect: int = _setting(200, LIMIT, "Likewise, for one side over the other", ge=1)
     body_timeout: float = _setting(30, LIMIT, "Seconds that a body may take to arrive", gt=0)
     request_timeout: float = _setting(60, LIMIT, "Seconds until an admitted request gets 504", gt=0)
+    hang_seconds: float = _setting(
+        5,
+        LIMIT,
+        "Seconds after which a silent decoder or encoder is replaced; large pictures and slow batches get more",
+        gt=0,
+    )
     drain_seconds: float = _setting(30, LIMIT, "Seconds to finish requests after a signal", ge=0)
 
     url_hosts: Annotated[list[str], NoDecode] = _setting(
@@ -106,6 +132,16 @@ class Settings(BaseSettings):
     url_max_bytes: int = _setting(20_000_000, URLS, "Bytes of one picture", ge=1)
     url_timeout: float = _setting(10, URLS, "Seconds for one picture", gt=0)
     url_redirects: int = _setting(3, URLS, "Redirects to follow, each checked", ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_memory_budget(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Fill in the sizes that follow from `memory_budget`."""
+        budget = _read_budget(str(values.get("memory_budget", "auto")))
+        values = {"queue_bytes": budget // QUEUE_SHARE, **values, "memory_budget": f"{budget}B"}
+        if str(values["queue_bytes"]).isdigit():
+            values = {"max_body_bytes": min(64 * MiB, int(values["queue_bytes"]) // 2), **values}
+        return values
 
     @field_validator("runs", mode="before")
     @classmethod
@@ -154,9 +190,28 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def decode_bytes(self) -> int:
+        """Memory for the pictures that are decoded at once."""
+        return read_size(self.memory_budget) // DECODE_SHARE
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Memory for decoded pictures that wait for an encoder."""
+        return read_size(self.memory_budget) // AHEAD_SHARE
+
+    @property
     def limits(self) -> Limits:
         """Sizes above which a sample is refused before it is decoded."""
         return Limits(self.max_pixels, self.max_image_bytes, self.max_text_chars, self.max_aspect)
+
+
+def _read_budget(text: str) -> int:
+    if text == "auto":
+        return max(LEAST_BUDGET, default_memory())
+    budget = read_size(text, "memory_budget")
+    if budget < LEAST_BUDGET:
+        raise ConfigError.of("memory_budget", text, "is too small; use 512MB or more")
+    return budget
 
 
 def is_loopback(host: str) -> bool:

@@ -24,3 +24,4 @@ from .workers import Decoded as Decoded
 from .workers import DecodePool as DecodePool
 from .workers import decode_sample as decode_sample
 from .workers import default_workers as default_workers
+from .workers import lost_sample as lost_sample

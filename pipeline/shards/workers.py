@@ -14,7 +14,7 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.system.machine import count_processors, reuse_memory
+from noisegate.pipeline.system.machine import count_processors, limit_memory, reuse_memory
 from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
 from noisegate.pipeline.system.worker_pool import STARTS, WorkerLost, WorkerNotStarted, WorkerPool, WorkerSetup
 
@@ -22,6 +22,7 @@ from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_
 from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample, part_limit
 
 TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
+KEPT_BYTES = 400 << 20  # of memory after a task: base, spare heap, and some growth
 TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
 
 
@@ -131,9 +132,11 @@ def default_workers() -> int:
     return min(16, count_processors())
 
 
-def _set_up_worker() -> None:
+def _set_up_worker(memory: int | None) -> None:
     # new pages for chunks of pixels take longer than copying them (benchmarks/stages.py)
     reuse_memory(16 << 20, 64 << 20)
+    if memory is not None:
+        limit_memory(memory)
 
 
 def _decode(preprocess: Preprocessor, options: DecodeOptions, chunk: list[RawSample]) -> list[Decoded]:
@@ -145,16 +148,18 @@ class DecodePool:
 
     `submit` returns at once; `collect` waits for that chunk. When its worker dies or takes longer than TASK_SECONDS, the
     samples are tried again one by one, and one that fails TRIES times becomes a row with the status `bad_image`.
+
+    With `memory`, no worker takes more bytes than that while it decodes, and one that keeps over KEPT_BYTES is replaced.
     """
 
     def __init__(
-        self, workers: int, preprocess: Preprocessor, options: DecodeOptions, max_bytes: int | None = None
+        self, workers: int, preprocess: Preprocessor, options: DecodeOptions, memory: int | None = None
     ) -> None:
         if workers < 0:
             raise ConfigError.of("workers", workers, "is not a number of processes; use 0 (none) or more")
         self._workers, self.limits = workers, options.limits
         self._decode = partial(_decode, preprocess, options)
-        self._pool = _start_pool(workers, self._decode, max_bytes) if workers else None
+        self._pool = _start_pool(workers, self._decode, memory) if workers else None
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +200,7 @@ class DecodePool:
         raise AssertionError("TRIES is at least 1")
 
 
-def _start_pool(workers: int, decode: "partial[list[Decoded]]", max_bytes: int | None = None) -> WorkerPool:
+def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | None) -> WorkerPool:
     """Start processes that run `decode`; raises ConfigError if they cannot start."""
     preprocess = decode.args[0]
     try:
@@ -205,10 +210,15 @@ def _start_pool(workers: int, decode: "partial[list[Decoded]]", max_bytes: int |
         raise ConfigError.of("preprocess", type(preprocess).__name__, problem) from error
     # spawn, because this process may already run torch's threads, which do not survive a fork
     context = spawn_context(preprocess)
+    setup = WorkerSetup(
+        decode,
+        context,
+        partial(_set_up_worker, memory),
+        max_bytes=None if memory is None else KEPT_BYTES,
+        starts=1 if of_main else STARTS,
+    )
     try:
-        return WorkerPool(
-            workers, WorkerSetup(decode, context, _set_up_worker, max_bytes, starts=1 if of_main else STARTS)
-        )
+        return WorkerPool(workers, setup)
     except WorkerNotStarted as error:
         raise _cannot_start(workers, of_main) from error
 

@@ -6,9 +6,11 @@ from .array_types import Mask as Mask
 from .extras import install_line as install_line
 from .extras import require_extra as require_extra
 from .machine import count_processors as count_processors
+from .machine import default_memory as default_memory
 from .machine import exit_with_parent as exit_with_parent
 from .machine import format_size as format_size
 from .machine import free_unused_memory as free_unused_memory
+from .machine import read_size as read_size
 from .machine import reuse_memory as reuse_memory
 from .messages import receive as receive
 from .messages import send as send
@@ -21,3 +23,4 @@ from .progress import Progress as Progress
 from .progress import counted as counted
 from .progress import progress_for as progress_for
 from .worker_pool import WorkerLost as WorkerLost
+from .worker_pool import WorkerNotStarted as WorkerNotStarted

@@ -39,7 +39,7 @@ def exit_with_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def read_size(text: str) -> int:
+def read_size(text: str, setting: str = "neighbour-memory") -> int:
     """Return the bytes of a size such as 8GB; raise ConfigError for anything else.
 
     >>> read_size("8GB"), read_size("1.5 GiB"), read_size("500M")
@@ -52,7 +52,7 @@ def read_size(text: str) -> int:
         step = 1024 if binary else 1000
         size = float(number) * step ** ("KMGT".index(unit) + 1 if unit else 0)
     if size < LEAST:
-        raise ConfigError.of("neighbour-memory", text, "is no size of 16MB or more; use 8GB, or leave it out")
+        raise ConfigError.of(setting, text, "is no size of 16MB or more; use 8GB, or leave it out")
     return int(size)
 
 
@@ -103,6 +103,17 @@ def reuse_memory(block: int = LARGEST_BLOCK, spare: int = 1 << 30) -> bool:
     if libc is None or not hasattr(libc, "mallopt"):  # musl has none
         return False
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, block)) and bool(libc.mallopt(_M_TRIM_THRESHOLD, spare))
+
+
+def limit_memory(extra: int) -> None:
+    """Let this process take at most `extra` bytes more than it has now; beyond it gets MemoryError. Only on Linux."""
+    if sys.platform == "linux":
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        most = pages * os.sysconf("SC_PAGE_SIZE") + extra
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def free_unused_memory() -> bool:

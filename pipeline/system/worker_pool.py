@@ -20,6 +20,7 @@ from .messages import receive, send
 START_SECONDS = 60.0  # for a process to import what it needs; chosen, ten times what a busy machine takes
 STARTS = 3  # tries to start a process, which may be killed just then
 LOOK_SECONDS = 0.1  # between two looks at the deadlines
+PAUSE_SECONDS = 1.0  # after all tries to start a process have failed
 
 
 class WorkerLost(Exception):
@@ -86,6 +87,8 @@ class WorkerPool:
         """Have the work done on these arguments, within `seconds` after a worker has begun."""
         task = _Task(arguments, float("inf") if seconds is None else seconds)
         self._tasks.put(task)
+        if self._closed.is_set():
+            task.answer.cancel()
         return task.answer
 
     def close(self) -> None:
@@ -101,17 +104,18 @@ class WorkerPool:
                 task.answer.cancel()
 
     def _feed(self, worker: "_Worker") -> None:
-        worker.start()
-        while (task := self._tasks.get()) is not None and not self._closed.is_set():
-            if not task.answer.set_running_or_notify_cancel():
+        while not self._closed.is_set():
+            worker.start()  # unless it runs
+            try:
+                task = self._tasks.get(timeout=PAUSE_SECONDS if worker.pid is None else None)
+            except queue.Empty:
+                continue
+            if task is None or not task.answer.set_running_or_notify_cancel():
                 continue
             try:
                 task.answer.set_result(worker.call(task))
             except BaseException as error:  # raised where the future is asked
                 task.answer.set_exception(error)
-            worker.start()  # if it has ended
-        if task is not None:
-            task.answer.cancel()
         worker.end()
 
     def _watch(self) -> None:

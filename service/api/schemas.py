@@ -212,7 +212,7 @@ MEANING = {
     404: "`unknown_run` or `unknown_classes`",
     408: "`slow_body`: the body did not come in time",
     409: "the run cannot be compared with",
-    413: "`too_large`: the body is over max_body_bytes; `too_many_items`",
+    413: "`too_large`: the body is over max_body_bytes; `too_many_items`; `too_many_pixels`: over max_request_pixels",
     415: "`unsupported_media_type`: send application/json or multipart/form-data",
     422: "`invalid_request`: the body does not fit the schema; the message names the place",
     429: "`overloaded`: the queue is full; come back after Retry-After seconds",

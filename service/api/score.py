@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from noisegate.pipeline.runs import TRUNCATED
 from noisegate.service.engine.items import Embedded
+from noisegate.service.guards.clients import client_of
 from noisegate.service.guards.connection import while_connected
 from noisegate.service.guards.fetch import fill_pictures
 from noisegate.service.runs.against import FinishedRun
@@ -68,17 +69,17 @@ async def score(request: Request) -> JSONResponse:
     """Score image-text pairs, in order. A bad item is a result with a status; it never fails the others."""
     service = service_of(request)
     body = await read_score(request, service.settings)
-    answer = await while_connected(request, _score(service, body))
+    answer = await while_connected(request, _score(service, body, client_of(request.scope)))
     answer["request_id"] = getattr(request.state, "request_id", None)
     return JSONResponse(answer)
 
 
-async def _score(service: Service, body: ScoreBody) -> dict[str, Any]:
+async def _score(service: Service, body: ScoreBody, client: str) -> dict[str, Any]:
     wanted = body.request
     judge = _LabelJudge(service, wanted)
     await judge.prepare()
     async with service.fetcher.pictures(body.urls) as pictures:
-        embedded = await service.engine.embed(fill_pictures(body.items, pictures))
+        embedded = await service.engine.embed(fill_pictures(body.items, pictures), client)
     scores = await asyncio.to_thread(service.scorer.score, embedded)  # milliseconds, which others need not wait
     results = pair_results(wanted, embedded, scores, judge.is_needed)
     if judge.is_needed:
@@ -194,7 +195,8 @@ async def scorer(request: Request) -> dict[str, Any]:
     limits = {
         name: getattr(settings, name)
         for name in (
-            "max_items", "max_body_bytes", "max_pixels", "max_image_bytes", "max_text_chars", "max_aspect", "queue_items"
+            "max_items", "max_body_bytes", "max_request_pixels", "max_pixels", "max_image_bytes", "max_text_chars",
+            "max_aspect", "queue_items",
         )
     }  # fmt: skip
     identity = service.engine.identity
@@ -229,7 +231,7 @@ async def embed(request: Request) -> JSONResponse:
     """Embed images and texts with the service's model; a bad one has a status and no embedding."""
     service = service_of(request)
     wanted, items = await read_embed(request, service.settings)
-    embedded = await while_connected(request, service.engine.embed(items))
+    embedded = await while_connected(request, service.engine.embed(items, client_of(request.scope)))
     split = len(wanted.images)
     parts = [(e.image_status, e.image_error, e.image) for e in embedded[:split]]
     parts += [(e.text_status, e.text_error, e.text) for e in embedded[split:]]

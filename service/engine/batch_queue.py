@@ -1,14 +1,15 @@
 """A queue that decides when a batch is ready to be encoded. It has no clock: times are passed in."""
 
 from collections.abc import Hashable
-from itertools import islice
 from typing import Generic, TypeVar
+
+from .fair_queue import FairQueue
 
 T = TypeVar("T", bound=Hashable)
 
 
 class BatchQueue(Generic[T]):
-    """Items in order of arrival, handed out in batches of at most `size`.
+    """Items handed out in batches of at most `size`: clients in turn, the items of each in order of arrival.
 
     An idle encoder gets all waiting items at once. A busy one gets a full batch, or the waiting items once the oldest has
     waited `wait` seconds. An item can leave the queue while it waits.
@@ -24,6 +25,7 @@ class BatchQueue(Generic[T]):
     def __init__(self, size: int, wait: float) -> None:
         self.size, self.wait = size, wait
         self._waiting: dict[T, float] = {}  # in order of arrival
+        self._turns: FairQueue[T] = FairQueue()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -33,17 +35,20 @@ class BatchQueue(Generic[T]):
         """Arrival time of the item that has waited longest."""
         return next(iter(self._waiting.values()), None)
 
-    def put(self, item: T, now: float) -> None:
+    def put(self, item: T, now: float, client: str = "") -> None:
         self._waiting[item] = now
+        self._turns.put(item, client)
 
     def discard(self, item: T) -> bool:
         """Remove an item; False if it is not waiting."""
+        self._turns.discard(item)
         return self._waiting.pop(item, None) is not None
 
     def clear(self) -> list[T]:
         """Remove and return all items."""
         items = list(self._waiting)
         self._waiting.clear()
+        self._turns = FairQueue()
         return items
 
     def due(self, now: float) -> float | None:
@@ -53,11 +58,12 @@ class BatchQueue(Generic[T]):
         return 0.0 if len(self) >= self.size else max(0.0, round(self.oldest + self.wait - now, 9))
 
     def take(self, now: float, idle: bool) -> list[T]:
-        """Remove and return the next batch, oldest first; empty if none is due."""
+        """Remove and return the next batch; empty if none is due."""
         due = self.due(now)
         if due is None or (due > 0 and not idle):
             return []
-        batch = list(islice(self._waiting, self.size))
-        for item in batch:
+        batch: list[T] = []
+        while len(batch) < self.size and (item := self._turns.take()) is not None:
             del self._waiting[item]
+            batch.append(item)
         return batch

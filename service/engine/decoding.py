@@ -1,54 +1,150 @@
-"""Decode image files in worker processes, no faster than the encoders can take the pixels."""
+"""Decode pictures in worker processes: fair to all clients, within a memory limit, and no faster than the encoders."""
 
 import asyncio
+import hashlib
 import io
-from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from PIL import Image
 
 from noisegate.pipeline.settings import DecodeOptions, Limits
-from noisegate.pipeline.shards import Decoded, DecodePool, Preprocessor, RawSample
-from noisegate.pipeline.system import WorkerLost
+from noisegate.pipeline.shards import Decoded, DecodePool, Preprocessor, RawSample, lost_sample
+from noisegate.pipeline.system import WorkerLost, WorkerNotStarted, format_size
+from noisegate.service.errors import Unavailable
 
-CHUNK = 8  # pictures per task: few enough to spread one request over the workers
+from .fair_queue import FairQueue
+from .picture_cost import PictureCost, picture_cost
+
+TRIES = 2  # a worker may have been killed for another reason than its picture
+LARGE_PIXELS = 8_000_000  # larger pictures never take all workers at once
+SLOWEST = 5e6  # pixels per second; a sixth of what the slowest format measured needs
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A picture that waits for a worker, or is being decoded."""
+
+    cost: PictureCost
+    begin: "asyncio.Future[None]"
+
+    @property
+    def is_large(self) -> bool:
+        return self.cost.pixels > LARGE_PIXELS
 
 
 class Decoder:
-    """Decodes as the batch job does; a picture that kills its worker becomes a `bad_image`.
+    """Decodes as the batch job does, one picture per task; the client that had the fewest pixels comes first.
 
-    The workers have at most `2 * workers + 2` chunks, and none is started while `room` is not set.
+    A picture whose worker dies or does not finish in `seconds` (more for a large one) is tried once more, and then becomes a
+    `bad_image`. Pictures that are decoded at once take at most `memory` bytes; one that needs over half of it, or has more than
+    `pixels` in all its scans, is `too_large`. None is started while the encoders have no room.
     """
 
-    def __init__(self, workers: int, limits: Limits) -> None:
+    def __init__(
+        self, workers: int, limits: Limits, memory: int = 2 << 30, seconds: float = 5.0, pixels: int = 1_000_000_000
+    ) -> None:
         self._workers, self._options = workers, DecodeOptions(limits=limits)
-        self._free = asyncio.Semaphore(2 * max(1, workers) + 2)
+        self._memory, self._seconds, self._pixels = memory, seconds, pixels
+        self._waiting: FairQueue[_Turn] = FairQueue()
+        self._running: set[_Turn] = set()
+        self._thread = ThreadPoolExecutor(1)  # decodes if there are no workers
         self._pool: DecodePool | None = None
-        self.room = asyncio.Event()
-        self.room.set()
+        self._room = True
 
     async def start(self, preprocess: Preprocessor) -> None:
         """Start the processes and let each decode a dot, so that the first request does not wait for imports."""
-        self._pool = await asyncio.to_thread(DecodePool, self._workers, preprocess, self._options)
-        await asyncio.gather(*(self.decode([_dot()]) for _ in range(self._workers)))
+        self._pool = await asyncio.to_thread(DecodePool, self._workers, preprocess, self._options, self._memory)
+        await asyncio.gather(*(self.decode(_dot()) for _ in range(self._workers)))
 
     async def stop(self) -> None:
+        """End all processes at once."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
             await asyncio.to_thread(self._pool.__exit__)
             self._pool = None
 
-    async def decode(self, images: Sequence[bytes]) -> list[Decoded]:
-        """One result per picture: `pixels`, or the status and error of the table."""
-        assert self._pool is not None, "start() comes first"
-        chunk = [RawSample(str(i), i, {"jpg": data}, ["jpg"]) for i, data in enumerate(images)]
-        async with self._free:
-            await self.room.wait()
-            if not self._workers:
-                return await asyncio.to_thread(lambda pool: pool.submit(chunk).result(), self._pool)
-            future = self._pool.submit(chunk)
+    @property
+    def pids(self) -> list[int]:
+        return [] if self._pool is None else self._pool.pids
+
+    def reasons(self) -> list[str]:
+        """Reasons why nothing can be decoded; empty if at least one worker is ready."""
+        if self._pool is None:
+            return ["the decoders are starting"]
+        return [] if self.pids or not self._workers else ["the decoders are restarting"]
+
+    def set_room(self, room: bool) -> None:
+        """Whether the encoders can take more pixels."""
+        self._room = room
+        self._begin_turns()
+
+    async def decode(self, image: bytes, client: str = "") -> Decoded:
+        """The picture's `pixels`, or the status and error of the table."""
+        cost = picture_cost(image)
+        sample = RawSample("", 0, {"jpg": image}, ["jpg"])
+        if problem := self._find_problem(cost):
+            return Decoded("", 0, "too_large", problem, image_sha256=hashlib.sha256(image).digest())
+        for left in reversed(range(TRIES)):
             try:
-                return await asyncio.wrap_future(future)
-            except WorkerLost:
-                return await asyncio.to_thread(self._pool.collect, chunk, future)
+                return (await self._decode(sample, cost, client))[0]
+            except WorkerLost as lost:
+                if not left:
+                    return lost_sample(sample, lost)
+            except WorkerNotStarted as error:
+                raise Unavailable("not_ready", "the decoders cannot be started", 5) from error
+        raise AssertionError("TRIES is at least 1")
+
+    def _find_problem(self, cost: PictureCost) -> str | None:
+        if cost.memory > self._memory // 2:
+            needs, most = format_size(cost.memory), format_size(self._memory // 2)
+            return f"image that needs {needs} to decode; the limit is {most}"
+        if cost.pixels > self._pixels:
+            return f"image of {cost.pixels:,} pixels in all its scans; the limit is {self._pixels:,}"
+        return None
+
+    async def _decode(self, sample: RawSample, cost: PictureCost, client: str) -> list[Decoded]:
+        pool = self._pool
+        assert pool is not None, "start() comes first"
+        loop = asyncio.get_running_loop()
+        turn = _Turn(cost, loop.create_future())
+        self._waiting.put(turn, client, 1 + cost.pixels)
+        self._begin_turns()
+        try:
+            await turn.begin
+        except asyncio.CancelledError:
+            self._waiting.discard(turn)
+            self._end_turn(turn)
+            raise
+        seconds = self._seconds + cost.pixels / SLOWEST
+        future: Future[list[Decoded]] = (
+            pool.submit([sample], seconds)
+            if self._workers
+            else self._thread.submit(lambda: pool.submit([sample]).result())
+        )
+        # not when the request ends, which may be earlier: the worker goes on
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end_turn, turn))
+        return await asyncio.wrap_future(future)
+
+    def _begin_turns(self) -> None:
+        """Give free workers the next pictures; one more than workers, so that none waits for this loop."""
+        while self._room and len(self._running) < self._workers + 1:
+            turn = self._waiting.take(self._fits)
+            if turn is None:
+                return
+            self._running.add(turn)
+            turn.begin.set_result(None)
+
+    def _fits(self, turn: _Turn) -> bool:
+        if not self._running:
+            return True
+        if turn.is_large and sum(other.is_large for other in self._running) >= max(1, self._workers - 1):
+            return False
+        return turn.cost.memory + sum(other.cost.memory for other in self._running) <= self._memory
+
+    def _end_turn(self, turn: _Turn) -> None:
+        self._running.discard(turn)
+        self._begin_turns()
 
 
 def _dot() -> bytes:

@@ -16,19 +16,21 @@ from noisegate.pipeline.errors import MismatchError
 from noisegate.pipeline.estimators import Identity, ModelSpec, invalid_embedding, row_cosines
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards import BadSample, decode_text, default_workers
-from noisegate.service.errors import Overloaded, TimedOut, Unavailable
+from noisegate.service.errors import ApiError, Overloaded, TimedOut, Unavailable
 from noisegate.service.metrics import Metrics
 from noisegate.service.settings import Settings
 
-from .decoding import CHUNK, Decoder
+from .decoding import Decoder
 from .encoder_pool import EncodedRow, EncoderPool, EncodeTask, specs_for
 from .encoder_process import Kind, ModelReady
 from .items import Embedded, Item
+from .picture_cost import picture_cost
 
 Row = NDArray[np.float32]
 FULL_SHARE = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
-AHEAD_BATCHES, AHEAD_BYTES = 4, 512 << 20  # decoded pictures that may wait: batches per encoder, bytes in all
-KNOWN_TEXTS = 4096  # embedded texts that are kept
+AHEAD_BATCHES = 4  # per encoder, of decoded pictures that may wait
+LARGE = 1 << 20  # bytes of pictures from which reading their headers moves to a thread
+KNOWN_TEXTS = 4096  # embedded texts that are kept, by their digests: a few MB however long they are
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class LocalEmbedder:
         self._settings, self._on_ready = settings, on_ready
         self._limits: Limits = settings.limits
         workers = default_workers() if settings.decode_workers is None else settings.decode_workers
-        self._decoder = Decoder(workers, self._limits)
+        self._decoder = Decoder(
+            workers, self._limits, settings.decode_bytes, settings.hang_seconds, settings.max_request_pixels
+        )
         self.metrics = metrics or Metrics()
         specs = specs_for(spec, settings.device)
         self._encoders = EncoderPool(
@@ -71,7 +75,7 @@ class LocalEmbedder:
             metrics=self.metrics,
             on_ready=self._accept_model,
             on_change=self._make_room,
-            stuck_after=max(120.0, 2 * settings.request_timeout),
+            hang_seconds=settings.hang_seconds,
         )
         self._devices = len(specs)
         self._ready: ModelReady | None = None
@@ -79,7 +83,7 @@ class LocalEmbedder:
         self._admitted = 0
         self._empty = asyncio.Event()
         self._empty.set()
-        self._known: OrderedDict[str, EncodedRow] = OrderedDict()
+        self._known: OrderedDict[bytes, EncodedRow] = OrderedDict()
         self._draining = False
         self.metrics.gauge("queue_items", "Items admitted and not answered yet.", lambda: self._admitted)
         self.metrics.gauge("queue_limit", "Items that may be admitted.", lambda: settings.queue_items)
@@ -110,6 +114,10 @@ class LocalEmbedder:
         return self._encoders.pids
 
     @property
+    def decoder_pids(self) -> list[int]:
+        return self._decoder.pids
+
+    @property
     def identity(self) -> Identity:
         return self._loaded().identity
 
@@ -125,7 +133,7 @@ class LocalEmbedder:
         return reasons
 
     def _blockers(self) -> list[str]:
-        return self._encoders.reasons() or ([] if self._ready else ["the decoders are starting"])
+        return self._encoders.reasons() or self._decoder.reasons()
 
     def _loaded(self) -> ModelReady:
         if self._ready is None:
@@ -146,18 +154,17 @@ class LocalEmbedder:
     def _make_room(self) -> None:
         """Let the decoders work while few pictures wait for the encoders."""
         few = AHEAD_BATCHES * self._devices * (self._ready.batch_size if self._ready else 1)
-        if self._encoders.waiting("images") < few and self._encoders.waiting_bytes < AHEAD_BYTES:
-            self._decoder.room.set()
-        else:
-            self._decoder.room.clear()
+        waiting, size = self._encoders.waiting("images"), self._encoders.waiting_bytes
+        self._decoder.set_room(waiting < few and size < self._settings.ahead_bytes)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    async def embed(self, items: Sequence[Item]) -> list[Embedded]:
+    async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
+        await self._check_pixels(items)
         self._admit(len(items))
         try:
             async with asyncio.timeout(self._settings.request_timeout):
-                return await self._embed(items)
+                return await self._embed(items, client)
         except TimeoutError as error:
             raise TimedOut(f"not done in {self._settings.request_timeout:g} s; send fewer items at once") from error
         finally:
@@ -169,8 +176,23 @@ class LocalEmbedder:
         width = self.dimensions
         rows: list[Row] = []
         for start in range(0, len(texts), 256):
-            rows += [encoded.row for encoded in await self._encode("texts", texts[start : start + 256])]
+            rows += [encoded.row for encoded in await self._encode("texts", texts[start : start + 256], "")]
         return np.stack(rows) if rows else np.zeros((0, width), np.float32)
+
+    async def _check_pixels(self, items: Sequence[Item]) -> None:
+        """Raise ApiError 413 for a request that would keep the decoders busy for too long."""
+        images = {item.image for item in items if item.image is not None}
+        most = self._settings.max_request_pixels
+
+        def add_up() -> int:
+            costs = (picture_cost(image).pixels for image in images)
+            return sum(cost for cost in costs if cost <= most)  # a picture that is over it alone is too_large
+
+        large = sum(map(len, images)) > LARGE
+        pixels = await asyncio.to_thread(add_up) if large else add_up()
+        if pixels > most:
+            problem = f"pictures of {pixels:,} pixels in one request; max_request_pixels={most}: send fewer at once"
+            raise ApiError(413, "too_many_pixels", problem)
 
     def _admit(self, count: int) -> None:
         if self._draining:
@@ -184,48 +206,48 @@ class LocalEmbedder:
         self._admitted += count
         self._empty.clear()
 
-    async def _embed(self, items: Sequence[Item]) -> list[Embedded]:
+    async def _embed(self, items: Sequence[Item], client: str) -> list[Embedded]:
         """Embed items; equal pictures and equal captions are decoded and encoded once."""
         captions = [_caption(item, self._limits) for item in items]
         texts = list({text: None for text in captions if isinstance(text, str)})
         images = list({item.image: None for item in items if item.image is not None})
-        chunks = [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
-        *by_chunk, embedded_texts = await _run_all(*map(self._embed_pictures, chunks), self._embed_captions(texts))
-        pictures = dict(zip(images, (part for parts in by_chunk for part in parts), strict=True))
+        *parts, embedded_texts = await _run_all(
+            *(self._embed_picture(image, client) for image in images), self._embed_captions(texts, client)
+        )
+        pictures = dict(zip(images, parts, strict=True))
         sentences = dict(zip(texts, embedded_texts, strict=True))
         return _join(
             (_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
             for item, text in zip(items, captions, strict=True)
         )
 
-    async def _embed_pictures(self, images: Sequence[bytes]) -> list[_Part]:
-        decoded = await self._decoder.decode(images)
-        rows = iter(await self._encode("images", [sample.pixels for sample in decoded if sample.pixels is not None]))
-        return [
-            _Part(None, sample.status, sample.error, sample.image_sha256)
-            if sample.pixels is None
-            else _part("image", next(rows), sample.image_sha256)
-            for sample in decoded
-        ]
+    async def _embed_picture(self, image: bytes, client: str) -> _Part:
+        sample = await self._decoder.decode(image, client)
+        if sample.pixels is None:
+            return _Part(None, sample.status, sample.error, sample.image_sha256)
+        (encoded,) = await self._encode("images", [sample.pixels], client)
+        return _part("image", encoded, sample.image_sha256)
 
-    async def _embed_captions(self, texts: Sequence[str]) -> list[_Part]:
+    async def _embed_captions(self, texts: Sequence[str], client: str) -> list[_Part]:
         """Embed texts, from memory if they are among the latest."""
-        encoded = {text: self._known[text] for text in texts if text in self._known}
+        digests = {text: hashlib.sha256(text.encode()).digest() for text in texts}
+        encoded = {text: self._known[digest] for text, digest in digests.items() if digest in self._known}
         fresh = [text for text in texts if text not in encoded]
-        encoded |= zip(fresh, await self._encode("texts", fresh), strict=True)
-        for text in texts:
+        encoded |= zip(fresh, await self._encode("texts", fresh, client), strict=True)
+        for text, digest in digests.items():
             if encoded[text].error is None:  # a text that the model failed on may work the next time
-                self._known[text] = encoded[text]
-                self._known.move_to_end(text)
+                self._known[digest] = encoded[text]
+                self._known.move_to_end(digest)
         while len(self._known) > KNOWN_TEXTS:
             self._known.popitem(last=False)
-        return [_part("text", encoded[text], hashlib.sha256(text.encode()).digest()) for text in texts]
+        return [_part("text", encoded[text], digests[text]) for text in texts]
 
-    async def _encode(self, kind: Kind, payloads: Sequence[Any]) -> list[EncodedRow]:
+    async def _encode(self, kind: Kind, payloads: Sequence[Any], client: str) -> list[EncodedRow]:
         """The row of each payload; if the request is cancelled, its tasks leave the queue."""
         loop = asyncio.get_running_loop()
         tasks = [
-            EncodeTask(kind, payload, loop.create_future(), size=getattr(payload, "nbytes", 0)) for payload in payloads
+            EncodeTask(kind, payload, loop.create_future(), client, size=getattr(payload, "nbytes", 0))
+            for payload in payloads
         ]
         for task in tasks:
             self._encoders.put(task)
@@ -236,7 +258,7 @@ class LocalEmbedder:
                 self._encoders.discard(task)
 
 
-async def _run_all(*jobs: Coroutine[Any, Any, list[Any]]) -> list[list[Any]]:
+async def _run_all(*jobs: Coroutine[Any, Any, Any]) -> list[Any]:
     """Run all jobs; if one fails or the caller is cancelled, the others are stopped first."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:

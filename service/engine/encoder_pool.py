@@ -30,6 +30,8 @@ log = logging.getLogger("noisegate.encoders")
 
 OUTSTANDING = 2  # batches per process
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
+HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
+LOOK_SECONDS = 0.25  # between two looks for processes that hang
 STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
 
 
@@ -48,6 +50,7 @@ class EncodeTask:
     kind: Kind
     payload: Any
     done: "asyncio.Future[EncodedRow]"
+    client: str = ""
     arrived: float = 0.0
     size: int = 0
 
@@ -62,6 +65,9 @@ class _Slot:
     outstanding: dict[int, list[EncodeTask]] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = 0.0
+    busy_since: float = 0.0  # when it began with its first outstanding batch
+    item_seconds: float = 0.0  # of the warm-up, for one picture and one text
+    slowest: float = 0.0  # seconds of its slowest batch
     reason: str = "the model is loading"
     failed: ModelFailed | None = None
 
@@ -70,6 +76,7 @@ class EncoderPool:
     """Encodes tasks on all devices. All methods are called on the event loop.
 
     `on_ready` is awaited with the report of a new process before it gets tasks; `on_change` is called when the queue changes.
+    A process that is silent for `hang_seconds`, and for several times its slowest batch, is killed and started again.
     """
 
     def __init__(
@@ -81,10 +88,10 @@ class EncoderPool:
         metrics: Metrics,
         on_ready: Callable[[ModelReady], Awaitable[None]],
         on_change: Callable[[], None],
-        stuck_after: float,
+        hang_seconds: float,
     ) -> None:
         self._slots = [_Slot(spec) for spec in specs]
-        self._measure, self._metrics, self._stuck_after = measure, metrics, stuck_after
+        self._measure, self._metrics, self._hang_seconds = measure, metrics, hang_seconds
         self._on_ready, self._on_change = on_ready, on_change
         self._queues: dict[Kind, BatchQueue[EncodeTask]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
         self._numbers = itertools.count()
@@ -127,7 +134,7 @@ class EncoderPool:
             task.done.set_exception(_worker_lost())
             return
         task.arrived = time.monotonic()
-        self._queues[task.kind].put(task, task.arrived)
+        self._queues[task.kind].put(task, task.arrived, task.client)
         self.waiting_bytes += task.size
         self._on_change()
         self._plan_pump()
@@ -150,9 +157,9 @@ class EncoderPool:
             process = await self._launch(slot)
             while not slot.ended.is_set():
                 try:
-                    await asyncio.wait_for(slot.ended.wait(), self._stuck_after / 4)
+                    await asyncio.wait_for(slot.ended.wait(), LOOK_SECONDS)
                 except TimeoutError:
-                    self._kill_if_stuck(slot)
+                    self._kill_if_hung(slot)
             was_ready, up = slot.ready, time.monotonic() - slot.since
             self._fail_tasks(slot)
             await asyncio.to_thread(process.stop)
@@ -186,10 +193,16 @@ class EncoderPool:
     def _never_worked(self) -> bool:
         return not any(slot.since for slot in self._slots)
 
-    def _kill_if_stuck(self, slot: _Slot) -> None:
-        oldest = min((task.arrived for batch in slot.outstanding.values() for task in batch), default=None)
-        if oldest is not None and time.monotonic() - oldest > self._stuck_after and slot.process is not None:
-            log.error("encoder stuck", extra={"device": slot.spec.device, "seconds": self._stuck_after})
+    def _kill_if_hung(self, slot: _Slot) -> None:
+        batch = next(iter(slot.outstanding.values()), None)
+        if batch is None or slot.process is None:
+            return
+        usual = max(slot.slowest, slot.item_seconds * len(batch))
+        silent = time.monotonic() - slot.busy_since
+        if silent > max(self._hang_seconds, HANG_FACTOR * usual):
+            seconds = round(silent, 1)
+            log.error("encoder hangs", extra={"device": slot.spec.device, "seconds": seconds, "usual": round(usual, 3)})
+            slot.failed = ModelFailed(f"it did not answer for {seconds:g} s and was killed", fatal=False)
             slot.process.kill()
 
     def _handle(self, slot: _Slot, ended: asyncio.Event, message: Any) -> None:
@@ -212,6 +225,7 @@ class EncoderPool:
             return
         if not ended.is_set():
             slot.ready, slot.since, slot.reason = True, time.monotonic(), ""
+            slot.item_seconds, slot.slowest = ready.seconds, 0.0
             pid = slot.process.pid if slot.process is not None else None
             log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model, "encoder": pid})
             self._plan_pump()
@@ -260,6 +274,8 @@ class EncoderPool:
     def _dispatch(self, slot: _Slot, batch: list[EncodeTask], now: float) -> None:
         assert slot.process is not None
         kind, number = batch[0].kind, next(self._numbers)
+        if not slot.outstanding:
+            slot.busy_since = now
         slot.outstanding[number] = batch
         self._metrics.batch_size.labels(kind).observe(len(batch))
         for task in batch:
@@ -271,6 +287,7 @@ class EncoderPool:
 
     def _finish(self, slot: _Slot, reply: EncodeReply) -> None:
         batch = slot.outstanding.pop(reply.number)
+        slot.busy_since, slot.slowest = time.monotonic(), max(slot.slowest, reply.seconds)
         self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
         rate = len(batch) / max(reply.seconds, 1e-6)
         self.rate = 0.8 * self.rate + 0.2 * rate if self.rate else rate

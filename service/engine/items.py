@@ -63,8 +63,11 @@ class Embedder(Protocol):
         """Finish the admitted items within `drain_seconds`, then end all processes."""
         ...
 
-    async def embed(self, items: Sequence[Item]) -> list[Embedded]:
-        """One result for each item, in order. Raises ApiError 429, 503 or 504; a bad item is a status, never an error."""
+    async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
+        """One result for each item, in order; `client` has its fair share of the work.
+
+        Raises ApiError 413, 429, 503 or 504; a bad item is a status, never an error.
+        """
         ...
 
     async def embed_texts(self, texts: Sequence[str]) -> Row:

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noisegate.pipeline.errors import ConfigError
 from noisegate.service.errors import ApiError, Overloaded, error_response
 
+from .clients import name_key
+
 HEADERS = {
     # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -119,7 +121,10 @@ class RequireKey:
         if len(given) != 1:
             return False
         kind, _, key = given[0].partition(b" ")
-        return kind.lower() == b"bearer" and self._keys.is_known(key.strip())
+        if kind.lower() != b"bearer" or not self._keys.is_known(key.strip()):
+            return False
+        scope.setdefault("state", {})["key"] = name_key(key.strip())
+        return True
 
 
 class _Refused(Exception):

@@ -68,6 +68,37 @@ def test_killing_the_encoder_under_load(tmp_path: Path, gate: Path) -> None:
         assert server.metric("encoder_restarts_total") == 1
 
 
+def test_a_server_whose_workers_hang_recovers_and_still_ends(tmp_path: Path) -> None:
+    limits = ("--decode-workers", 1, "--hang-seconds", 0.5, "--drain-seconds", 1)
+    with serve(tmp_path, *limits) as server, ThreadPoolExecutor(2) as clients:
+        until(lambda: len(children(server)) >= 2)
+        for child in children(server):  # the encoder and the decoder
+            os.kill(child, signal.SIGSTOP)
+        assert code_of(post(server, 0, 1)) == "worker_lost"
+        until(server.ready)
+        assert [r["status"] for r in post(server, 0, 1).json()["results"]] == ["ok"]
+        for child in children(server):
+            os.kill(child, signal.SIGSTOP)
+        waiting = clients.submit(post, server, 5, 1)
+        until(lambda: server.metric("queue_items") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 0
+        assert waiting.result().status_code == 503
+
+
+def children(server: Server) -> list[int]:
+    """Process ids of the server's workers; not the one that tracks resources for Python."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and b"resource_tracker" not in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
 @pytest.fixture(scope="module")
 def small_queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     """A server with room for eight items, and the file that holds its pictures up while it exists."""

@@ -44,7 +44,7 @@ class FakeEngine:
     def ready(self) -> list[str]:
         return self.reasons
 
-    async def embed(self, items: Sequence[Item]) -> list[Embedded]:
+    async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
         self.requests.append(list(items))
         if self.gate is not None:
             await self.gate.wait()

@@ -45,6 +45,14 @@ def test_defaults_are_those_of_the_plan() -> None:
     assert (found.url_hosts, found.api_keys, found.allow_open, found.jobs_folder) == ([], [], False, None)
 
 
+def test_sizes_follow_from_the_memory_budget() -> None:
+    found = load_settings(memory_budget="1.2GB")
+    assert (found.queue_bytes, found.max_body_bytes) == (100_000_000, 50_000_000)
+    assert (found.decode_bytes, found.ahead_bytes) == (600_000_000, 75_000_000)
+    assert load_settings(memory_budget="1.2GB", queue_bytes=4096).max_body_bytes == 2048
+    assert load_settings(memory_budget="auto").queue_bytes >= 512_000_000 // 12
+
+
 def test_settings_cross_processes() -> None:
     found = load_settings(port=5, runs={"a": "/x"})
     assert type(found) is Settings
@@ -64,6 +72,8 @@ def test_settings_cross_processes() -> None:
         ({"runs": {"../x": "/x"}}, "runs", "../x"),
         ({"max_items": 10, "queue_items": 9}, "queue_items", 9),
         ({"max_body_bytes": 4096, "queue_bytes": 2048}, "queue_bytes", 2048),
+        ({"memory_budget": "100MB"}, "memory_budget", "100MB"),
+        ({"memory_budget": "much"}, "memory_budget", "much"),
         ({"min_replicas": 3, "max_replicas": 2}, "min_replicas", 3),
         ({"prot": 5}, "prot", 5),
         ({"engine": "other"}, "engine", "other"),
@@ -112,5 +122,5 @@ def test_every_setting_is_a_flag_with_help() -> None:
     assert flags["runs"].opts == ["--run"]
     assert flags["model"].opts == ["--model", "-m"]
     assert flags["allow_open"].is_flag
-    assert flags["max_body_bytes"].help == "Bytes of one request (default: 64 MiB)."
+    assert flags["max_body_bytes"].help == "Bytes of one request (default: 64 MiB, at most half of queue_bytes)."
     assert all(flag.default is None for flag in flags.values() if flag.name != "help")  # environment and file come next

@@ -161,6 +161,49 @@ def test_a_killed_encoder_fails_what_it_had_and_comes_back(gate: Path) -> None:
     with_engine(work, model=GATED)
 
 
+def test_a_hung_encoder_is_found_by_the_time_its_batches_take(gate: Path) -> None:
+    async def work(engine: LocalEmbedder) -> None:
+        gate.unlink()
+        assert [e.image_status for e in await engine.embed([only_picture(0)])] == ["ok"]
+        gate.touch()
+        first = engine.encoder_pids
+        with pytest.raises(Unavailable) as lost:
+            await engine.embed([only_picture(1)])
+        assert lost.value.code == "worker_lost"
+        await until(lambda: not first or engine.encoder_pids != first)
+        gate.unlink()
+        await until(lambda: not engine.ready())
+        os.kill(engine.encoder_pids[0], signal.SIGSTOP)
+        with pytest.raises(Unavailable):
+            await engine.embed([only_picture(2)])
+        assert "did not answer" in (await _reason(engine))
+        await until(lambda: not engine.ready())
+        assert [e.image_status for e in await engine.embed([only_picture(2)])] == ["ok"]
+
+    with_engine(work, model=GATED, hang_seconds=0.3)
+
+
+async def _reason(engine: LocalEmbedder) -> str:
+    await until(lambda: any("restarting" in reason for reason in engine.ready()))
+    return engine.ready()[0]
+
+
+def test_pictures_that_would_keep_the_decoders_busy_are_refused_in_one_request_and_fine_in_several() -> None:
+    async def work(engine: LocalEmbedder) -> None:
+        bombs = [picture("red", (500 + i, 400), "PNG") for i in range(6)]
+        with pytest.raises(ApiError) as refused:
+            await engine.embed([Item(bomb) for bomb in bombs])
+        assert (refused.value.status, refused.value.code) == (413, "too_many_pixels")
+        assert engine._admitted == 0
+        for some in (bombs[:4], bombs[:4] * 2):  # equal pictures are decoded once
+            assert {e.image_status for e in await engine.embed([Item(bomb) for bomb in some])} == {"ok"}
+        many_scans = Item(picture("red", (501, 400), "JPEG", progressive=True))
+        found = await engine.embed([many_scans, *map(Item, bombs[:4])])
+        assert [e.image_status for e in found] == ["too_large", *["ok"] * 4]
+
+    with_engine(work, max_request_pixels=1_000_000)
+
+
 def test_one_text_the_model_cannot_stand_and_one_that_kills_it() -> None:
     async def work(engine: LocalEmbedder) -> None:
         red = picture("red")

@@ -1,0 +1,34 @@
+"""Who sends a request, as far as fair shares go: the holder of a key, else an address."""
+
+import hashlib
+import ipaddress
+
+from starlette.types import Scope
+
+
+def client_of(scope: Scope) -> str:
+    """A name for the client of a request: its key's digest where the server has keys, else its address.
+
+    >>> client_of({"client": ("192.0.2.7", 4711)}), client_of({"client": ("2001:db8::1:2", 1)}), client_of({"client": None})
+    ('192.0.2.7', '2001:db8::', '')
+    """
+    key: str | None = scope.get("state", {}).get("key")
+    return key or client_address(scope.get("client"))
+
+
+def client_address(peer: tuple[str, int] | None) -> str:
+    """The address of a peer; of an IPv6 address the network of one site, which has as many addresses as it wants."""
+    if not peer:
+        return ""
+    try:
+        address = ipaddress.ip_address(peer[0])
+    except ValueError:
+        return peer[0]
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+    return peer[0]
+
+
+def name_key(key: bytes) -> str:
+    """A name for the holder of a key that does not reveal it."""
+    return f"key {hashlib.sha256(key).hexdigest()[:16]}"
