@@ -16,17 +16,20 @@ What the public sources leave open is a switch: the sign of L_inter (the notes s
 has a plus), means or sums, what z is centred by, anchors in the frequency or the spatial domain.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.methods import RECONSTRUCTION, Split, anchor_labels, bmm_split, inter_loss, intra_loss
 from noisegate.pipeline.system import Float32, Mask
+from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import triplet
 
-from .base import Array, MethodConfig, Run, Seen
+from .base import Array, MethodConfig, Run, Seen, StepLoss
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, clean_rows, mean_of_known
 from .lnc import soft_margin
 
@@ -64,6 +67,10 @@ class Gsl(CoTeaching):
     asks_partner: ClassVar[bool] = False
     provenance: ClassVar[str] = RECONSTRUCTION
 
+    def __init__(self, config: MethodConfig, task: str) -> None:
+        super().__init__(config, task)
+        self._clean_half: dict[int, tuple[Array, Array]] = {}  # of each network in this step: images and texts
+
     def prepare(self, run: Run) -> None:
         super().prepare(run)
         run.note(RECONSTRUCTION)
@@ -86,6 +93,10 @@ class Gsl(CoTeaching):
         with torch.no_grad():
             division, _ = self.measure_batch(seen, network, run)
         return NetworkStep(each, division, torch.full_like(division, torch.nan))
+
+    def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        self._clean_half = {}
+        return super().loss(batches, run)
 
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
         label = self._correct(seen, network, partner.clean)
@@ -114,19 +125,31 @@ class Gsl(CoTeaching):
         return total * len(total) if self.config.reduction == "sum" else total
 
     def _correct(self, seen: Seen, network: int, clean: Tensor) -> Tensor:
-        """(B,) 1 for clean pairs, y* for noisy ones; where a batch has no two anchors for one, its label stays."""
+        """(B,) 1 for clean pairs, y* for noisy ones; where there are no two anchors for one, its label stays.
+
+        With procedure=paper the noisy batch of a step finds its anchors in the clean batch (Algorithm 1, lines 12-13), which
+        comes first.
+        """
         assert seen.texts is not None
         images, texts = (side["vectors"].detach().float().cpu().numpy() for side in (seen.images, seen.texts))
+        is_clean, same = clean.cpu().numpy(), None if seen.same is None else seen.same.cpu().numpy()
+        if is_clean.any():
+            self._clean_half[network] = images[is_clean], texts[is_clean]
+        elif network in self._clean_half:
+            half = self._clean_half[network]
+            images, texts = (np.concatenate(both) for both in zip((images, texts), half, strict=True))
+            is_clean = np.arange(len(images)) >= len(clean)
+            same = None if same is None else np.pad(same, (0, len(half[0])))  # pairs of the other batch are known by their rows
         stars = anchor_labels(
             images,
             texts,
-            clean.cpu().numpy(),
-            None if seen.same is None else seen.same.cpu().numpy(),
+            is_clean,
+            same,
             domain=self.config.domain,
             centring=self.config.centring,
             negative=self.config.negative,
         )
-        corrected = torch.from_numpy(stars).to(clean.device)
+        corrected = torch.from_numpy(stars[: len(clean)]).to(clean.device)
         before = self._labels(seen, network).nan_to_num(UNKNOWN_LABEL)
         return torch.where(clean, 1.0, torch.where(corrected.isnan(), before, corrected))
 

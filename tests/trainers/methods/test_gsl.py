@@ -126,6 +126,24 @@ def test_without_two_anchors_a_label_stays_or_is_a_half() -> None:
     np.testing.assert_allclose(gsl.prediction[0], [0.9, 0.1, 0.5, 0.5, 0.5, 0.5])
 
 
+def test_paper_batches_of_noisy_pairs_find_their_anchors_in_the_clean_batch() -> None:
+    """Algorithm 1, lines 12-13: the labels are those of one batch that holds both halves; a picture is no anchor for itself."""
+    run = noisy_run(12, 4)
+    run.images[0, 5] = run.images[0, 0]  # another caption of the same picture
+    gsl = prepared(run, name="gsl", warmup=1, noisy_from=0, procedure="paper")
+    run.epoch = 1
+    clean = np.arange(12) >= 4
+    gsl.clean[1] = clean
+    gsl.loss({"a_clean": rows_from(4, 8), "a_noisy": rows_from(0, 4)}, run)
+    images, texts, _ = sides(run)
+    expected = anchor_labels(images.numpy(), texts.numpy(), clean)
+    np.testing.assert_allclose(gsl.prediction[0], np.where(clean, 1, expected), rtol=1e-6)
+    assert not (gsl.prediction[0, :4] == 0.5).any()
+    gsl.prediction[0, :4] = np.nan
+    gsl.loss({"a_noisy": rows_from(0, 4)}, run)
+    assert (gsl.prediction[0, :4] == 0.5).all(), "anchors of the step before are not used again"
+
+
 def test_all_clean_all_noisy_and_alone() -> None:
     run = noisy_run(8, 2)
     run.epoch = 1
