@@ -1,6 +1,6 @@
-"""Tasks: how a trained target is measured. Each `evaluate_*` returns named figures, in percent.
+"""Tasks: how a trained target is measured. Each `evaluate_*` returns named figures, in percent but for ranks and counts.
 
-`evaluate_retrieval`: image-text retrieval, R@K both ways and their sum, over all images or averaged over folds.
+`evaluate_retrieval`: image-text retrieval, R@K both ways, their sum and median ranks, over all images or averaged over folds.
 `evaluate_classification`: accuracy by the prompts of the classes, or by the target's linear head.
 `evaluate_image_retrieval`: P@1 (the nearest other image has the same class) and mAP@R.
 """
@@ -39,7 +39,9 @@ CAPTIONS = 4096  # captions on the device at once; targets that compare words ha
 def evaluate_retrieval(
     target: Target, batches: Iterable[Batch], *, folds: int = 1, ks: Sequence[int] = RANKS, block: int = BLOCK
 ) -> dict[str, float]:
-    """`i2t_r1` …, `t2i_r10`, their sum `rsum`, `images` and `captions`; ties count against the model.
+    """`i2t_r1` …, `t2i_r10`, their sum `rsum`, median ranks `i2t_medr` and `t2i_medr`, `images` and `captions`.
+
+    Ties count against the model.
 
     Rows with the same image (field `image_id`, or digest) are one image with several captions, as are the captions of one
     row (`caption_of`). With folds > 1, `fold_i2t_r1` … and `fold_rsum` are means over this many consecutive parts of the
@@ -51,19 +53,29 @@ def evaluate_retrieval(
         recalls = {"": BlockRecall(total, owner, ks)}
         if folds > 1:
             recalls["fold_"] = BlockRecall(total, owner, ks, folds)
-        step = max(1, block // max(1, len(owner)))
-        across = max(1, min(CAPTIONS, block // step))
-        for start in range(0, total, step):
-            rows = _to_device(take(images, slice(start, start + step)), target)
-            blocks: list[Tensor] = []
-            for first in range(0, len(owner), across):
-                columns = _to_device(take(texts, slice(first, first + across)), target)
-                blocks.append(target.similarity(rows, columns).float().cpu())
-            similarity = torch.cat(blocks, dim=1).numpy()
+        for start, similarity in _compare(target, images, texts, block):
             for recall in recalls.values():
                 recall.add(start, similarity)
+        if inexact := [recall for recall in recalls.values() if not recall.is_exact()]:
+            for start, similarity in _compare(target, images, texts, block):
+                for recall in inexact:
+                    recall.count(start, similarity)
     figures = {name: value for start, recall in recalls.items() for name, value in _named(recall.result(), start)}
     return {**figures, "images": float(total), "captions": float(len(owner))}
+
+
+def _compare(target: Target, images: Encoded, texts: Encoded, block: int) -> Iterator[tuple[int, Float32]]:
+    """Similarities of some images with all texts, (b, T), and the number of the first image; at most `block` at a time."""
+    captions = count(texts)
+    step = max(1, block // max(1, captions))
+    across = max(1, min(CAPTIONS, block // step))
+    for start in range(0, count(images), step):
+        rows = _to_device(take(images, slice(start, start + step)), target)
+        blocks: list[Tensor] = []
+        for first in range(0, captions, across):
+            columns = _to_device(take(texts, slice(first, first + across)), target)
+            blocks.append(target.similarity(rows, columns).float().cpu())
+        yield start, torch.cat(blocks, dim=1).numpy()
 
 
 def _encode_pairs(target: Target, batches: Iterable[Batch]) -> tuple[Encoded, Encoded, Index]:
@@ -108,6 +120,7 @@ def _named(recall: RecallAtK, start: str) -> Iterator[tuple[str, float]]:
     for way, by_rank in (("i2t", recall.i2t), ("t2i", recall.t2i)):
         yield from ((f"{start}{way}_r{k}", value) for k, value in by_rank.items())
     yield f"{start}rsum", rsum(recall)
+    yield from ((f"{start}i2t_medr", recall.i2t_median), (f"{start}t2i_medr", recall.t2i_median))
 
 
 # --- classes -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import yaml
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.trainers.checks import check_config
-from noisegate.trainers.config import PAPER_SETTINGS, TrainConfig, build_method, read_config, with_paper_settings
+from noisegate.trainers.config import TrainConfig, build_method, read_config, with_paper_settings
+from noisegate.trainers.methods import METHODS
 from tests.commands import called
 from tests.errors import ANY, refused
 from tests.trainers.runs import TARGET, settings
@@ -276,34 +277,55 @@ def test_each_task_has_its_loss_and_order(scored: Path, tmp_path: Path, task: st
 # --- settings of the papers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PAPER_SETTINGS)
+PAPERS = {  # batch size, learning rate, all epochs, warm-up of the method
+    "baseline": (256, 1e-5, 5, None),
+    "select": (256, 1e-5, 5, None),
+    "osa": (256, 1e-5, 5, None),
+    "ncr": (128, 2e-4, 45, 5),
+    "lnc": (128, 2e-4, 43, 3),
+    "gsl": (128, 2e-4, 50, 10),
+    "bicro": (128, 2e-4, 50, 10),
+    "crcl": (128, 5e-4, 45, None),
+    "npc": (256, 2e-7, 5, None),
+    "decl": (128, 2e-4, 45, 5),
+    "tango": (64, 5e-4, 20, None),
+    "label_match": (64, 5e-4, 20, None),
+    "ssr": (128, 0.02, 300, 0),
+    "dividemix": (64, 0.02, 300, 10),
+    "aum": (256, 0.1, 600, 150),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_settings_of_papers_make_a_valid_configuration(name: str) -> None:
-    task = "classification" if name == "tango" else "retrieval"
+    task = METHODS[name].tasks[0]
     config = TrainConfig.parse(with_paper_settings({"method": {"name": name}, "task": {"name": task}}))
     method = build_method(config)
-    lengths = {
-        "crcl": (128, 5e-4, 45),
-        "tango": (64, 5e-4, 20),
-        "npc": (256, 2e-7, 5),
-        "bicro": (128, 2e-4, 50),
-        "decl": (128, 2e-4, 45),
-    }
-    assert (config.data.batch_size, config.optimizer.lr, method.epochs(config.loop.epochs)) == lengths[name]
+    found = (config.data.batch_size, config.optimizer.lr, method.epochs(config.loop.epochs))
+    assert (*found, getattr(method.config, "warmup", None)) == PAPERS[name]
+
+
+def test_osa_has_other_settings_for_other_tasks() -> None:
+    """Classification of WebFG: batch 64; retrieval of CARS98N: batch 128, 5e-6, 10 epochs."""
+    found = [with_paper_settings({"method": {"name": "osa"}, "task": {"name": t}}) for t in METHODS["osa"].tasks]
+    assert [(f["data"]["batch_size"], f["optimizer"]["lr"], f["loop"]["epochs"]) for f in found] == [
+        (256, 1e-5, 5), (64, 1e-5, 10), (128, 5e-6, 10),
+    ]  # fmt: skip
 
 
 def test_given_settings_go_before_those_of_papers() -> None:
     given = {"method": {"name": "crcl", "pieces": [3]}, "loop": {"epochs": 4}, "seed": 7}
     found = with_paper_settings(given)
-    assert found["method"] == {"name": "crcl", "pieces": [3]}
+    assert found["method"] == {"name": "crcl", "pieces": [3], "label": "probability"}
     assert found["loop"] == {"clip": 2.0, "epochs": 4}
     assert found["seed"] == 7
     found["optimizer"]["lr"] = 1
     assert with_paper_settings(given)["optimizer"]["lr"] == 5e-4
 
 
-def test_a_method_without_a_paper_of_its_own() -> None:
-    with refused("paper", "baseline"):
-        with_paper_settings({})
+def test_a_method_that_does_not_exist_has_no_paper() -> None:
+    with refused("paper", "lnnc"):
+        with_paper_settings({"method": {"name": "lnnc"}})
 
 
 def test_the_command_takes_them(scored: Path, tmp_path: Path) -> None:

@@ -209,6 +209,7 @@ def test_without_a_name_each_row_is_its_own_image_and_the_digest_is_a_name() -> 
 def test_a_collapsed_target_gets_nothing() -> None:
     figures = evaluate_retrieval(Known(np.zeros((12, 12))), rows_of(np.arange(12)))
     assert figures["rsum"] == 0
+    assert figures["i2t_medr"] == figures["t2i_medr"] == 12
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,6 +36,8 @@ FACTS = "_bench.json"
 P = TypeVar("P", bound=BaseModel)
 ORACLE = "oracle"
 """`select` with the truth in place of the table's `clean`: the result of a perfect table"""
+TRUTH = "truth"
+"""as data.table: the weight table with the truth as its `clean`"""
 PASSES = "passes"
 """NAME@passes makes as many passes over its own samples as plain training over all, instead of as many updates"""
 
@@ -371,6 +373,8 @@ def plan_cell(
     config = merge_trees(config, preset.settings.get(method, {}) if variant else {})
     if start is not None:
         config["target"] = start.target(config["target"])
+    if config["data"].get("table") == TRUTH:
+        config = merge_trees(config, {"data": {"table": str(prepared.truth)}})
     if config["target"].get("anchors") == "table":
         config = merge_trees(config, {"target": {"anchors": str(anchors_file(RunFolder(prepared.table)))}})
     if config["target"].get("vocabulary") == {"kind": "captions"}:

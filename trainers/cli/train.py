@@ -73,7 +73,7 @@ def train(
     resume: Annotated[Path | None, _option("--resume", "Go on with a run that stopped, such as runs/001-osa.")] = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Optimiser, batch size and epochs of the paper (crcl, tango, npc, bicro, decl)."),
+        typer.Option("--paper", help="Optimiser, batch size, epochs and switches of the method's paper."),
     ] = False,
     write_table: Annotated[
         Path | None, _option("--write-table", "New folder for weight tables of what the method learnt of each sample.")

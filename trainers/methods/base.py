@@ -43,7 +43,7 @@ ALL = "all"
 NO_WEIGHTS = ("index", "label", "refined_label", "predicted_label", "review_label")
 """columns of numbers that count or name something"""
 Array = NDArray[Any]
-LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "cross_entropy", "contrastive"]
+LossName = Literal["auto", "info_nce", "triplet", "hardest_triplet", "evidential", "cross_entropy", "contrastive"]
 LOSSES: Mapping[str, tuple[str, ...]] = {  # of each task, the usual one first
     "retrieval": ("info_nce", "triplet", "hardest_triplet"),
     "classification": ("cross_entropy",),

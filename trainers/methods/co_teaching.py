@@ -162,7 +162,7 @@ class CoTeaching(Method):
 
     def begin_epoch(self, run: Run) -> None:
         self.kept = np.ones(run.total_rows, bool)
-        if run.epoch == 0 or (self.is_warm_up(run) and not self.divides_in_warm_up()):
+        if self.is_warm_up(run) and (run.epoch == 0 or not self.divides_in_warm_up()):
             return
         if self.config.procedure == "paper":
             self._pass_over_data(run)
@@ -173,6 +173,8 @@ class CoTeaching(Method):
     def divide(self, run: Run) -> None:
         """Find each network's halves by its own losses; they are swapped when they are used."""
         for network, name in enumerate(NAMES):
+            if np.isnan(self.division[network]).all():
+                continue  # the first epoch of the lean procedure without a warm-up: nothing is known yet
             split = self.split(self.division[network])
             self.confidence[network] = split.clean_probability
             self.clean[network] = self.choose_clean(self.confidence[network])

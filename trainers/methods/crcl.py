@@ -8,6 +8,9 @@
     y_i ← β y_i + (1 - β) p̂_i                                    Eq. 10-11   `correct_labels`
     ŷ_i = 0 where y_i < ε, else y_i                               Eq. 12      `truncate_labels`
 
+A pretrained target that is sure of little has p̂ near 0 for all pairs, and would refuse them all. There p̂_i is relative to the
+strongest candidate, not the paper's (`label: relative`): ½ (p°_ii / max_j p°_ij + p◇_ii / max_j p◇_ij)     `relative_match`
+
 y_i is the soft label of pair i, 1 at first. The network is trained in pieces: each begins with new weights and keeps the
 labels, which the piece's first e_f epochs leave alone. S: (B, B) similarities, images against texts.
 """
@@ -52,6 +55,9 @@ class CrclConfig(MethodConfig):
     """β"""
     complementary: float = Field(default=5.0, ge=0)
     """λ"""
+    label: Literal["auto", "probability", "relative"] = "auto"
+    """what labels move to: probability: p̂ as published; relative: p̂ over that of the strongest candidate. auto: relative for
+    a pretrained target"""
     truncate: float = Field(default=0.1, ge=0, lt=1)
     """ε"""
     direct: bool = True
@@ -78,7 +84,7 @@ class Crcl(Method):
             raise ConfigError.of("method.loss", self.config.loss, problem)
         self.loss_name = "active_complementary"
         self.lengths: tuple[int, ...] = ()
-        self.pretrained = False
+        self.pretrained = self.relative = False
         self.labels: Float32 = np.ones(0, np.float32)  # y
         self.probabilities: Float32 = np.ones(0, np.float32)  # p̂ of this epoch, NaN where not seen yet
 
@@ -95,6 +101,12 @@ class Crcl(Method):
     def prepare(self, run: Run) -> None:
         target = run.network()
         self.pretrained = target.logit_scale is not None and not target.config.from_scratch
+        self.relative = self.config.label == "relative" or (self.config.label == "auto" and self.pretrained)
+        if self.relative and self.config.label == "auto":
+            run.note(
+                "crcl: the target is pretrained, so labels follow probabilities relative to the strongest candidate; "
+                "the paper's own are method.label=probability"
+            )
         self.labels = np.ones(run.total_rows, np.float32)
         self.probabilities = np.full(run.total_rows, np.nan, np.float32)
 
@@ -131,7 +143,8 @@ class Crcl(Method):
         temperature = self.config.temperature or (seen.temperature.detach() if self.pretrained else FROM_SCRATCH)
         same = seen.same if self.config.mask_same else None
         images, texts = log_matching_probabilities(seen.similarity, temperature, same)
-        matched = matching_probability(images, texts).detach()  # p̂
+        match = relative_match if self.relative else matching_probability
+        matched = match(images, texts).detach()  # p̂
         y = self._labels_of(seen.rows.cpu().numpy(), matched.float().cpu().numpy(), run.epoch)
         labels = torch.from_numpy(y).to(matched)
         each = active_complementary_loss(
@@ -215,6 +228,16 @@ def active_complementary_loss(
     exponent = 1 - labels if q is None else torch.full_like(labels, q)
     complementary = weight * (complementary_loss(images.exp(), exponent) + complementary_loss(texts.exp(), exponent))
     return complementary - labels * (images.diagonal() + texts.diagonal()) if direct else complementary
+
+
+def relative_match(images: Tensor, texts: Tensor) -> Tensor:
+    """(B,) p of the given match over the largest of its row, mean of both ways, of two logarithms (B, B).
+
+    >>> p = torch.tensor([[0.5, 0.5], [0.8, 0.2]]).log()
+    >>> relative_match(p, p).tolist()
+    [1.0, 0.25]
+    """
+    return ((images.diagonal() - images.amax(dim=1)).exp() + (texts.diagonal() - texts.amax(dim=1)).exp()) / 2
 
 
 def correct_labels(labels: Float32, probabilities: Float32, momentum: float) -> Float32:

@@ -10,9 +10,16 @@
     n    = from all negatives of a batch down to μ as training goes on                    `Decl.hardness`
     L    = mean_i L_e,i (both ways) + λ1 Σ_i y'_i L_h,i                                   `Decl.loss`
 
+For a pretrained target, not the paper's (`loss: info_nce`):
+    ỹ_i  = 2 e_ii / max_j (e_ij + e_ji): 1 where y'_i is 1, and less the more another pair is preferred   `soft_belief`
+    L    = mean_i ỹ_i InfoNCE_i                                                           `Decl.loss`
+
 s: similarity in [-1, 1]. m: margin. y' is found anew before each epoch after the warm-up, in which all pairs count as given. A
 pair that is not believed is a negative (its evidence is pushed down) and has no hinge. The hinges are added up over the batch,
 as published: without them the divergence pushes all cosines apart, and a network of cosines collapses.
+
+Hinges take a pretrained network of cosines apart, and a weak one believes so few pairs that it would learn from next to
+nothing by y' alone; hence ỹ there.
 
 The published code squashes SGRAF's last number by tanh; here s is the cosine, or 2 S - 1 of a target whose S is a sigmoid.
 There n falls by η = .025 with each update, from 128 to 5 in the first tenth of the updates on Flickr30K; here the tenth is the
@@ -27,17 +34,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from noisegate.pipeline.errors import ConfigError
 from noisegate.trainers.data import Batch
-from noisegate.trainers.losses import hinges
+from noisegate.trainers.losses import hinges, info_nce
+from noisegate.trainers.targets import TargetConfig
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, check_warmup
+
+PAPER_LOSS, PRETRAINED_LOSS = "evidential", "info_nce"
+"""of `loss: auto`: for a network from scratch, and for a pretrained one"""
 
 
 class DeclConfig(MethodConfig):
     """Constants of the published code."""
 
     name: Literal["decl"] = "decl"
+    loss: Literal["auto", "evidential", "info_nce"] = "auto"
+    """evidential: as published; info_nce: not the paper's, weighed by ỹ, for targets that learnt by it. auto: info_nce for a
+    pretrained target, else evidential"""
     warmup: int | None = Field(default=None, ge=0)
     """epochs in which all pairs count as given; None: none for a pretrained network, else a ninth of all, at least one"""
     temperature: float | None = Field(default=0.1, ge=0.05)
@@ -57,18 +70,24 @@ class Decl(Method):
 
     Config: ClassVar[type[MethodConfig]] = DeclConfig
     tasks: ClassVar[tuple[str, ...]] = ("retrieval",)
-    remembers: ClassVar[tuple[str, ...]] = ("clean", "doubt")
+    remembers: ClassVar[tuple[str, ...]] = ("clean", "belief", "doubt")
     config: DeclConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        if self.config.loss != "auto":
-            problem = "is not for decl, which has a loss of its own; use method.loss=auto"
-            raise ConfigError.of("method.loss", self.config.loss, problem)
-        self.loss_name = "evidential"
         self.total_epochs, self.warmup = 1, 0
         self.clean = np.ones(0, bool)  # y'
+        self.belief = np.ones(0, np.float32)  # ỹ
         self.doubt = np.zeros(0, np.float32)  # mean of both u
+
+    def _loss_for(self, task: str) -> str:
+        return PAPER_LOSS if self.config.loss == "auto" else self.config.loss
+
+    def target_settings(self, config: TargetConfig) -> TargetConfig:
+        """Choose `loss: auto` by whether the target is pretrained; its settings stay as they are."""
+        if self.config.loss == "auto" and not config.from_scratch:
+            self.loss_name = PRETRAINED_LOSS
+        return config
 
     def epochs(self, wanted: int) -> int:
         check_warmup(self.config.warmup, wanted, wanted // 9)
@@ -78,20 +97,27 @@ class Decl(Method):
     def prepare(self, run: Run) -> None:
         usual = max(1, self.total_epochs // 9) if run.network().config.from_scratch else 0
         self.warmup = usual if self.config.warmup is None else self.config.warmup
-        self.clean = np.ones(run.total_rows, bool)
+        if self.config.loss == "auto" and self.loss_name == PRETRAINED_LOSS:
+            run.note(
+                f"decl: the target is pretrained, so pairs learn by {PRETRAINED_LOSS} weighed by their evidence; "
+                f"the paper's own loss is method.loss={PAPER_LOSS}"
+            )
+        self.clean, self.belief = np.ones(run.total_rows, bool), np.ones(run.total_rows, np.float32)
         self.doubt = np.full(run.total_rows, np.nan, np.float32)
 
     def begin_epoch(self, run: Run) -> None:
-        """y' of all pairs."""
+        """y' and ỹ of all pairs."""
         if run.epoch < self.warmup:
             return
 
         def measure(seen: Seen) -> Mapping[str, Tensor]:
             found = self._evidence(seen, run)
-            return {"clean": predict_clean(found).float(), "doubt": (uncertainty(found) + uncertainty(found.T)) / 2}
+            doubt = (uncertainty(found) + uncertainty(found.T)) / 2
+            return {"clean": predict_clean(found).float(), "belief": soft_belief(found), "doubt": doubt}
 
         measured = run.measure(measure)
         self.clean, self.doubt = np.nan_to_num(measured["clean"], nan=1.0) > 0, measured["doubt"]
+        self.belief = np.nan_to_num(measured["belief"], nan=1.0).astype(np.float32)
         known = np.isfinite(self.doubt)
         run.note(f"decl: {int(self.clean[known].sum()):,} of {int(known.sum()):,} pairs are believed")
 
@@ -99,7 +125,13 @@ class Decl(Method):
         seen = run.forward(batches[ALL])
         if len(seen.rows) < 2:
             return StepLoss(None)
-        believed = torch.from_numpy(self.clean[seen.rows.cpu().numpy()]).to(seen.rows.device)
+        rows = seen.rows.cpu().numpy()
+        if self.loss_name == PRETRAINED_LOSS:
+            assert seen.similarity is not None
+            belief = torch.from_numpy(self.belief[rows]).to(seen.rows.device)
+            each = belief * info_nce(seen.similarity, seen.temperature, self._same(seen))
+            return StepLoss(self.weigh(each, seen.rows).mean(), {"belief": belief.mean()})
+        believed = torch.from_numpy(self.clean[rows]).to(seen.rows.device)
         found = self._evidence(seen, run)
         each = sum(evidential_loss(side, believed, self.config.divergence) for side in (found, found.T))
         negatives = self.hardness(len(seen.rows), run)
@@ -163,6 +195,16 @@ def predict_clean(found: Tensor) -> Tensor:
     """
     total = found + found.T
     return total.argmax(dim=1) == torch.arange(len(total), device=total.device)
+
+
+def soft_belief(found: Tensor) -> Tensor:
+    """ỹ (B,) in [0, 1] of evidence (B, B): what the given pair has, both ways, over the most that any pair of its row has.
+
+    >>> soft_belief(torch.tensor([[2.0, 1.0, 0.0], [4.0, 2.0, 0.0], [0.0, 0.0, 1.0]])).tolist()  # 4 of 5, 4 of 5, 2 of 2
+    [0.800000011920929, 0.800000011920929, 1.0]
+    """
+    total = found + found.T
+    return total.diagonal() / total.max(dim=1).values
 
 
 def evidential_loss(found: Tensor, believed: Tensor, divergence: float = 0.1) -> Tensor:

@@ -139,7 +139,9 @@ class Gsl(CoTeaching):
             half = self._clean_half[network]
             images, texts = (np.concatenate(both) for both in zip((images, texts), half, strict=True))
             is_clean = np.arange(len(images)) >= len(clean)
-            same = None if same is None else np.pad(same, (0, len(half[0])))  # pairs of the other batch are known by their rows
+            same = (
+                None if same is None else np.pad(same, (0, len(half[0])))
+            )  # pairs of the other batch are known by their rows
         stars = anchor_labels(
             images,
             texts,

@@ -14,9 +14,13 @@
 v_i, t_i: image and text of pair i. S: their similarity. α: margin. t_h, v_h: the hardest negatives in the batch. P_i: how
 sure a network is that a pair belongs together. A learns by B's w and B by A's (`co_teaching.py`). Eq. 1-2 are means over the
 batch. β and λ are nowhere public; .9 and 1 are this project's choice.
+
+The paper's ablations (Tables 8 and 11) are switches: `warmup: 0`, `momentum_weight: 0`, `abandon: 0`, `division: none`,
+`rectify: false`, `division: table` for the true w. DivideMix's division (Table 4) is the plain warm-up with `rectify: false`.
 """
 
 import math
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -29,7 +33,7 @@ from noisegate.pipeline.methods import Split, gmm_split, predict_match, predict_
 from noisegate.pipeline.system import Float32, Mask
 from noisegate.trainers.losses import triplet
 
-from .base import Array, MethodConfig, Run, Seen
+from .base import Array, MethodConfig, Run, Seen, require_columns
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, mean_of_known
 
 Recast = Literal["linear", "exponential", "sine", "sigmoid"]
@@ -110,6 +114,12 @@ def soft_margin(
 class RectifierConfig(CoTeachingConfig):
     """Settings of LNC and NCR."""
 
+    warmup: int = Field(default=3, ge=0)
+    """epochs, of loop.epochs, in which all samples count as given; 0: none, an ablation"""
+    division: Literal["losses", "table", "none"] = "losses"
+    """losses: Eq. 3; table: w is 1 where `clean` of data.table holds, else 0; none: no halves, all learn by mean predictions"""
+    rectify: bool = True
+    """false: clean pairs have the label 1, and noisy ones do not learn"""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """β of Eq. 5"""
     momentum_weight: float = Field(default=1.0, ge=0)
@@ -142,11 +152,21 @@ class Lnc(CoTeaching):
         super().__init__(config, task)
         self.gamma = np.ones((2, 0), np.float32)
         self.boundary = np.full(2, 0.5, np.float32)
+        self._table_clean = np.zeros(0, np.float32)  # w of division=table
 
     def prepare(self, run: Run) -> None:
         super().prepare(run)
         self.gamma = np.ones((2, run.total_rows), np.float32)
         self.boundary = np.full(2, 0.5, np.float32)
+        if self.config.division == "table":
+            self._table_clean = np.nan_to_num(run.column("clean").astype(np.float32), nan=0.0)
+
+    def table_columns(self) -> tuple[str, ...]:
+        return ("clean", *super().table_columns()) if self.config.division == "table" else super().table_columns()
+
+    def check(self, table: Path | None) -> None:
+        if self.config.division == "table":
+            require_columns(table, ["clean"], "method.division=table")
 
     def split(self, losses: Float32) -> Split:
         """Eq. 3."""
@@ -174,7 +194,7 @@ class Lnc(CoTeaching):
         return NetworkStep(loss, each, prediction)
 
     def divides_in_warm_up(self) -> bool:
-        return self.config.abandon > 0
+        return self.config.abandon > 0 and self.config.division != "none"
 
     def after_division(self, run: Run) -> None:
         """Eq. 7."""
@@ -183,10 +203,19 @@ class Lnc(CoTeaching):
 
     def divide(self, run: Run) -> None:
         """Find the halves, and with them div of Ψ4, which lies between the mean labels of the two halves of the data."""
-        super().divide(run)
+        if self.config.division == "losses":
+            super().divide(run)
+        else:
+            self.confidence[:] = self._table_clean if self.config.division == "table" else 0.0
+            self.clean = self.confidence > 0
         for network in (0, 1):
             labels = self.rectified(network, self.confidence, self.clean)
             self.boundary[network] = halfway(labels, self.clean[1 - network])
+
+    def holds_noisy_back(self, run: Run) -> bool:
+        if not self.config.rectify:
+            return True
+        return self.config.division != "none" and super().holds_noisy_back(run)
 
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
         """Eq. 8-11."""
@@ -194,7 +223,7 @@ class Lnc(CoTeaching):
             each, prediction = self.measure_batch(seen, network, run)
             if partner.own_prediction is not None:
                 prediction = partner.own_prediction
-            label = rectify(partner, prediction)
+            label = rectify(partner, prediction) if self.config.rectify else partner.clean.to(prediction)
             margin = soft_margin(
                 label,
                 self.config.margin,
@@ -213,8 +242,13 @@ class Lnc(CoTeaching):
         partner = 1 - network
         w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
         own, others = (torch.from_numpy(self.prediction[k]) for k in (network, partner))
+        if not self.config.rectify:
+            return clean[partner].astype(np.float32)
         labels: Float32 = rectify(PartnerView(torch.from_numpy(clean[partner]), w, others), own).numpy()
         return labels
+
+    def final_division(self) -> tuple[Float32, Mask]:
+        return super().final_division() if self.config.division == "losses" else (self.confidence, self.clean)
 
     def sample_columns(self) -> dict[str, Array]:
         """Confidence w, prediction P and rectified correspondence ŷ, means over both networks."""

@@ -21,25 +21,31 @@ TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few tho
 
 @dataclass(frozen=True)
 class RecallAtK:
-    """Percent of queries answered within the first K, by K: images asking for texts (i2t), texts for images (t2i)."""
+    """Percent of queries answered within the first K, by K: images asking for texts (i2t), texts for images (t2i).
+
+    i2t_median, t2i_median: the median rank (MedR) of the first right answer, counted from 1.
+    """
 
     i2t: Mapping[int, float]
     t2i: Mapping[int, float]
+    i2t_median: float = math.nan
+    t2i_median: float = math.nan
 
 
 class BlockRecall:
-    """R@K of an (I, T) similarity matrix, image i against caption t, given in blocks of rows in any order.
+    """R@K and median ranks of an (I, T) similarity matrix, image i against caption t, given in blocks of rows in any order.
 
     rank = 1 + #(wrong answers that score at least as much as the best right one), NaN counting against the model.
 
     image_of_caption: (T,) row of each caption's image.  folds: number of equal, consecutive parts of the images, with
-    their captions, that are ranked apart and averaged (MS-COCO 1K: 5); 1 ranks all together.
+    their captions, that are ranked apart and averaged (MS-COCO 1K: 5); 1 ranks all together. Only the highest wrong
+    answers of each caption are kept, so median ranks of captions beyond the largest K need a second round (`count`).
 
     >>> recall = BlockRecall(2, [0, 1], ks=(1,))
     >>> recall.add(0, np.array([[.9, .1]]))
     >>> recall.add(1, np.array([[.8, .7]]))
     >>> recall.result()
-    RecallAtK(i2t={1: 50.0}, t2i={1: 100.0})
+    RecallAtK(i2t={1: 50.0}, t2i={1: 100.0}, i2t_median=1.5, t2i_median=1.0)
     """
 
     def __init__(
@@ -59,10 +65,30 @@ class BlockRecall:
         self._fold_of_caption = self.owner // max(1, self.size)
         self._right = np.full(captions, np.nan, np.float32)
         self._wrong = np.full((max(ks), captions), np.nan, np.float32)  # the highest; nan where there are fewer
+        self._above: Index | None = None  # by `count`: wrong images that score at least as much as a caption's own
         self._image_rank = np.zeros(images, np.int64)  # 0: not added yet, or an image without captions
 
     def add(self, start: int, block: ArrayLike) -> None:
         """Rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""
+        for low, part, mine in self._parts(start, block):
+            self._add(low, part, mine)
+
+    def count(self, start: int, block: ArrayLike) -> None:
+        """The same rows as given to `add`, all of them once more after all were added: makes every rank exact."""
+        if self._above is None:
+            self._above = np.zeros(len(self.owner), np.int64)
+        for low, part, mine in self._parts(start, block):
+            at_least = ~(part < self._right[mine])
+            at_least &= self.owner[mine] != np.arange(low, low + len(part))[:, None]
+            self._above[mine] += at_least.sum(axis=0)
+
+    def is_exact(self) -> bool:
+        """Whether `result` knows the median ranks; else `count` all rows first."""
+        middles = [np.sort(ranks)[len(ranks) // 2] for ranks in self._caption_ranks() if len(ranks)]
+        return self._above is not None or max(middles, default=0) <= max(self.ks)
+
+    def _parts(self, start: int, block: ArrayLike) -> Iterator[tuple[int, Float32, Index]]:
+        """Of each fold in a block: first row, similarities with the fold's captions, and which these are."""
         rows = np.asarray(block, dtype=np.float32)
         if rows.ndim != 2 or rows.shape[1] != len(self.owner) or not 0 <= start <= self.images - len(rows):
             problem = f"(first row, shape) does not fit into ({self.images}, {len(self.owner)})"
@@ -72,7 +98,7 @@ class BlockRecall:
             if low < high:
                 mine = np.flatnonzero(self._fold_of_caption == fold) if self.folds > 1 else np.arange(len(self.owner))
                 part = rows[low - start : high - start]
-                self._add(low, part[:, mine] if self.folds > 1 else part, mine)
+                yield low, part[:, mine] if self.folds > 1 else part, mine
 
     def _add(self, start: int, rows: Float32, captions: Index) -> None:
         inside = np.flatnonzero((self.owner[captions] >= start) & (self.owner[captions] < start + len(rows)))
@@ -93,23 +119,37 @@ class BlockRecall:
         self._wrong[:, captions] = -candidates[:keep]
 
     def result(self) -> RecallAtK:
-        """Percent of queries answered within the first K; images without captions ask nothing."""
+        """Percent of queries answered within the first K, and median ranks, NaN where these are not known (`is_exact`).
+
+        Images without captions ask nothing.
+        """
+        images = [self._image_rank[fold * self.size : (fold + 1) * self.size] for fold in range(self.folds)]
+        images, texts = [part[part > 0] for part in images], self._caption_ranks()
+        return RecallAtK(
+            _mean_within(images, self.ks),
+            _mean_within(texts, self.ks),
+            _mean_median(images),
+            _mean_median(texts) if self.is_exact() else math.nan,
+        )
+
+    def _caption_ranks(self) -> list[Index]:
+        """Ranks of each fold's captions; before `count` exact up to the largest K, more beyond it."""
         if np.isnan(self._right).any():
             missing = int(np.isnan(self._right).sum())
             raise ConfigError.of("rows", missing, "captions have not met their image; add all rows")
-        caption_rank = 1 + (self._wrong >= self._right).sum(axis=0)  # exact up to the largest K, more beyond it
-        folds = range(self.folds)
-        images = [self._image_rank[fold * self.size : (fold + 1) * self.size] for fold in folds]
-        texts = [caption_rank[self._fold_of_caption == fold] for fold in folds]
-        return RecallAtK(
-            i2t=_mean_within([part[part > 0] for part in images], self.ks), t2i=_mean_within(texts, self.ks)
-        )
+        above = (self._wrong >= self._right).sum(axis=0) if self._above is None else self._above
+        return [1 + above[self._fold_of_caption == fold] for fold in range(self.folds)]
 
 
 def _mean_within(parts: Sequence[Index], ks: Sequence[int]) -> dict[int, float]:
     """By K, percent of ranks, counted from 1, that are at most K, averaged over parts; NaN where a part is empty."""
     shares = {k: [float((ranks <= k).mean()) if len(ranks) else math.nan for ranks in parts] for k in ks}
     return {k: float(np.mean([100.0 * share for share in shares[k]])) for k in ks}
+
+
+def _mean_median(parts: Sequence[Index]) -> float:
+    """The median of the ranks of each part, averaged over parts; NaN where a part is empty."""
+    return float(np.mean([np.median(ranks) if len(ranks) else math.nan for ranks in parts]))
 
 
 def rsum(recall: RecallAtK) -> float:

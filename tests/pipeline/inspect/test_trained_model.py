@@ -20,11 +20,15 @@ def recall_of(
     recall = metrics.BlockRecall(len(similarity), np.arange(len(similarity)) if owner is None else owner, ks, folds)
     for start in np.random.default_rng(seed).permutation(np.arange(0, len(similarity), step)):
         recall.add(int(start), similarity[start : start + step])
+    if not recall.is_exact():
+        assert np.isnan(recall.result().t2i_median)
+        for start in range(0, len(similarity), step):
+            recall.count(start, similarity[start : start + step])
     return recall.result()
 
 
-def loop_percents(similarity: Any, owner: Any, ks: Sequence[int]) -> tuple[dict[int, float], dict[int, float]]:
-    """The same by loops over images and captions, for whole matrices."""
+def loop_ranks(similarity: Any, owner: Any) -> tuple[list[int], list[int]]:
+    """Ranks of images and captions by loops over images and captions, for whole matrices."""
     images, captions = similarity.shape
     right = np.nan_to_num(similarity[owner, np.arange(captions)], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     image_ranks = []
@@ -34,7 +38,7 @@ def loop_percents(similarity: Any, owner: Any, ks: Sequence[int]) -> tuple[dict[
     caption_ranks = [
         1 + sum(not similarity[i, t] < right[t] for i in range(images) if i != owner[t]) for t in range(captions)
     ]
-    return tuple({k: 100 * float(np.mean(np.array(r) <= k)) for k in ks} for r in (image_ranks, caption_ranks))  # type: ignore[return-value]
+    return image_ranks, caption_ranks
 
 
 @given(st.integers(0, 10_000), st.integers(1, 7), st.integers(0, 3))
@@ -47,9 +51,10 @@ def test_blocks_agree_with_a_loop_over_ranks(seed: int, step: int, levels: int) 
         similarity = np.round(similarity * levels) / levels  # many ties
         similarity[rng.random(similarity.shape) < 0.1] = [np.nan, np.inf, -np.inf][levels - 1]
     recall = recall_of(similarity, owner, ks, step=step, seed=seed)
-    image_percents, caption_percents = loop_percents(similarity, owner, ks)
-    assert recall.i2t == pytest.approx(image_percents)
-    assert recall.t2i == pytest.approx(caption_percents)
+    ranks = loop_ranks(similarity, owner)
+    for found, expected in zip((recall.i2t, recall.t2i), ranks, strict=True):
+        assert found == pytest.approx({k: 100 * float(np.mean(np.array(expected) <= k)) for k in ks})
+    assert (recall.i2t_median, recall.t2i_median) == tuple(map(np.median, ranks))
 
 
 def test_five_captions_per_image_count_once_for_the_image_and_each_for_the_text() -> None:
@@ -79,6 +84,8 @@ def test_folds_average_over_their_own_captions_and_drop_none(folds: int) -> None
         mine = (owner >= start) & (owner < start + size)
         parts.append(recall_of(similarity[start : start + size][:, mine], owner[mine] - start, ks=(1, 2)))
     folded = recall_of(similarity, owner, (1, 2), folds, step=3)
+    assert folded.i2t_median == pytest.approx(np.mean([part.i2t_median for part in parts]))
+    assert folded.t2i_median == pytest.approx(np.mean([part.t2i_median for part in parts]))
     for k in (1, 2):
         assert folded.i2t[k] == pytest.approx(np.mean([part.i2t[k] for part in parts]))
         assert folded.t2i[k] == pytest.approx(np.mean([part.t2i[k] for part in parts]))
@@ -96,7 +103,7 @@ def test_ranks_by_hand_with_two_captions_per_image() -> None:
     recall.add(0, similarity)
     # image 0's best (.9) ties with caption 2: rank 2; image 1's best (.4) is first.
     # caption 0 finds image 0; caption 1 image 1 (.3) first: rank 2; captions 2: rank 2; caption 3: rank 1
-    assert recall.result() == metrics.RecallAtK(i2t={1: 50.0, 2: 100.0}, t2i={1: 50.0, 2: 100.0})
+    assert recall.result() == metrics.RecallAtK({1: 50.0, 2: 100.0}, {1: 50.0, 2: 100.0}, 1.5, 1.5)
 
 
 @pytest.mark.parametrize("fill", [0.3, np.nan])

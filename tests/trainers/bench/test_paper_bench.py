@@ -45,7 +45,7 @@ RUNS = [
 ]
 MEASURED = {
     "retrieval": {f"{fold}{way}_r{k}" for fold in ("", "fold_") for way in ("i2t", "t2i") for k in (1, 5, 10)}
-    | {"rsum", "fold_rsum"},
+    | {"rsum", "fold_rsum", "i2t_medr", "t2i_medr"},
     "classification": {"accuracy"},
     "image_retrieval": {"precision_at_1", "map_at_r"},
 }

@@ -108,6 +108,12 @@ def test_a_method_that_selects_passes_more_often_over_what_it_keeps() -> None:
     assert (plans["oracle"].config["data"]["table"], plans["select"].config["data"]["table"]) == ("truth", "t")
 
 
+def test_a_variant_may_ask_for_the_truth_as_its_table() -> None:
+    preset = load_preset("scenes-pretrained")
+    cell = plan_cell(preset, PREPARED, "lnc@true-w", 0.4, 0, Path("out"))
+    assert cell.config["method"] == {"name": "lnc", "division": "table"} and cell.config["data"]["table"] == "truth"
+
+
 def test_with_passes_the_oracle_sees_each_sample_as_often_as_plain_training_does() -> None:
     plain, oracle = (plan_cell(TINY, PREPARED, name, 0.5, 0, Path("out")) for name in ("baseline", "oracle@passes"))
     assert oracle.config["loop"]["epochs"] == plain.config["loop"]["epochs"] == 2

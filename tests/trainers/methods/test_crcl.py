@@ -321,6 +321,26 @@ def test_temperature_is_the_models_own_only_where_it_was_pretrained(
     assert step(method, run) == pytest.approx(by_hand(S, [1, 1, 1], tau, 5), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("run", "how", "relative"),
+    [
+        (FakeRun(), {}, False),
+        (FakeRun(scale=5.0, from_scratch=False), {}, True),
+        (FakeRun(scale=5.0, from_scratch=False), {"label": "probability"}, False),
+        (FakeRun(), {"label": "relative"}, True),
+    ],
+)
+def test_labels_of_a_pretrained_target_are_relative_to_the_strongest_candidate(
+    run: FakeRun, how: Mapping[str, Any], relative: bool
+) -> None:
+    """Of S: pair 2 has .5 beside .6 in its row and is the best of its column; the others are best both ways."""
+    method = crcl(temperature=0.2, **how)
+    method.prepare(run)  # type: ignore[arg-type]
+    step(method, run)
+    expected = [1, (math.exp(-0.1 / 0.2) + 1) / 2, 1] if relative else p_hat(tau=0.2)
+    np.testing.assert_allclose(method.probabilities, expected, rtol=1e-5)
+
+
 def test_pieces_fit_any_number_of_epochs() -> None:
     for wanted in range(1, 60):
         lengths = split_epochs(wanted, 2)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.distributions import Dirichlet, kl_divergence
 from noisegate import train
 from noisegate.trainers.checks import check_config
 from noisegate.trainers.config import TrainConfig
+from noisegate.trainers.losses import info_nce
 from noisegate.trainers.methods.decl import (
     Decl,
     divergence_from_uniform,
@@ -19,6 +21,7 @@ from noisegate.trainers.methods.decl import (
     evidence,
     evidential_loss,
     predict_clean,
+    soft_belief,
     uncertainty,
 )
 from tests.errors import refused
@@ -97,6 +100,28 @@ def test_a_step_by_hand(scored: Path, tmp_path: Path, how: dict[str, Any]) -> No
         hinge = (dynamic_hinge(s, 31, 0.2, seen.same) * here).sum()
         loss, _ = steps.step(None)
         assert loss == pytest.approx(float(expected + how.get("hinge", 0.8) * hinge), rel=1e-5)
+
+
+def test_a_pretrained_target_learns_by_info_nce_weighed_by_soft_belief(scored: Path, tmp_path: Path) -> None:
+    with opened(describe(scored, tmp_path, "decl", warmup=0)) as steps:
+        method = steps.method
+        method.target_settings(SimpleNamespace(from_scratch=False))  # type: ignore[arg-type]
+        assert method.loss_name == "info_nce"
+        steps.go_to(0)
+        seen = steps.context.observe(steps.batches["all"])
+        belief = method.belief[seen.rows.numpy()]  # type: ignore[attr-defined]
+        assert (belief == 1).sum() == method.clean[seen.rows.numpy()].sum() and belief.min() < 1  # type: ignore[attr-defined]
+        s = steps.context.forward(steps.batches["all"]).similarity.detach()  # type: ignore[union-attr]
+        each = info_nce(s, seen.temperature, seen.same)
+        assert steps.step(None)[0] == pytest.approx(float((torch.from_numpy(belief) * each).mean()), rel=1e-5)
+
+
+def test_soft_belief_by_loops() -> None:
+    found = torch.rand(5, 5, generator=torch.Generator().manual_seed(3))
+    for i, belief in enumerate(soft_belief(found).tolist()):
+        best = max(float(found[i, j] + found[j, i]) for j in range(5))
+        assert belief == pytest.approx(2 * float(found[i, i]) / best)
+    assert ((soft_belief(found) == 1) == predict_clean(found)).all()
 
 
 def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path) -> None:

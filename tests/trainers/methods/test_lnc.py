@@ -408,6 +408,63 @@ def test_what_was_learnt_is_told_by_row() -> None:
 # --- settings and whole runs ----------------------------------------------------------------------------------------------
 
 
+# --- ablations (Tables 4, 8 and 11) ---------------------------------------------------------------------------------------
+
+
+def test_without_a_warm_up_the_first_epoch_divides_by_the_papers_pass() -> None:
+    run = noisy_run(12, 4)
+    lnc = prepared(run, name="lnc", warmup=0, procedure="paper")
+    lnc.begin_epoch(run)
+    assert run.passes == 1 and set(lnc.streams(run)) == {"a_clean", "b_clean"}
+    np.testing.assert_allclose(lnc.confidence[0], gmm_split(lnc.division[0]).clean_probability, atol=1e-6)
+    lean = prepared(run, name="lnc", warmup=0)
+    lean.begin_epoch(run)
+    assert lean.clean.all() and math.isfinite(lean.loss({"a": everything(run)}, run).loss.item())
+    s = run.images[0] @ run.texts[0].T
+    assert lean.loss({"a": everything(run)}, run).loss.item() == pytest.approx(
+        float(triplet(s, 0.2, hardest=True).mean())
+    )
+
+
+def test_without_co_divide_all_learn_by_mean_predictions() -> None:
+    run = noisy_run(8, 2)
+    lnc = prepared(run, name="lnc", warmup=1, division="none")
+    lnc.loss({"a": everything(run), "b": everything(run)}, run)
+    run.epoch = 1
+    lnc.begin_epoch(run)
+    step = lnc.loss({"a": everything(run)}, run)
+    similarities = [run.images[k] @ run.texts[k].T for k in (0, 1)]
+    label = (predict_match(similarities[0]) + predict_match(similarities[1])) / 2
+    expected = triplet(similarities[0], soft_margin(label), hardest=True).mean()
+    assert step.loss.item() == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("procedure", ["lean", "paper"])
+def test_without_co_rectify_the_clean_half_learns_as_given_and_the_noisy_half_never(procedure: str) -> None:
+    run = noisy_run(8, 2)
+    lnc = prepared(run, name="lnc", warmup=1, rectify=False, procedure=procedure)
+    lnc.clean[1], run.epoch = np.arange(8) >= 2, 9
+    s = run.images[0] @ run.texts[0].T
+    if procedure == "lean":
+        expected = triplet(s, 0.2, hardest=True)[2:].sum() / 8
+        assert lnc.loss({"a": everything(run)}, run).loss.item() == pytest.approx(float(expected), rel=1e-5)
+    else:
+        assert set(lnc.streams(run)) == {"a_clean", "b_clean"}
+    assert lnc.rectified(0, lnc.confidence, lnc.clean).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_the_true_w_comes_from_the_table() -> None:
+    run = noisy_run(8, 2)
+    run.column = lambda name: np.array([False, None, *[True] * 6], object)  # type: ignore[attr-defined]
+    lnc = prepared(run, name="lnc", warmup=1, division="table")
+    run.epoch = 1
+    lnc.begin_epoch(run)
+    assert lnc.confidence.tolist() == [[0, 0, 1, 1, 1, 1, 1, 1]] * 2 and not lnc.clean[:, :2].any()
+    assert lnc.table_columns() == ("clean",)
+    with refused("data.table"):
+        lnc.check(None)
+
+
 def test_what_does_not_fit_is_said_in_one_line() -> None:
     with refused("task.name", "classification"):
         build_method(TrainConfig.parse({"method": {"name": "lnc"}, "task": {"name": "classification"}}))
