@@ -129,8 +129,8 @@ class Decl(Method):
         if self.loss_name == PRETRAINED_LOSS:
             assert seen.similarity is not None
             belief = torch.from_numpy(self.belief[rows]).to(seen.rows.device)
-            each = belief * info_nce(seen.similarity, seen.temperature, self._same(seen))
-            return StepLoss(self.weigh(each, seen.rows).mean(), {"belief": belief.mean()})
+            pulled = belief * info_nce(seen.similarity, seen.temperature, self._same(seen))
+            return StepLoss(self.weigh(pulled, seen.rows).mean(), {"belief": belief.mean()})
         believed = torch.from_numpy(self.clean[rows]).to(seen.rows.device)
         found = self._evidence(seen, run)
         each = sum(evidential_loss(side, believed, self.config.divergence) for side in (found, found.T))

@@ -243,7 +243,7 @@ class Lnc(CoTeaching):
         w = torch.from_numpy(confidence[partner]).nan_to_num(1.0)
         own, others = (torch.from_numpy(self.prediction[k]) for k in (network, partner))
         if not self.config.rectify:
-            return clean[partner].astype(np.float32)
+            return np.asarray(clean[partner], np.float32)
         labels: Float32 = rectify(PartnerView(torch.from_numpy(clean[partner]), w, others), own).numpy()
         return labels
 
