@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from noisegate.pipeline.estimators import ModelSpec, load_estimator
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
-from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.beta import Beta, measure_beta
 from noisegate.pipeline.pairs.osa import osa_weight
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
@@ -220,15 +221,24 @@ def test_prompt_weights_are_eq_5_of_the_mean_cosine_to_the_classs_prompts(scored
 
 
 def test_prompt_weights_take_the_models_beta_of_random_inputs(scored: Path, tmp_path: Path) -> None:
-    """As the run recorded it; a recorded model that is code is not run. Pictures have no texts to compare with."""
+    """Measured by the run's own model, and as the run recorded it."""
     folder = tmp_path / "tables"
     shutil.copytree(scored / "tables", folder)
-    stems = list(RunFolder(folder).stems())
-    with refused("method.beta", "random_inputs"):
-        prompt_weights(folder, stems, beta="random_inputs")
-    run = RunFolder(folder)
+    run, stems, model = RunFolder(folder), list(RunFolder(folder).stems()), load_estimator("embedded")
+    by_embedded = {"model": ModelSpec("embedded").to_dict(), "scorer": model.identity.to_dict()}
+    run.write_run({**(run.read_run() or {}), **by_embedded})
+    beta = measure_beta(model)
+    found = prompt_weights(folder, stems, beta="random_inputs")
+    assert found.beta == beta
+    np.testing.assert_array_equal(found.weights, prompt_weights(folder, stems, beta=f"fixed:{beta.value}").weights)
     run.write_run({**(run.read_run() or {}), "random_inputs": Beta(0.125, "random_inputs").to_dict()})
     assert prompt_weights(folder, stems, beta="random_inputs").beta.value == 0.125
+
+
+def test_beta_of_random_inputs_is_refused_for_code_and_for_pictures(scored: Path) -> None:
+    """A recorded model that is code is not run; pictures of a class have no texts to compare with."""
+    with refused("method.beta", "random_inputs"):
+        prompt_weights(scored / "tables", list(RunFolder(scored / "tables").stems()), beta="random_inputs")
     with refused("method.beta", "random_inputs"):
         method(task="image_retrieval", name="osa", beta="random_inputs")
 
