@@ -38,7 +38,7 @@ def train(
         str | None,
         _option(
             "--method",
-            "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr, dividemix, label_match or aum.",
+            "baseline, select, osa, ncr, lnc, gsl, crcl, npc, bicro, decl, tango, ssr, dividemix, label_match, aum or deft.",
         ),
     ] = None,
     shards: Annotated[
@@ -92,7 +92,8 @@ def train(
     Methods: baseline (everything alike), select (what the table calls clean), osa (the table's weights on the loss); for pairs
     ncr, lnc, gsl, bicro (two networks that divide the data for one another), crcl (soft labels by momentum, in pieces),
     npc (weights by a trial step) and decl (evidence and uncertainty); for classes
-    tango (labels refined by text anchors and neighbours), ssr, dividemix, label_match (zero-shot agrees) and aum (margins).
+    tango (labels refined by text anchors and neighbours), ssr, dividemix, label_match (zero-shot agrees), aum (margins),
+    deft (negative texts).
 
     Each run gets a numbered folder with its settings, logs (log.jsonl, TensorBoard), best and last weights, and all that
     --resume needs. Stop it with Ctrl-C whenever you like.

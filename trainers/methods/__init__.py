@@ -15,6 +15,7 @@ from .baseline import Baseline, Select
 from .bicro import BiCro
 from .crcl import Crcl
 from .decl import Decl
+from .deft import Deft
 from .dividemix import DivideMix
 from .gsl import Gsl
 from .label_selection import Aum, LabelMatch
@@ -42,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
     "dividemix": DivideMix,
     "label_match": LabelMatch,
     "aum": Aum,
+    "deft": Deft,
 }
 """Every method by the name that `noisegate train --method` takes."""
 
