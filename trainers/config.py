@@ -228,9 +228,11 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "schedule": {"name": "step", "every": 25, "factor": 0.1},
         "loop": {"epochs": 45, "clip": 2.0},
     },
-    "tango": _TANGO,
+    "tango": {"method": {"warmup": 0}, **_TANGO},
     "label_match": _TANGO,  # of TANGO's Table 9
+    "deft": {"method": {"detect": 10, "warmup": 5}, **_TANGO},
     "ssr": {
+        "method": {"warmup": 0},
         "data": {"batch_size": 128},
         "optimizer": _SGD,
         "schedule": {"name": "cosine"},

@@ -41,6 +41,8 @@ class Cell:
     file: Path
     threads: int | None = 1
     """threads of torch: one, so that cells that run at once do not slow each other down; None keeps the current number"""
+    truth: Path | None = None
+    """what is known of the noise; None: the file of `noisegate noise` beside the shards, if there is one"""
 
     @property
     def digest(self) -> str:
@@ -134,7 +136,7 @@ def run_cell(cell: Cell) -> CellResult:
     _reset_peak_memory()
     began = time.process_time()
     names: dict[str, Any] = {"method": cell.method, "rate": cell.rate, "seed": cell.seed, "digest": cell.digest}
-    truth = Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
+    truth = cell.truth or Path(cell.config["data"]["shards"][0]).parent / TRUTH_FILE
     scratch = ScratchFolder("bench")  # checkpoints are not needed once the run is measured
     try:
         trained = train({**cell.config, "out": str(scratch.path)}, quiet=True)

@@ -7,6 +7,7 @@ the reported figures. In commands SOURCE stands for the user's download, DATA fo
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from noisegate.trainers.config import merge_trees
 
 from .cells import Cell, CellResult, run_cells
 from .given_arrays import GivenArrays
+from .labelled_features import LabelledFeatures
 from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, preset_names, rate_name, read_yaml
 
 DATA = "DATA"
@@ -77,6 +79,8 @@ class PaperPreset(PresetPart):
     noise: tuple[PaperNoise, ...]
     arrays: GivenArrays | None = None
     """where DATA is a folder of arrays: shards and tables are made from them"""
+    labelled: LabelledFeatures | None = None
+    """where DATA has shards whose own noise is known, and features of their pictures, which make the table"""
     setups: dict[str, PaperSetup]
 
     def find_setup(self, name: str) -> PaperSetup:
@@ -258,7 +262,10 @@ def run_paper_bench(
         else:
             shards = make_noisy_shards(configs[chosen[0]], condition, place, note)
             own["data"] = {"shards": shards}
-        table: Path | None = None
+        table = truth = None
+        if preset.labelled is not None:
+            table = preset.labelled.make_table(data, shards, place, note)
+            truth = preset.labelled.write_truth(table, place)
         for method in chosen:
             config = configs[method]
             if config["data"].get("table"):
@@ -267,13 +274,14 @@ def run_paper_bench(
                 table = table or make_table(described, condition, shards, data, place, estimator, note)
                 config = merge_trees(config, {"data": {"table": str(table)}})
             config = merge_trees(merge_trees(config, own), settings or {})
+            rate = math.nan if condition.rate is None else condition.rate
             for seed in seeds:
                 file = place / "cells" / f"{method}-{condition.name}-{seed}.json"
                 planned[seed, condition.name, method] = Cell(
-                    method, condition.rate or 0.0, seed, {**config, "seed": seed}, file, None if jobs == 1 else 1
+                    method, rate, seed, {**config, "seed": seed}, file, None if jobs == 1 else 1, truth
                 )
-        if table is not None and condition.rate:
-            judged[condition.name] = judge_table(table, preset.task != "retrieval")
+        if table is not None and (condition.rate or truth is not None):
+            judged[condition.name] = judge_table(table, preset.task != "retrieval", truth)
     order = [(seed, one.name, method) for seed in seeds for one in conditions for method in chosen]
     results = dict(zip(order, run_cells([planned[key] for key in order], jobs, progress=progress), strict=True))
     by_place = {
@@ -290,6 +298,8 @@ def check_shards(preset: PaperPreset, setup: str, data: Path) -> None:
     if preset.arrays is not None:
         preset.arrays.check(data)
         return
+    if preset.labelled is not None:
+        preset.labelled.check(data)
     config = preset.run_config(setup, next(iter(found.methods)), data)
     wanted = [config["data"]["shards"], config["data"]["eval_shards"]]
     missing = [pattern for pattern in wanted if not _find_tars(pattern)]

@@ -313,14 +313,17 @@ def _write_truth(table: Path, truth: Path) -> tuple[int, int, int]:
     return len(right), int(kept.sum()), int(right.sum())
 
 
-def judge_table(table: Path, labels: bool) -> dict[str, float | None]:
-    """Compare the table's `clean` with the truth, in percent: noise as positive (LNC table 7), and repaired labels."""
+def judge_table(table: Path, labels: bool, truth: Path | None = None) -> dict[str, float | None]:
+    """Compare the table's `clean` with the truth, in percent: noise as positive (LNC table 7), and repaired labels.
+
+    `truth` is a file as `noisegate noise` writes one; None: the json of the shards.
+    """
     accuracy: float | None = None
     if labels:
-        judged = evaluate_labels(table)
+        judged = evaluate_labels(table, truth)
         selection, accuracy = judged.fused, judged.refined_accuracy
     else:
-        selection = evaluate(table).selection
+        selection = evaluate(table, truth).selection
     names = ("noise_precision", "noise_recall", "noise_f1", "clean_recall", "clean_auroc")
     values = selection.as_dict()
     figures = {name: None if values[name] is None else 100 * float(getattr(selection, name)) for name in names}

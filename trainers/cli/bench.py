@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -31,10 +32,10 @@ def bench(
         typer.Option(
             "--preset",
             "-p",
-            help="scenes-retrieval, scenes-pretrained, scenes-classification, scenes-image-retrieval, scenes for all of them; "
-            "flickr8k: real photos; or a data set of the papers: flickr30k, coco, cc120k, cc152k, cifar100, cifar100n, "
-            "webvision, food101n, animal10n, cars98n, msrvtt; or a YAML file of your own that changes a preset of scenes; "
-            "repeatable.",
+            help="scenes-retrieval, scenes-pretrained (pairs and labels), scenes-classification, scenes-image-retrieval, "
+            "scenes for all of them; flickr8k, cifar10n: real photos; or a data set of the papers: flickr30k, coco, cc120k, "
+            "cc152k, cifar100, cifar100n, webvision, food101n, animal10n, cars98n, msrvtt; or a YAML file of your own that "
+            "changes a preset of scenes; repeatable.",
             show_default=False,
         ),
     ],
@@ -117,10 +118,10 @@ def bench(
 
 
 def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence[str]) -> list[str]:
-    """The given presets, each once, with `scenes` replaced by all presets of scenes.
+    """The given presets, each once; a preset of scenes brings those along whose names continue its own, and `scenes` all.
 
-    >>> expand_presets(["scenes", "coco", "scenes-b"], ["scenes-a", "scenes-b"], ["coco"])
-    ['scenes-a', 'scenes-b', 'coco']
+    >>> expand_presets(["scenes-b", "coco", "scenes"], ["scenes-a", "scenes-b", "scenes-b-labels"], ["coco"])
+    ['scenes-b', 'scenes-b-labels', 'coco', 'scenes-a']
     """
     from noisegate.trainers.bench.scene_bench import is_file_name
 
@@ -129,7 +130,8 @@ def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence
         if name not in known and not is_file_name(name):
             problem = f"is unknown; use one of {', '.join(known)}{did_you_mean(name, known)}"
             raise ConfigError.of("preset", name, problem)
-    return list(dict.fromkeys(name for one in given for name in (scenes if one == "scenes" else [one])))
+    continued = [[name for name in scenes if f"{name}-".startswith(f"{one}-")] or [one] for one in given]
+    return list(dict.fromkeys(name for names in continued for name in names))
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,8 @@ def _cell_printer(output: Output, figure: str, divide: float) -> Callable[[CellR
     def show(result: CellResult, done: int, total: int) -> None:
         value = result.figures.get(figure)
         shown = result.error if value is None else f"{value / divide:.1f}"
-        cell = f"{result.method} at {100 * result.rate:g} % noise, seed {result.seed}"
+        noise = "with its own noise" if math.isnan(result.rate) else f"at {100 * result.rate:g} % noise"
+        cell = f"{result.method} {noise}, seed {result.seed}"
         output.tell(f"{done}/{total} {cell}: {escape(str(shown))}")
 
     return show

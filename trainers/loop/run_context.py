@@ -303,11 +303,11 @@ class Streams:
         self._views: dict[tuple[str, int, bool], WeightedShards] = {}
         self._allowed: Mask | None = None
         self._current: dict[str, WeightedShards] = {}
-        self._epoch = 0
+        self._epoch = self._least_steps = 0
 
     def begin(self, epoch: int, streams: Mapping[str, Stream]) -> None:
         """Select the rows of an epoch; a stream without rows is left out."""
-        self._epoch, self._current = epoch, {}
+        self._epoch, self._current, self._least_steps = epoch, {}, 0
         for name, stream in streams.items():
             count = self._data.selected_rows if stream.rows is None else self._count_rows(stream.rows)
             if count == 0:
@@ -315,10 +315,12 @@ class Streams:
             view = self._view(name, stream.order, count < self._data.batch_size)
             view.set_selection(stream.rows)
             self._current[name] = view
+            if stream.full:
+                self._least_steps = len(self._view("", 0, False))
 
     def __len__(self) -> int:
-        """Steps of the epoch: batches of the longest stream."""
-        return max((len(view) for view in self._current.values()), default=0)
+        """Steps of the epoch: batches of the longest stream, or of all rows where a stream is full."""
+        return max([self._least_steps, *(len(view) for view in self._current.values())])
 
     def batches(self, start: int) -> Iterator[dict[str, Batch]]:
         """One batch of each stream, from step `start` of the epoch on; shorter streams start over."""

@@ -4,8 +4,12 @@ Before every epoch, with the network as it is:
     y' = argmax p where max p > θ_r, else the given label y                         `relabel`
     v  = vote of the k nearest samples with their y', divided by class sizes        pipeline.labels.tango: `visual_consistency`
     selected where v[y'] / max v >= θ_s                                             `select_clean`
-and the epoch learns y' of the selected samples with Mixup. The published code draws classes equally often; here each sample
-weighs inversely to the size of its class instead, which has the same mean. Its extra consistency loss is left out.
+and the epoch learns y' of the selected samples with Mixup, again and again until it has as many updates as one over all
+samples, as the published code does. That code draws classes equally often; here each sample weighs inversely to the size of
+its class instead, which has the same mean. Its extra consistency loss is left out.
+
+Features that do not know the classes yet would call most labels wrong. So a first epoch that selects less than a third learns
+from everything as given instead (`keeps_too_little`).
 """
 
 from collections.abc import Mapping
@@ -22,7 +26,7 @@ from noisegate.pipeline.system import Float32, Floats, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, keeps_too_little
 from .mixup import mixup, one_hot
 
 
@@ -39,8 +43,8 @@ class SsrConfig(MethodConfig):
     mixup: float = Field(default=4.0, gt=0)
     """α of Beta(α, α)"""
     balance: bool = True
-    warmup: int = Field(default=0, ge=0)
-    """epochs on everything as given, for a network whose features say nothing yet"""
+    warmup: int | None = Field(default=None, ge=0)
+    """first epochs on everything as given; None: those that would select less than a third, at most half of all"""
 
 
 class Ssr(Method):
@@ -53,10 +57,15 @@ class Ssr(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
+        self.total_epochs = 1
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
         self.weights = np.zeros(0, np.float32)
+
+    def epochs(self, wanted: int) -> int:
+        self.total_epochs = wanted
+        return wanted
 
     def prepare(self, run: Run) -> None:
         self.labels = np.full(run.total_rows, -1, np.int64)
@@ -65,7 +74,7 @@ class Ssr(Method):
         self.weights = np.ones(run.total_rows, np.float32)
 
     def begin_epoch(self, run: Run) -> None:
-        if run.epoch < self.config.warmup:
+        if run.epoch < (self.config.warmup or 0):
             return
 
         def measure(seen: Seen) -> Mapping[str, Tensor]:
@@ -90,9 +99,12 @@ class Ssr(Method):
         changed = int((self.labels != given).sum())
         run.note(f"ssr: {int(self.clean.sum()):,} of {int(known.sum()):,} samples selected, {changed:,} relabelled")
         self.weights = class_weights(self.labels, self.clean) if self.config.balance else np.ones_like(self.confidence)
+        if self.config.warmup is None and keeps_too_little(self.clean[known], run.epoch, self.total_epochs):
+            run.note("ssr: the features hardly know the classes yet; this epoch learns all labels as given")
+            self.prepare(run)
 
     def streams(self, run: Run) -> dict[str, Stream]:
-        return {ALL: Stream(None if self.clean.all() else self.clean)}
+        return {ALL: Stream(None if self.clean.all() else self.clean, full=True)}
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         batch = run.on_device(batches[ALL])

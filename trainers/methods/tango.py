@@ -12,6 +12,9 @@ notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is deci
 
 Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`refine` of pipeline.labels.tango). Only the
 visual tower learns: no gradient reaches the texts. The network is measured by TAC with the same anchors.
+
+Features and anchors that do not know the classes would call most labels wrong and put worse ones in their place. So a first
+epoch that finds less than a third of the labels clean learns from all of them as given instead (`keeps_too_little`).
 """
 
 from collections.abc import Mapping
@@ -33,7 +36,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, keeps_too_little
 from .mixup import mixup, one_hot
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
@@ -58,6 +61,9 @@ class TangoConfig(MethodConfig):
     """neighbours; None: 200, or half an average class where classes are small"""
     mixup: float = Field(default=4.0, gt=0)
     """α of Beta(α, α)"""
+    warmup: int | None = Field(default=None, ge=0)
+    """first epochs on everything as given; None: those that would find less than a third clean, at most half of all; 0, as
+    the paper: none"""
     table_epochs: int = Field(default=0, ge=0)
     """first epochs that take clean and corrected labels from data.table, where it has them, for a network whose own features
     say little yet; 0, as the paper: its own refinement from the first epoch on"""
@@ -76,6 +82,12 @@ class Tango(Method):
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
         self.columns_by_row: dict[str, Array] = {}
+        self.as_given = False  # this epoch learns all labels as given
+        self.total_epochs = 1
+
+    def epochs(self, wanted: int) -> int:
+        self.total_epochs = wanted
+        return wanted
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
         """Measured by TAC; forty sentences per class for a pretrained tower (K of the paper)."""
@@ -99,10 +111,15 @@ class Tango(Method):
         if self.anchors is None:
             anchors = make_anchors(run, self.config.anchors)
             self.anchors, self.anchor_labels = torch.from_numpy(anchors.embeddings), torch.from_numpy(anchors.labels)
-        if not (run.epoch < self.config.table_epochs and self._from_table(run)):
+        by_table = run.epoch < self.config.table_epochs and self._from_table(run)
+        if not by_table:
             self._refine(run)
         clean, known = self.columns_by_row["clean_tango"], self.columns_by_row["refined_label"] >= 0
         run.note(f"tango: {int(clean.sum()):,} of {int(known.sum()):,} samples are clean")
+        self.as_given = run.epoch < (self.config.warmup or 0)
+        if self.config.warmup is None and not by_table and keeps_too_little(clean[known], run.epoch, self.total_epochs):
+            run.note("tango: features and anchors hardly know the classes yet; this epoch learns all labels as given")
+            self.as_given = True
 
     def _refine(self, run: Run) -> None:
         def features(seen: Seen) -> Mapping[str, Tensor]:
@@ -157,7 +174,7 @@ class Tango(Method):
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
         images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
-        clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
+        clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows] | self.as_given).to(images.device)
         labels = self.weigh(self._soft_labels(rows, batch.labels), batch.rows)
         mixed, soft = mixup(images, labels, run.random("mixup"), self.config.mixup)
         logits = self._classify(run, torch.cat([images[clean], mixed]))
@@ -183,7 +200,7 @@ class Tango(Method):
 
     def _soft_labels(self, rows: NDArray[np.int64], labels: Tensor) -> Tensor:
         soft = torch.from_numpy(self.soft[rows]).to(labels.device)
-        return torch.where(soft.isnan(), one_hot(labels, soft.shape[1]), soft)
+        return torch.where(soft.isnan() | self.as_given, one_hot(labels, soft.shape[1]), soft)
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
@@ -191,6 +208,7 @@ class Tango(Method):
         if self.anchors is None:
             return {}
         anchors = {"anchors": self.anchors.cpu().numpy(), "anchor_labels": self.anchor_labels.numpy()}
+        anchors["as_given"] = np.array(self.as_given)
         return {**anchors, "soft": self.soft, **{f"column.{name}": v for name, v in self.columns_by_row.items()}}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -199,7 +217,7 @@ class Tango(Method):
         self.anchors, self.anchor_labels = (
             torch.from_numpy(state[name].copy()) for name in ("anchors", "anchor_labels")
         )
-        self.soft = state["soft"].copy()
+        self.soft, self.as_given = state["soft"].copy(), bool(state["as_given"])
         self.columns_by_row = {name: state[f"column.{name}"].copy() for name in COLUMNS}
 
     def sample_columns(self) -> dict[str, Array]:

@@ -53,8 +53,8 @@ MEASURED = {
 
 def test_every_data_set_of_the_issue_has_a_preset() -> None:
     assert set(PRESETS) == {
-        "animal10n", "cars98n", "cc120k", "cc152k", "cifar100", "cifar100n", "coco", "flickr30k", "flickr8k", "food101n",
-        "msrvtt", "webvision",
+        "animal10n", "cars98n", "cc120k", "cc152k", "cifar100", "cifar100n", "cifar10n", "coco", "flickr30k", "flickr8k",
+        "food101n", "msrvtt", "webvision",
     }  # fmt: skip
 
 

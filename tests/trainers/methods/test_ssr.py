@@ -143,6 +143,19 @@ def test_warm_up_takes_everything_as_given() -> None:
     assert rows.tolist() == method.clean.tolist()
 
 
+def test_a_first_epoch_that_would_keep_too_little_takes_everything_as_given() -> None:
+    """Seven of nine have no feature and are never selected; after half of the epochs that counts."""
+    method, run = ssr(k=3), FakeRun()
+    assert method.epochs(4) == 4
+    run.vectors[:7] = np.nan
+    kept = []
+    for run.epoch in (1, 2):
+        method.prepare(run)  # type: ignore[arg-type]
+        method.begin_epoch(run)  # type: ignore[arg-type]
+        kept.append(int(method.clean.sum()))
+    assert kept == [9, 2]
+
+
 def test_loss_is_weighted_cross_entropy_of_mixed_pictures() -> None:
     method, run = ssr(k=3), FakeRun()
     method.prepare(run)  # type: ignore[arg-type]
@@ -186,4 +199,5 @@ def test_a_run_resumes_exactly(scored: Path, tmp_path: Path) -> None:
     assert same_weights(done.folder / "last.safetensors", whole.folder / "last.safetensors")
     for name, values in whole.sample_columns.items():
         np.testing.assert_array_equal(done.sample_columns[name], values)
-    assert 10 < whole.steps < 40, "ten batches of everything, then fewer"
+    assert not whole.sample_columns["clean"].all()
+    assert whole.steps == 40, "ten batches an epoch, however few samples are selected"

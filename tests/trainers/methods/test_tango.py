@@ -85,7 +85,8 @@ class FakeRun:
 
 
 def tango(**how: Any) -> Tango:
-    method = build_method(TrainConfig.parse({"method": {"name": "tango", **how}, "task": {"name": "classification"}}))
+    how = {"name": "tango", "warmup": 0, **how}
+    method = build_method(TrainConfig.parse({"method": how, "task": {"name": "classification"}}))
     assert isinstance(method, Tango)
     return method
 
@@ -248,6 +249,27 @@ def test_invalid_rows_keep_their_label_and_are_not_clean() -> None:
     found = method._soft_labels(np.array([3, 4]), torch.tensor([0, 1]))
     assert found[0].tolist() == [1, 0, 0]
     np.testing.assert_allclose(found[1], method.soft[4])
+
+
+def test_a_first_epoch_that_finds_hardly_a_clean_label_learns_them_as_given() -> None:
+    """Labels are such that neighbours and anchors speak against them; after half of the epochs that counts."""
+    method, run = with_anchors(k=4, warmup=None), FakeRun()
+    assert method.epochs(4) == 4
+    run.labels = (run.vectors @ method.anchors.numpy().T)[:, :3].argmin(axis=1)  # type: ignore[union-attr]
+    rows, given = np.arange(12), torch.from_numpy(run.labels)
+    for epoch, as_given in ((1, True), (2, False)):
+        run.epoch = epoch
+        method.begin_epoch(run)  # type: ignore[arg-type]
+        assert method.sample_columns()["clean"].mean() < 1 / 3
+        again = with_anchors(k=4)
+        again.load_state_dict(method.state_dict())
+        for one in (method, again):
+            soft = one._soft_labels(rows, given).numpy()
+            np.testing.assert_allclose(soft, np.eye(3)[run.labels] if as_given else method.soft)
+    sure, run = with_anchors(k=4, warmup=None), FakeRun()
+    run.labels = (run.vectors @ sure.anchors.numpy().T)[:, :3].argmax(axis=1)  # type: ignore[union-attr]
+    sure.begin_epoch(run)  # type: ignore[arg-type]
+    assert not sure.as_given
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------------
