@@ -8,6 +8,8 @@ import sys
 import time
 import traceback
 import uuid
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -56,11 +58,36 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD and not name.startswith("_")}
 
 
+class RepeatLimit(logging.Filter):
+    """Lets `most` warnings and errors of a kind through per minute; the next one says how many were left out.
+
+    The access log is not limited: its lines are information.
+    """
+
+    def __init__(self, most: int = 20, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._most, self._clock = most, clock
+        self._began = 0.0
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        kind = (record.name, str(record.msg)[:200])
+        if self._clock() - self._began >= 60:
+            if (left_out := self._seen[kind] - self._most) > 0:
+                record.left_out = left_out
+            self._began, self._seen = self._clock(), Counter()
+        self._seen[kind] += 1
+        return self._seen[kind] <= self._most
+
+
 def set_up_logging(kind: str) -> None:
     """Send all logs to standard error as json, text, or auto (text on a terminal); turn uvicorn's access log off."""
     handler = logging.StreamHandler(sys.stderr)
     as_text = kind == "text" or (kind == "auto" and sys.stderr.isatty())
     handler.setFormatter(TextLines() if as_text else JsonLines())
+    handler.addFilter(RepeatLimit())
     for name, level in (("noisegate", logging.INFO), ("uvicorn", logging.WARNING), ("asyncio", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate, logger.level = [handler], False, level

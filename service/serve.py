@@ -23,6 +23,7 @@ from .guards.connection import Connection
 from .logs import set_up_logging
 from .settings import Settings
 
+OTHER_FILES = 200  # open files besides connections: tables, pipes to workers, fetched pictures
 EXIT_SECONDS = 15.0  # after drain_seconds, for processes and jobs to end
 
 
@@ -92,11 +93,26 @@ class _Server(uvicorn.Server):
                 signal.signal(sig, handler)
 
 
+def _limit_connections(most: int) -> type[Connection]:
+    """The class of connections, of which there are at most `most`, and fewer than this process may have open files."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not on Windows
+        return type("Connection", (Connection,), {"most": most})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        most = min(most, max(2, soft - OTHER_FILES))
+    return type("Connection", (Connection,), {"most": most})
+
+
 async def _serve(app: FastAPI, listening: socket.socket, on_signal: Callable[[], None]) -> None:
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=_limit_connections(service.settings.max_connections),
         ws="none",
         log_config=None,
         access_log=False,

@@ -105,6 +105,9 @@ class Settings(BaseSettings):
         "(default: a twelfth of --memory-budget)",
         ge=1024,
     )
+    max_connections: int = _setting(
+        1000, LIMIT, "Open connections; a client may have half of them, and more are closed with 503", ge=2
+    )
     max_items: int = _setting(256, LIMIT, "Items in one request", ge=1)
     max_body_bytes: int = _setting(
         None, LIMIT, "Bytes of one request (default: 64 MiB, at most half of queue_bytes)", ge=1024

@@ -7,9 +7,9 @@ from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import AnnotateSettings, read_tasks
@@ -23,6 +23,7 @@ from .state import Service, service_of
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 Tasks = Literal["pairs", "labels", "pairs,labels", "labels,pairs"]
 Pattern = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^|\x00-\x1f\x7f]+$")]
+MAX_CHARS = 65_536  # of all patterns of a job, which its record and every listing hold
 BETA = r"^(auto|random_inputs|intersection|shuffled_mean|(fixed:)?-?(0?\.[0-9]+|[01](\.0*)?))$"
 
 
@@ -34,7 +35,7 @@ _errors = partial(
         403: "`outside_roots`: a shard is not below the folders that the server may read",
         404: "`jobs_off`, `unknown_job`, `unknown_shards` or `unknown_classes`",
         408: "`slow_body`: the body did not come in time",
-        409: "`name_taken`, `job_over` or `job_active`",
+        409: "`name_taken`, `job_over`, `job_active` or `too_many_jobs`",
         413: "`too_large`: the body is over max_body_bytes",
         422: "`invalid_request` or `bad_shards`: the message says what to change",
         503: "`no_record`: the record of jobs cannot be written; the same works once its disk has room",
@@ -73,6 +74,13 @@ class JobRequest(BaseModel):
     text_field: str | None = _setting("text_field", max_length=200)
     label_field: str | None = _setting("label_field", max_length=200)
     seed: int = _setting("seed", ge=0, lt=2**31)
+
+    @field_validator("shards")
+    @classmethod
+    def _limit_shards(cls, shards: str | list[str]) -> str | list[str]:
+        if sum(map(len, shards)) > MAX_CHARS:
+            raise ValueError(f"over {MAX_CHARS:,} characters in all; use a glob, a range or @list.txt")
+        return shards
 
 
 class JobNote(BaseModel):
@@ -130,9 +138,10 @@ class ShardOffers(BaseModel):
 
 
 class JobList(BaseModel):
-    """All jobs, oldest first."""
+    """The newest jobs, oldest first, and how many there are in all."""
 
     jobs: list[JobAnswer]
+    total: int
 
 
 @router.post(
@@ -155,9 +164,13 @@ async def submit(body: JobRequest, request: Request, response: Response) -> dict
     return answer(job)
 
 
-@router.get("", response_model=JobList, responses=_errors(401, 404, 503), summary="All jobs")
-def listed(request: Request) -> dict[str, Any]:
-    return {"jobs": [answer(job) for job in jobs_of(service_of(request)).all()]}
+@router.get("", response_model=JobList, responses=_errors(401, 404, 422, 503), summary="The newest jobs")
+def listed(
+    request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 100, skip: Annotated[int, Query(ge=0)] = 0
+) -> dict[str, Any]:
+    """At most `limit` jobs, oldest first; `skip` leaves out as many newer ones."""
+    jobs = jobs_of(service_of(request))
+    return {"jobs": [answer(job) for job in jobs.latest(limit, skip)], "total": jobs.store.count()}
 
 
 @router.get(

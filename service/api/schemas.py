@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from noisegate.service.runs.judging import Neighbour, Predicted
 
+MAX_KEY_CHARS = 1024  # a key comes back in the answer; keys in shards are paths, which are shorter
+
 
 def _text(value: Any) -> str:
     """Any string, lone surrogates included: a bad caption is a status of its item and does not fail the request."""
@@ -16,20 +18,22 @@ def _text(value: Any) -> str:
 
 
 def _key(value: Any) -> str:
-    """A string that can be returned in the answer, which is UTF-8."""
-    if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value):
+    """A string that can be returned in the answer, which is UTF-8 and bounded."""
+    if not isinstance(value, str) or any("\ud800" <= sign <= "\udfff" for sign in value[:MAX_KEY_CHARS]):
         raise ValueError("should be a string without lone surrogates")
+    if len(value) > MAX_KEY_CHARS:
+        raise ValueError(f"should have at most {MAX_KEY_CHARS} characters")
     return value
 
 
 def _label(value: Any) -> int | str:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, int | str) or len(str(value)) > MAX_KEY_CHARS:
         raise ValueError("should be the number or the name of a class")
     return value
 
 
 Text = Annotated[str, PlainValidator(_text), WithJsonSchema({"type": "string"})]
-Key = Annotated[str, PlainValidator(_key), WithJsonSchema({"type": "string"})]
+Key = Annotated[str, PlainValidator(_key), WithJsonSchema({"type": "string", "maxLength": MAX_KEY_CHARS})]
 Label = Annotated[
     int | str, PlainValidator(_label), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
 ]

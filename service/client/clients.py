@@ -97,8 +97,14 @@ class Client(ClientBase):
         return cast(ScorerFacts, self._run(self._get("v1/scorer")))
 
     def jobs(self) -> list[Job]:
-        """All background jobs, as the service lists them."""
-        return as_list(self._run(self._get("v1/jobs")).get("jobs"), "jobs")
+        """All background jobs, oldest first."""
+        jobs: list[Job] = []
+        while True:
+            answer = self._run(self._get(f"v1/jobs?skip={len(jobs)}"))
+            page = as_list(answer.get("jobs"), "jobs")
+            jobs = [*page, *jobs]
+            if not page or len(jobs) >= int(answer.get("total") or 0):
+                return jobs
 
     def job(self, job: str) -> Job:
         """One job by its id."""
@@ -246,7 +252,13 @@ class AsyncClient(ClientBase):
 
     async def jobs(self) -> list[Job]:
         """As `Client.jobs`."""
-        return as_list((await self._run(self._get("v1/jobs"))).get("jobs"), "jobs")
+        jobs: list[Job] = []
+        while True:
+            answer = await self._run(self._get(f"v1/jobs?skip={len(jobs)}"))
+            page = as_list(answer.get("jobs"), "jobs")
+            jobs = [*page, *jobs]
+            if not page or len(jobs) >= int(answer.get("total") or 0):
+                return jobs
 
     async def job(self, job: str) -> Job:
         """As `Client.job`."""

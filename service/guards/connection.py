@@ -1,4 +1,4 @@
-"""One client's connection: close it when headers come too slowly, cancel the work when the client goes away."""
+"""One client's connection: close it when headers or reading are too slow or there are too many, cancel work when it ends."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -9,22 +9,51 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from noisegate.service.errors import ClientGone
 
+from .clients import client_address
+
 T = TypeVar("T")
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connection(H11Protocol):
-    """Closes connections whose headers do not arrive in time, which would otherwise stay open for ever.
+    """Closes connections whose headers do not arrive in time, or whose answer is not read, which would stay open for ever.
 
     uvicorn limits the time between two requests, and BodyLimit that of a body. h11 limits the size of headers, which
-    httptools does not.
+    httptools does not. Of `most` connections an address may have as many as it leaves to others; more get 503.
     """
 
-    seconds = 30.0  # from the connection, or a request's first byte, to the end of its headers
+    seconds = 30.0  # from the connection, or a request's first byte, to the end of its headers; also to read a piece
+    most = 1000
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # whoever sends waits until all is with the system, and `pause_writing` is called as long as it is not
+        transport.set_write_buffer_limits(high=0)
+        if self._is_one_too_many():
+            transport.write(FULL)
+            transport.close()
+            return
         self._set_timer()
+
+    def _is_one_too_many(self) -> bool:
+        address, free = client_address(self.client), self.most - len(self.connections)
+        of_address = sum(client_address(other.client) == address for other in self.connections)  # type: ignore[union-attr]
+        return free < 0 or (of_address > 1 and of_address > free)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -32,6 +61,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_unread()
         super().connection_lost(exc)
 
     def _set_timer(self) -> None:

@@ -1,7 +1,7 @@
 """Middleware that every request passes: security headers, keys, and limits of the body.
 
 Keys: the service knows only their SHA-256, and compares in constant time. Bodies are refused while they arrive: too large, too
-slow, or too many bytes of all requests together.
+slow, or too many bytes of all requests and answers together.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -16,9 +17,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system import free_unused_memory
 from noisegate.service.errors import ApiError, Overloaded, error_response
 
-from .clients import name_key
+from .clients import client_of, name_key
 
 HEADERS = {
     # own scripts, styles and pictures only; nothing from elsewhere, nothing inline
@@ -34,6 +36,8 @@ HEADERS = {
 OPEN_PATHS = frozenset(("/", "/docs", "/healthz", "/readyz", "/favicon.ico"))
 OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
 MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
+PIECE = 64 << 10  # bytes of an answer that are written at once
+TRIM_BYTES = 32 << 20  # of bodies and answers at once; memory that they took is given back when all are gone
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
 
 
@@ -134,26 +138,28 @@ class _Refused(Exception):
 class BodyLimit:
     """Middleware: 413 over `most` bytes, 408 after `seconds`, 429 when all requests hold more than `together` bytes.
 
-    A body with both Content-Length and Transfer-Encoding gets 400: a proxy may believe the other one. Bytes count from
-    the start of the request if it announces them, so that an admitted request is not refused half-way, until its end.
+    A body with both Content-Length and Transfer-Encoding gets 400: a proxy may believe the other one. Bytes count while they
+    are in memory: those of a body as they arrive, those of an answer until the client has read them. A client with
+    several requests at a time must leave as many bytes free as it holds.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:
         self._app, self._most, self.seconds, self._together = app, most, seconds, together
-        self._held = 0
+        self._held = self._peak = 0
+        self._by_client: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(self, receive)
+        body = _Body(self, receive, client_of(scope))
         started = False
 
         async def send_unless_refused(message: Message) -> None:
             nonlocal started
             if body.refused is None:
                 started = True
-                await send(message)
+                await self._send(body, message, send)
 
         try:
             body.refused = self._check_headers(scope, body)
@@ -161,13 +167,13 @@ class BodyLimit:
                 with contextlib.suppress(_Refused):
                     await self._app(scope, body.receive, send_unless_refused)
         finally:
-            self._held -= body.held  # before the rest is dropped: its bytes are not in memory
+            self._release(body)  # before the rest is dropped: its bytes are not in memory
         if body.refused is not None and not started:
             seconds = LINGER if body.refused.status == 408 else max(LINGER, self.seconds)
             await _refuse(body.refused, scope, receive, send, self._most, seconds)
 
     def _check_headers(self, scope: Scope, body: "_Body") -> ApiError | None:
-        """The error that a body's headers call for, or None; counts its announced bytes."""
+        """The error that a body's headers call for, or None."""
         announced = _content_length(scope)
         if announced is None:
             return None
@@ -175,27 +181,51 @@ class BodyLimit:
             return ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
         if announced > self._most:
             return self._too_large(f"a body of {announced:,} bytes")
-        if self._held + announced > self._together:
-            return self._crowded()
-        self._hold(body, announced)
-        return None
+        return self._check_room(body, announced)
 
-    def take(self, body: "_Body") -> ApiError | None:
-        """Count the bytes that arrived; an error when they are too many."""
-        self._hold(body, body.seen)
-        if body.seen > self._most:
-            return self._too_large("the body")
-        return self._crowded() if self._held > self._together else None
+    def take(self, body: "_Body", size: int) -> ApiError | None:
+        """Count bytes that arrived; an error when they are too many."""
+        self._hold(body, size)
+        return self._too_large("the body") if body.seen > self._most else self._check_room(body, 0)
+
+    def _check_room(self, body: "_Body", more: int) -> ApiError | None:
+        free = self._together - self._held - more
+        held = self._by_client[body.client] + more
+        several = self._by_client[body.client] > body.held
+        return self._crowded() if free < 0 or (several and held > free) else None
+
+    async def _send(self, body: "_Body", message: Message, send: Send) -> None:
+        """Send a message; a body in pieces, each of which waits until the client has read the one before."""
+        if message["type"] != "http.response.body":
+            await send(message)
+            return
+        content = message.get("body", b"")
+        self._hold(body, len(content))
+        for start in range(0, len(content), PIECE):
+            await send({**message, "body": content[start : start + PIECE], "more_body": True})
+        if not message.get("more_body"):
+            await send({**message, "body": b"", "more_body": False})
+        self._hold(body, -len(content))
 
     def _hold(self, body: "_Body", size: int) -> None:
-        more = max(0, size - body.held)
-        self._held, body.held = self._held + more, body.held + more
+        body.held += size
+        self._by_client[body.client] += size
+        self._held += size
+        self._peak = max(self._peak, self._held)
+
+    def _release(self, body: "_Body") -> None:
+        self._hold(body, -body.held)
+        if not self._by_client[body.client]:
+            del self._by_client[body.client]
+        if not self._held and self._peak > TRIM_BYTES:  # after a burst
+            self._peak = 0
+            asyncio.get_running_loop().run_in_executor(None, free_unused_memory)
 
     def _too_large(self, what: str) -> ApiError:
         return ApiError(413, "too_large", f"{what} is over max_body_bytes={self._most}; send fewer items at once")
 
     def _crowded(self) -> ApiError:
-        return Overloaded("the bodies of all requests fill queue_bytes", 1)
+        return Overloaded("the bodies and answers of all requests fill queue_bytes", 1)
 
     def too_slow(self) -> ApiError:
         return ApiError(408, "slow_body", f"the body did not come within {self.seconds:g} s")
@@ -204,12 +234,12 @@ class BodyLimit:
 class _Body:
     """The body of one request."""
 
-    def __init__(self, limit: BodyLimit, receive: Receive) -> None:
-        self._limit, self._receive = limit, receive
+    def __init__(self, limit: BodyLimit, receive: Receive, client: str) -> None:
+        self._limit, self._receive, self.client = limit, receive, client
         self._whole = False
         self._until: float | None = None
         self.seen = 0  # bytes that arrived
-        self.held = 0  # bytes counted, announced or arrived
+        self.held = 0  # bytes of body and answer in memory
         self.refused: ApiError | None = None
 
     async def receive(self) -> Message:
@@ -225,8 +255,9 @@ class _Body:
             self.refused = self._limit.too_slow()
             raise _Refused from None
         if message["type"] == "http.request":
-            self.seen += len(message.get("body", b""))
-            self.refused = self._limit.take(self)
+            size = len(message.get("body", b""))
+            self.seen += size
+            self.refused = self._limit.take(self, size)
             if self.refused is not None:
                 raise _Refused
             self._whole = not message.get("more_body", False)

@@ -21,6 +21,7 @@ from .store import ENDED, Job, JobProgress, JobStore, NoRecord, State, now
 # settings of annotate that a client chooses; the model and the number of workers are the server's
 JOB_SETTINGS = ("tasks", "beta", "cut", "k", "repair", "neighbourhood", "text_field", "label_field", "seed")
 
+MAX_JOBS = 1000  # in the record
 ATTEMPTS = 2  # a process that crashes is started once more
 RETRY_SECONDS = 30.0  # until a job that could not be recorded is tried again
 SAVE_SECONDS = 1.0  # between two records of the progress
@@ -40,7 +41,7 @@ class JobEvent:
 
 
 class JobRunner:
-    """The queue and the running processes. Only `current` and `all` may be called outside its event loop.
+    """The queue and the running processes. Only `current` and `latest` may be called outside its event loop.
 
     `classes` finds a class set by name. A job recorded as `running` at the start was interrupted with the server and is
     resumed; so is one that was running when the server stopped. `on_stop` is called at the very end.
@@ -99,9 +100,9 @@ class JobRunner:
             raise ApiError(404, "unknown_job", f"there is no job {job_id[:100]!r}; GET /v1/jobs lists them")
         return job
 
-    def all(self) -> list[Job]:
-        """Oldest first."""
-        return [self._live.get(job.id, job) for job in self.store.all()]
+    def latest(self, limit: int, skip: int = 0) -> list[Job]:
+        """The newest jobs but `skip`, oldest first."""
+        return [self._live.get(job.id, job) for job in self.store.latest(limit, skip)]
 
     def count(self, state: State) -> float:
         """How many jobs are in a state; NaN while the record cannot be read."""
@@ -116,15 +117,18 @@ class JobRunner:
 
     def outputs(self) -> dict[str, Path]:
         """Folders of the jobs that are done, by name."""
-        return {job.name: self.folder / job.name for job in self.store.in_state("done")}
+        return {name: self.folder / name for name in self.store.names("done")}
 
     def submit(self, name: str, request: Mapping[str, Any]) -> Job:
         """Queue a job. An existing one with the same name and settings is returned, and queued again if it is over.
 
-        Raises ApiError 409 `name_taken`, with the difference, for other settings.
+        Raises ApiError 409 `name_taken`, with the difference, for other settings, and `too_many_jobs`.
         """
         before = self.store.named(name)
         if before is None:
+            if self.store.count() >= MAX_JOBS:
+                problem = f"the record holds {MAX_JOBS:,} jobs; forget some that are over with DELETE /v1/jobs/ID"
+                raise ApiError(409, "too_many_jobs", problem)
             job = self.store.add(name, request)
             self._queue.put_nowait(job.id)
             return job

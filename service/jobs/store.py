@@ -167,18 +167,26 @@ class JobStore:
     def named(self, name: str) -> Job | None:
         return next(iter(self._jobs("where name = ?", [name])), None)
 
-    def all(self) -> list[Job]:
-        """Oldest first."""
-        return self._jobs("order by number", [])
+    def latest(self, limit: int, skip: int = 0) -> list[Job]:
+        """The newest jobs but `skip`, oldest first."""
+        return self._jobs("order by number desc limit ? offset ?", [limit, skip])[::-1]
+
+    def names(self, state: State) -> list[str]:
+        """Names of the jobs in a state, oldest first, without names that are damaged."""
+        with self._open():
+            rows = self._db.execute("select name from jobs where state = ? order by number", [state]).fetchall()
+        return [name for (name,) in rows if find_damage(name, PlainName) is None]
 
     def in_state(self, *states: State) -> list[Job]:
         """Oldest first, without damaged records."""
         jobs = self._jobs(f"where state in ({', '.join('?' * len(states))}) order by number", states)
         return [job for job in jobs if job.state in states]
 
-    def count(self, state: State) -> int:
+    def count(self, *states: State) -> int:
+        """How many jobs are in these states; without any, how many there are."""
+        where = f"where state in ({', '.join('?' * len(states))})" if states else ""
         with self._open():
-            return int(self._db.execute("select count(*) from jobs where state = ?", [state]).fetchone()[0])
+            return int(self._db.execute(f"select count(*) from jobs {where}", states).fetchone()[0])
 
     def update(self, job_id: str, **changes: Any) -> Job:
         """Replace fields of a job; raises KeyError if it was deleted."""

@@ -14,7 +14,7 @@ import pytest
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
 from noisegate.service.guards.middleware import hash_key
-from noisegate.service.logs import JsonLines, TextLines
+from noisegate.service.logs import JsonLines, RepeatLimit, TextLines
 from tests.errors import refused
 from tests.fakes import picture
 from tests.service.fakes import FakeEngine
@@ -71,6 +71,23 @@ def test_a_path_cannot_write_lines_of_its_own_into_the_log() -> None:
     record._ray_timestamp_ns = 1
     assert TextLines().format(record) == r"info request path=/a\n\x1b[2Jinfo forged\x9b"
     assert len(JsonLines().format(record).splitlines()) == 1
+
+
+def test_an_error_that_comes_over_and_over_is_logged_a_few_times_a_minute() -> None:
+    now = 100.0
+    limit = RepeatLimit(most=3, clock=lambda: now)
+
+    def passes(message: str, level: int = logging.ERROR) -> logging.LogRecord | None:
+        record = logging.makeLogRecord({"name": "asyncio", "levelno": level, "msg": message})
+        return record if limit.filter(record) else None
+
+    assert sum(passes("socket.accept() out of system resource") is not None for _ in range(100)) == 3
+    assert passes("something else")
+    assert all(passes("request", logging.INFO) for _ in range(100))
+    now = 161.0
+    later = passes("socket.accept() out of system resource")
+    assert later is not None
+    assert later.left_out == 97
 
 
 @pytest.mark.parametrize(("given", "kept"), [("abc-1.2_3", True), ("x" * 65, False), ("a b", False), ('a"}', False)])

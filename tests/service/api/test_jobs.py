@@ -11,6 +11,7 @@ import pytest
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.service.api.state import Service
 from noisegate.service.app import create_app
+from noisegate.service.jobs import runner
 from noisegate.service.jobs.store import STATES
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar
@@ -75,7 +76,7 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
         assert files_of(place / "jobs" / "corpus-1") == files_of(place / "plain"), "as annotate writes it"
         assert done["progress"]["share"] == 1
         assert str(place) not in json.dumps(done)
-        assert (await client.get("/v1/jobs")).json() == {"jobs": [done]}
+        assert (await client.get("/v1/jobs")).json() == {"jobs": [done], "total": 1}
         shown = (await client.get("/metrics")).text
         assert [jobs_gauge(shown, state) for state in STATES] == ["0.0", "0.0", "1.0", "0.0", "0.0"]
         assert "\nnoisegate_jobs_bytes_left 0.0\n" in shown
@@ -92,14 +93,14 @@ def test_a_job_from_the_request_to_the_run(place: Path) -> None:
 
         assert (await client.post(f"/v1/jobs/{job['id']}/cancel")).json()["error"]["code"] == "job_over"
         assert (await client.delete(f"/v1/jobs/{job['id']}")).status_code == 204
-        assert (await client.get("/v1/jobs")).json() == {"jobs": []}
+        assert (await client.get("/v1/jobs")).json() == {"jobs": [], "total": 0}
         assert "corpus-1" not in service.runs.names()
         assert (place / "jobs" / "corpus-1" / "x-0.parquet").exists()
 
     ask(work, **on(place))
 
 
-def test_requests_that_are_refused(place: Path) -> None:
+def test_requests_that_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = {"name": "a", "shards": ["x-0.tar"]}
     wrong: list[tuple[dict[str, Any], int, str]] = [
         ({**good, "name": ".hidden"}, 422, "invalid_request"),
@@ -125,6 +126,7 @@ def test_requests_that_are_refused(place: Path) -> None:
         ({**good, "shards": [str(place / "elsewhere" / "s.tar")]}, 403, "outside_roots"),
         ({**good, "shards": [f"file://{place}/data/x-0.tar"]}, 403, "outside_roots"),
         ({**good, "shards": ["http://127.0.0.1/x.tar"]}, 403, "outside_roots"),
+        ({**good, "shards": ["x" * 4096] * 17}, 422, "invalid_request"),
         ({**good, "name": "taken"}, 409, "name_taken"),
         ({**good, "name": "linked"}, 409, "name_taken"),
     ]
@@ -137,7 +139,10 @@ def test_requests_that_are_refused(place: Path) -> None:
         for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel"), ("DELETE", "")):
             answer = await client.request(method, f"/v1/jobs/nobody{path}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_job")
-        assert (await client.get("/v1/jobs")).json() == {"jobs": []}
+        assert (await client.get("/v1/jobs")).json() == {"jobs": [], "total": 0}
+        assert (await client.get("/v1/jobs?limit=101")).status_code == 422
+        monkeypatch.setattr(runner, "MAX_JOBS", 0)
+        assert (await client.post("/v1/jobs", json=good)).json()["error"]["code"] == "too_many_jobs"
 
     score(place / "elsewhere", place / "run")
     ask(work, **on(place, runs={"taken": place / "run"}, scorer_run=None))

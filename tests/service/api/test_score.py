@@ -245,6 +245,7 @@ def test_bodies_that_do_not_fit(body: bytes, expected: tuple[int, str]) -> None:
 
 def test_a_key_that_cannot_come_back_is_refused() -> None:
     assert problem(post(b'{"pairs": [{"key": "\\ud800"}]}')) == (422, "invalid_request")
+    assert problem(post(b'{"pairs": [{"key": "' + b"x" * 1025 + b'"}]}')) == (422, "invalid_request")
 
 
 def test_refusals_name_the_place_in_the_bodys_own_words() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from noisegate.service.guards.connection import Connection
+from noisegate.service.guards.middleware import BodyLimit
 from tests.service.live import over_http, serving
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -18,6 +20,10 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 class Impatient(Connection):
     seconds = 0.2
+
+
+class Few(Connection):
+    most = 4
 
 
 class Held:
@@ -74,3 +80,36 @@ def test_an_answer_may_take_longer(url: str, held: Held) -> None:
             assert silent.recv(100) == later.recv(100) == b""  # so much time has passed
         held.released.set()
         assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
+    size = 50 << 20
+    app = BodyLimit(over_http(lambda request: httpx.Response(200, content=bytes(size))), size, 60, size)
+    with serving(app, http=Impatient) as url, connected(url) as client:
+        client.sendall(GET)
+        for _ in range(3):  # so much time passes
+            with connected(url) as silent:
+                assert silent.recv(100) == b""
+        read = 0
+        try:
+            while part := client.recv(1 << 20):
+                read += len(part)
+        except ConnectionResetError:
+            pass  # what the system still held is gone too
+        assert read < size
+        assert app._held == 0
+
+
+def test_one_address_leaves_connections_to_others() -> None:
+    with serving(over_http(lambda request: httpx.Response(200)), http=Few) as url, ExitStack() as open_ones:
+        mine = [open_ones.enter_context(connected(url)) for _ in range(2)]
+        for client in mine:
+            client.sendall(GET)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+        with connected(url) as one_more:
+            assert one_more.recv(1000).startswith(b"HTTP/1.1 503")
+            assert one_more.recv(1000) == b""
+        place = (urlsplit(url).hostname, urlsplit(url).port)
+        with socket.create_connection(place, timeout=30, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(GET)
+            assert other.recv(1000).startswith(b"HTTP/1.1 200 OK")

@@ -58,7 +58,7 @@ class Eater:
 
 
 async def post(
-    limit: BodyLimit, sender: Sender, length: int | None = None
+    limit: BodyLimit, sender: Sender, length: int | None = None, client: str = "192.0.2.1"
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = [] if length is None else [(b"content-length", str(length).encode())]
     messages: list[Message] = []
@@ -66,7 +66,8 @@ async def post(
     async def send(message: Message) -> None:
         messages.append(message)
 
-    await limit({"type": "http", "headers": headers, "state": {"request_id": "r1"}}, sender.receive, send)
+    scope = {"type": "http", "headers": headers, "state": {"request_id": "r1"}, "client": (client, 1)}
+    await limit(scope, sender.receive, send)
     assert [m["type"] for m in messages].count("http.response.start") == 1
     assert not messages[-1].get("more_body")
     body = b"".join(m.get("body", b"") for m in messages)
@@ -164,18 +165,71 @@ def test_all_bodies_together_have_a_limit_and_it_is_given_back() -> None:
     assert asyncio.run(run()) == [429, 429, 200, 0]
 
 
-def test_bodies_that_come_at_once_are_let_in_whole_or_not_at_all() -> None:
-    """Ten begin together where four have room: those get through, whatever the others try meanwhile."""
+def test_bytes_count_when_they_come_not_when_they_are_announced() -> None:
+    """Sixteen clients announce all that there is room for and send nothing; others are served meanwhile."""
 
+    async def run() -> tuple[int, int]:
+        limit = BodyLimit(Eater(), 250, 60, 300)
+        silent = [asyncio.create_task(post(limit, chunks(None), 250, f"192.0.2.{i}")) for i in range(16)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        other = await post(limit, chunks(b"x" * 250, b""), 250, "198.51.100.1")
+        for task in silent:
+            task.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+        return other[0], limit._held
+
+    assert asyncio.run(run()) == (200, 0)
+
+
+def test_a_client_with_many_bodies_leaves_room_for_others() -> None:
     async def run() -> list[int]:
         app = Eater()
-        limit = BodyLimit(app, 100, 5, 400)
-        answers = await asyncio.gather(*(post(limit, Sender(slowly(4, 25)), length=100) for _ in range(10)))
-        assert limit._held == 0
-        assert app.eaten == [100] * 4
-        return [status for status, *_ in answers]
+        app.hold = asyncio.Event()
+        limit = BodyLimit(app, 100, 5, 1000)
+        many = [asyncio.create_task(post(limit, chunks(b"x" * 100), 100)) for _ in range(20)]
+        while len(app.eaten) + sum(task.done() for task in many) < 20:
+            await asyncio.sleep(0)
+        other = asyncio.create_task(post(limit, chunks(b"x" * 100), 100, "198.51.100.1"))
+        while len(app.eaten) < 6 and not other.done():
+            await asyncio.sleep(0)
+        app.hold.set()
+        answers = [status for status, *_ in await asyncio.gather(*many, other)]
+        assert (limit._held, dict(limit._by_client)) == (0, {})
+        return answers
 
-    assert asyncio.run(run()) == [200] * 4 + [429] * 6
+    assert asyncio.run(run()) == [200] * 5 + [429] * 15 + [200]
+
+
+def test_an_answer_counts_until_the_client_has_read_it() -> None:
+    size = 5 << 20
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    async def run() -> tuple[int, int, int]:
+        limit, reads, sent = BodyLimit(app, 100, 5, 2 * size), asyncio.Event(), 0
+
+        async def send(message: Message) -> None:
+            nonlocal sent
+            sent += len(message.get("body", b""))
+            if sent:
+                await reads.wait()  # as uvicorn does while the connection takes no more
+
+        scope = {"type": "http", "headers": [], "state": {}, "client": ("192.0.2.1", 1)}
+        answer = asyncio.create_task(limit(scope, chunks(b"").receive, send))
+        while not sent:
+            await asyncio.sleep(0)
+        held, begun = limit._held, sent
+        reads.set()
+        await answer
+        assert sent == size
+        return held, begun, limit._held
+
+    held, begun, after = asyncio.run(run())
+    assert (held, after) == (size, 0)
+    assert begun < size // 10
 
 
 def test_a_refused_body_counts_no_longer_while_it_is_read_to_its_end() -> None:

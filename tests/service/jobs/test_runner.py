@@ -136,7 +136,7 @@ def test_one_after_the_other_in_the_order_of_arrival(place: Path) -> None:
         (await bench.process(1)).end()
         failed = await bench.until(b)
         assert (failed.state, failed.error) == ("failed", "b was made with other settings")
-        assert [job.state for job in bench.runner.all()] == ["done", "failed"]
+        assert [job.state for job in bench.runner.latest(100)] == ["done", "failed"]
         await bench.runner.stop()
 
     run(story())
@@ -268,20 +268,20 @@ def test_stopped_in_order_and_started_again(place: Path) -> None:
         await bench.runner.start()
         bench.submit("a"), bench.submit("b")
         (await bench.process(0)).say("start", todo=3, size=10, done=0)
-        await bench.until(bench.runner.all()[0], lambda job: job.progress.shards_todo == 3)
+        await bench.until(bench.runner.latest(100)[0], lambda job: job.progress.shards_todo == 3)
         await bench.runner.stop()
 
     async def after() -> None:
         bench = Bench(place)
-        assert [job.state for job in bench.runner.all()] == ["queued", "queued"]
-        bench.runner.store.update(bench.runner.all()[1].id, state="running")  # as a kill would leave it
+        assert [job.state for job in bench.runner.latest(100)] == ["queued", "queued"]
+        bench.runner.store.update(bench.runner.latest(100)[1].id, state="running")  # as a kill would leave it
         await bench.runner.start()
         for i, name in enumerate("ab"):
             process = await bench.process(i)
             assert process.task.out.endswith(f"/{name}")
             process.say("done", summary={})
             process.end()
-            await bench.until(bench.runner.all()[i])
+            await bench.until(bench.runner.latest(100)[i])
         await bench.runner.stop()
 
     run(before())
@@ -302,7 +302,7 @@ def test_a_name_in_use_is_refused_with_the_difference(place: Path) -> None:
             bench.runner.forget(job.id)
         await bench.runner.cancel(job.id)
         bench.runner.forget(job.id)
-        assert bench.runner.all() == []
+        assert bench.runner.latest(100) == []
         with pytest.raises(ApiError) as unknown:
             bench.runner.current(job.id)
         assert (unknown.value.status, unknown.value.code) == (404, "unknown_job")

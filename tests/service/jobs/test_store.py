@@ -32,7 +32,9 @@ def test_a_job_comes_back_as_it_was_put_in(store: JobStore, tmp_path: Path) -> N
 
 def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) -> None:
     jobs = [store.add(name, {}) for name in ("b", "a", "c")]
-    assert store.all() == jobs
+    assert store.latest(100) == jobs
+    assert [store.latest(2), store.latest(2, skip=2), store.latest(2, skip=3)] == [jobs[1:], jobs[:1], []]
+    assert (store.count(), store.names("queued"), store.names("done")) == (3, ["b", "a", "c"], [])
     store.update(jobs[1].id, state="running")
     assert [job.name for job in store.in_state("queued")] == ["b", "c"]
     assert [job.name for job in store.in_state("queued", "running")] == ["b", "a", "c"]
@@ -42,7 +44,7 @@ def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) 
     with pytest.raises(KeyError):
         store.update(jobs[1].id, state="done")
     assert store.add("a", {}).name == "a"
-    assert [job.name for job in store.all()] == ["b", "c", "a"]
+    assert [job.name for job in store.latest(100)] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_the_order_is_that_of_arrival_and_a_name_is_taken_once(store: JobStore) 
 def test_a_damaged_row_is_a_failed_job_and_the_others_are_listed(store: JobStore, column: str, value: object) -> None:
     good, bad = store.add("good", {}), store.add("bad", {})
     store._db.execute(f"update jobs set {column} = ? where id = ?", [value, bad.id])
-    first, second = store.all()
+    first, second = store.latest(100)
     assert first == good
     assert (second.id, second.state) == (bad.id, "failed")
     assert "damaged" in str(second.error) and "/" not in second.name
@@ -78,7 +80,7 @@ def test_what_cannot_be_written_is_told_and_leaves_the_record_as_it_was(store: J
         store.update(job.id, error="x" * 100_000)
     assert (error.value.status, error.value.code, error.value.retry_after) == (503, "no_record", 30)
     store._db.execute("pragma max_page_count=1000000")
-    assert store.all() == [job]
+    assert store.latest(100) == [job]
     assert store.update(job.id, attempts=1).attempts == 1
 
 
@@ -101,7 +103,7 @@ def test_twenty_threads_at_once(store: JobStore) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert sorted(job.attempts for job in store.all()) == [0] + [9] * 20
+    assert sorted(job.attempts for job in store.latest(100)) == [0] + [9] * 20
 
 
 def test_share_of_the_bytes() -> None:
