@@ -65,6 +65,7 @@ def annotate(
     keep_going: bool = AnnotateSettings.keep_going,
     overwrite: bool = AnnotateSettings.overwrite,
     retry_failed: bool = AnnotateSettings.retry_failed,
+    check: bool = AnnotateSettings.check,
     seed: int = AnnotateSettings.seed,
     neighbour_memory: int | None = AnnotateSettings.neighbour_memory,
     progress: bool | Progress | None = None,
@@ -84,7 +85,8 @@ def annotate(
     part of the shards, and scores all if it is the last. The tables depend on neither. The other keywords are those of
     `AnnotateSettings`; `options` has the ones about reading.
 
-    A stopped run is resumed: finished shards are left alone unless their tar has changed. More shards may be scored into the
+    A stopped run is resumed: finished shards are left alone unless their tar, table or embeddings have changed (`check`
+    compares all digests, not only those of files with a new size or time). More shards may be scored into the
     same folder later: β is then learned from all of them, and all tables are updated. Raises MismatchError if `out` was made
     with another scorer, β or way of reading, unless `overwrite`.
     """
@@ -117,6 +119,7 @@ def annotate(
         keep_going=keep_going,
         overwrite=overwrite,
         retry_failed=retry_failed,
+        check=check,
         seed=seed,
         neighbour_memory=neighbour_memory,
     )
@@ -253,7 +256,7 @@ class _Job:
             fixed = self.record.fixed_settings(identity)
             check_settings(before, fixed, self.run.name, self.settings.retry_failed)
         self.run.fetch_embeddings()
-        resume = self._resume(engine, self.settings.retry_failed)
+        resume = self._resume(engine, self.settings.retry_failed, self.settings.check)
         todo = resume.todo(shards)
         self._check_embeddings(resume, todo)
         for table in resume.stale:
@@ -339,11 +342,11 @@ class _Job:
         write_scores(self.run, stems, scores)
         return scores
 
-    def _resume(self, engine: EncodingEngine, retry_failed: bool) -> Resume:
+    def _resume(self, engine: EncodingEngine, retry_failed: bool, check: bool = False) -> Resume:
         before = self.run.read_run()
         listed = {entry["table"]: entry for entry in before["shards"]} if before else {}
         reading, keep = self.settings.reading.to_dict(), self.settings.keep_embeddings
-        return Resume(self.run, engine.identity, reading, listed, keep, retry_failed, self.progress.note)
+        return Resume(self.run, engine.identity, reading, listed, keep, retry_failed, self.progress.note, check)
 
     def _check_embeddings(self, resume: Resume, todo: Sequence[Shard]) -> None:
         """Raise MismatchError if new shards should be scored along with tables whose embeddings were dropped."""

@@ -254,6 +254,10 @@ class AnnotateSettings:
         True, "Do not keep embeddings; scores then cannot be recomputed without the model.", None, "--drop-embeddings"
     )
     retry_failed: bool = _setting(False, "Read only the failed samples again.")
+    check: bool = _setting(
+        False,
+        "Before going on, compare the digests of all shards, tables and embeddings, not only of those with a new size or time.",
+    )
     keep_going: bool = _setting(
         False, "Score on even if the first samples all fail alike, which stops the job otherwise."
     )

@@ -66,6 +66,13 @@ def said(progress: Notes) -> str:
     return "\n".join(progress.said)
 
 
+def table_facts(rows: int, **facts: Any) -> dict[str, Any]:
+    """Metadata of a table of that many rows, for tests that write tables by hand."""
+    shard = {"name": "x.tar", "sha256": "", "size": 0, "rows": rows, "damage": None}
+    record = run_record([])
+    return {"table_version": 1, "scorer": record["scorer"], "reading": record["reading"], "shard": shard, **facts}
+
+
 def run_record(shards: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
     """What `_run.json` of a small run holds, for tests that write tables by hand."""
     identity = estimator().identity.to_dict()

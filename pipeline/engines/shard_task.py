@@ -282,13 +282,14 @@ def _merge(run: RunFolder, part: "EncodedShard", end: ShardEnd) -> None:
 def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, identity: Identity, options: DecodeOptions) -> None:
     """Write the embeddings first: a table that exists marks its shard as done."""
     shard = {"name": Path(end.shard.url).name, "sha256": end.sha256, "size": end.size, "rows": len(part.samples)}
+    digest = write_embeddings(run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
     metadata = {
         "table_version": VERSION,
         "scorer": identity.to_dict(),
         "shard": {**shard, "damage": end.damage, **({"cut": True} if end.cut else {})},
         "reading": options.to_dict(),
+        "embeddings": digest,
     }
-    write_embeddings(run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
     run.write_table(end.shard.stem, table_from(part.columns(), metadata))
 
 

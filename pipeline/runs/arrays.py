@@ -234,8 +234,9 @@ def write_parts(
         }
         size = part.images.stat().st_size
         shard = {"name": part.images.name, "sha256": "", "size": size, "rows": part.rows, "damage": None}
-        write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
-        run.write_table(part.stem, table_from(columns, {**metadata, "table_version": VERSION, "shard": shard}))
+        digest = write_embeddings(run.embeddings(part.stem), images, texts, {"shard": shard})
+        described = {**metadata, "table_version": VERSION, "shard": shard, "embeddings": digest}
+        run.write_table(part.stem, table_from(columns, described))
 
 
 def _read_unit_rows(path: Path, name: str) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """Embeddings kept beside the tables: one safetensors file per shard, float16 matrices `image` and `text`, memory-mapped."""
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -21,11 +22,13 @@ ALLOCATE = getattr(os, "posix_fallocate", None)
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
 
 
-def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], metadata: dict[str, Any]) -> None:
-    """Store unit rows (N, d) as float16; a row of zeros has no embedding."""
+def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], metadata: dict[str, Any]) -> str:
+    """Store unit rows (N, d) as float16; a row of zeros has no embedding. Return the SHA-256 of the file, in hex."""
     arrays = {"image": images.astype(np.float16), "text": texts.astype(np.float16)}
     plain = {name: json.dumps(value, sort_keys=True) for name, value in sorted(metadata.items())}
-    write_atomically(path, save(arrays, metadata=plain))
+    data = save(arrays, metadata=plain)
+    write_atomically(path, data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:

@@ -1,4 +1,7 @@
-"""Check what `_run.json` holds before anything uses it: the folder may be damaged, or made by somebody else on purpose."""
+"""Check the records of a run before anything uses them: the folder may be damaged, or made by somebody else on purpose.
+
+They are `_run.json` (RECORD) and the metadata of each table (TABLE).
+"""
 
 import math
 from collections.abc import Mapping
@@ -94,6 +97,28 @@ RECORD = Fields(
         "noisegate": TEXT,
         "finished": (bool,),
         "complete": (bool,),
+    },
+)
+
+_FIGURES = Values((*NUMBER, str, bool, NOTHING, [(*NUMBER, NOTHING)]))
+TABLE = Fields(  # metadata of a weight table
+    {
+        "scorer": SCORER,
+        "reading": READING,
+        "shard": Fields(
+            {"name": TEXT, "sha256": TEXT, "size": Count, "rows": Count, "damage": MAYBE_TEXT}, {"cut": (bool,)}
+        ),
+    },
+    {
+        "beta": (BETA, NOTHING),
+        "calibration": (_FIGURES, NOTHING),
+        "pair_quality": (Fields({"size": Count, "seed": Count, "digest": TEXT, "temperature": NUMBER}), NOTHING),
+        "labels": (Fields(), NOTHING),
+        "neighbourhood": (Fields({"alone": (bool,), "calibration": (_FIGURES, NOTHING)}), NOTHING),
+        "method": Fields({"name": TEXT}),
+        "scores": MAYBE_TEXT,
+        "cut": MAYBE_TEXT,
+        "embeddings": TEXT,
     },
 )
 

@@ -19,6 +19,7 @@ from noisegate.pipeline.settings import AnnotateSettings, ScoreSettings
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.system.output_files import remove_half_written
 
+from .digests import digest_file, is_unchanged
 from .embeddings import embeddings_match
 from .table import VERSION, RunFolder, read_metadata, search_folder
 
@@ -118,6 +119,8 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
 class Resume:
     """What earlier runs left in a folder, shard by shard. `listed` are the entries of `_run.json` by table name.
 
+    Files that have changed are told by their size and time, then by their digest; with `check` by their digest at once.
+
     After `todo`: `unreachable` shards with the reason, `stale` tables that no longer belong to their shard, and the
     `times` of the shards' last change as they were before anything was read.
     """
@@ -129,6 +132,7 @@ class Resume:
     keep_embeddings: bool
     retry_failed: bool
     note: Callable[[str], None]
+    check: bool = False
     unreachable: dict[str, str] = field(default_factory=dict)
     stale: list[Path] = field(default_factory=list)
     sizes: dict[str, int | None] = field(default_factory=dict)
@@ -163,11 +167,28 @@ class Resume:
             self._check_url(shard)
             self._redo(table, f"{shard.url} has changed since it was scored; it is scored again")
             return False
-        sha256, rows = metadata["shard"]["sha256"], metadata["shard"]["rows"]
-        if self.keep_embeddings and not embeddings_match(self.run.embeddings(shard.stem), rows, sha256):
-            self.note(f"{self.run.embeddings(shard.stem)} is missing or damaged; {shard.url} is scored again")
+        if self._is_newer(table) and not is_unchanged(table):
+            self._redo(table, f"{table} was changed after it was written; {shard.url} is scored again")
+            return False
+        if self.keep_embeddings and (problem := self._find_problem(self.run.embeddings(shard.stem), metadata)):
+            self.note(f"{self.run.embeddings(shard.stem)} {problem}; {shard.url} is scored again")
             return False
         return not (self.retry_failed and failed_rows(table))
+
+    def _find_problem(self, embeddings: Path, metadata: Mapping[str, Any]) -> str | None:
+        if not embeddings_match(embeddings, metadata["shard"]["rows"], metadata["shard"]["sha256"]):
+            return "is missing or damaged"
+        written = metadata.get("embeddings")  # earlier releases recorded none
+        if written and self._is_newer(embeddings) and digest_file(embeddings) != written:
+            return "was changed after it was written"
+        return None
+
+    def _is_newer(self, path: Path) -> bool:
+        """Whether the file may have been written after `_run.json`, which a job writes last; true of all with `check`."""
+        try:
+            return self.check or path.stat().st_mtime_ns >= self.run.run_file.stat().st_mtime_ns
+        except FileNotFoundError:  # there is no _run.json
+            return True
 
     def _read_metadata(self, table: Path, stem: str) -> dict[str, Any] | None:
         """The table's metadata, None if it is missing or damaged; raise if other settings or another tool made it."""
@@ -187,11 +208,11 @@ class Resume:
         return metadata
 
     def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
-        """Compare the size, then the time of the last change; if the time differs, compare the digest."""
+        """Compare the size, then the time of the last change; if the time differs, or to `check`, compare the digest."""
         size, entry = self.sizes[shard.url], self.listed.get(shard.stem, {})
         if size is not None and size != scored["size"]:
             return True
-        if entry.get("url") == shard.url and entry.get("modified") == self.times[shard.url]:
+        if not self.check and entry.get("url") == shard.url and entry.get("modified") == self.times[shard.url]:
             return False
         return bool(_digest(shard) != scored["sha256"])
 

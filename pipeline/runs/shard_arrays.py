@@ -129,8 +129,13 @@ def write_shard_tables(
         )
         columns = _columns(samples, images, texts, rows, repeated, joint)
         facts = {"name": Path(shard.url).name, "sha256": reader.sha256, "size": reader.size, "rows": len(samples)}
-        write_embeddings(run.embeddings(shard.stem), images, texts, {"shard": facts})
-        table = table_from(columns, {**metadata, "table_version": VERSION, "shard": {**facts, "damage": reader.damage}})
+        described = {
+            **metadata,
+            "table_version": VERSION,
+            "shard": {**facts, "damage": reader.damage},
+            "embeddings": write_embeddings(run.embeddings(shard.stem), images, texts, {"shard": facts}),
+        }
+        table = table_from(columns, described)
         run.write_table(shard.stem, table)
         entries.append({"url": shard.url, "table": shard.stem, "rows": len(samples)})
         if reader.damage:

@@ -16,7 +16,8 @@ from noisegate.pipeline.system.mirror import RUN
 from noisegate.pipeline.system.output_files import write_atomically
 
 from .captions import CAPTION, read_shard_captions
-from .record_check import find_damage
+from .digests import HAS_DIGEST, to_parquet
+from .record_check import TABLE, find_damage
 from .reviews import SAMPLE, Reviews
 from .stored_folder import StoredFolder
 
@@ -160,18 +161,25 @@ def digest_columns(columns: Mapping[str, NDArray[Any]]) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The `noisegate.*` metadata of one table file; raises TableError for anything that is not a whole weight table."""
+    """The `noisegate.*` metadata of one table file, checked; raises TableError for what is not a whole weight table."""
     try:
         raw = pq.read_schema(path).metadata or {}
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise TableError(f"{path} is not a readable Parquet file: {error}", "table", path) from error
     found = raw.get(b"noisegate.table_version", b"None").decode(errors="replace")
     if found != str(VERSION):
         raise TableError(f"{path} is not a weight table of version {VERSION} (found {found})", "table", path)
     try:
-        return {k.decode()[10:]: json.loads(v) for k, v in raw.items() if k.startswith(b"noisegate.")}
+        metadata = {
+            key.decode()[10:]: json.loads(value)
+            for key, value in raw.items()
+            if key.startswith(b"noisegate.") and key != HAS_DIGEST
+        }
     except (ValueError, RecursionError) as error:
         raise TableError(f"{path} has damaged metadata: {error}", "table", path) from error
+    if damage := find_damage(metadata, TABLE):
+        raise TableError(f"{path} has damaged metadata: {damage}", "table", path)
+    return metadata
 
 
 def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False) -> pa.Table:
@@ -289,8 +297,12 @@ class RunFolder(StoredFolder):
             lacking = [name for name in wanted if name not in there]
             kept = columns if columns is None else [name for name in columns if name not in lacking]
             table = pq.read_table(self.table(stem), columns=kept)
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, pa.ArrowException) as error:
             raise self._damaged(stem, error) from error
+        for name in kept if kept is not None else [*COLUMNS, *table.column_names]:
+            kind = table.schema.field(name).type if name in table.column_names else None
+            if name in ALL_COLUMNS and kind != ALL_COLUMNS[name][0] and not (kind is None and name in lacking):
+                raise self._damaged(stem, f"column {name} is {kind or 'missing'}, not {ALL_COLUMNS[name][0]}")
         if kept == [] and lacking:  # a Parquet file gives no rows without a column
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
@@ -303,17 +315,15 @@ class RunFolder(StoredFolder):
         for stem in self.stems():
             try:
                 found.update(pq.read_schema(self.table(stem)).names)
-            except (OSError, pa.ArrowInvalid) as error:
+            except (OSError, pa.ArrowException) as error:
                 raise self._damaged(stem, error) from error
         return [name for name in METHOD_COLUMNS if name in found]
 
-    def _damaged(self, stem: str, error: Exception) -> TableError:
+    def _damaged(self, stem: str, error: Exception | str) -> TableError:
         return TableError.of("table", self.table(stem), f"is damaged: {error}; run the same annotate command again")
 
     def write_table(self, stem: str, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", write_statistics=True, store_schema=True)
-        write_atomically(self.table(stem), sink.getvalue())
+        write_atomically(self.table(stem), to_parquet(table))
 
 
 def search_folder(target: Path) -> Path:

@@ -17,6 +17,7 @@ from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY, PairCalibration
 from noisegate.pipeline.pairs.pair_pool import RunPool
 from noisegate.pipeline.pairs.scorer import pair_columns
+from noisegate.pipeline.runs.digests import digest_file, is_unchanged
 from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings
 from noisegate.pipeline.runs.table import SCHEMA, RunFolder
 from noisegate.pipeline.settings import ScoreSettings
@@ -183,6 +184,17 @@ def _value(table: pa.Table, name: str, value: float) -> str:
     if np.isnan(value):
         return "null"
     return str(bool(value)).lower() if pa.types.is_boolean(table[name].type) else f"{value:.6g}"
+
+
+def check_digests(run: RunFolder, stem: str, metadata: Mapping[str, Any], problems: Problems) -> None:
+    """Report files that were edited since they were written, where no other check has found out."""
+    if problems.count:
+        return
+    if not is_unchanged(run.table(stem)):
+        problems.add("the table was changed after it was written")
+    path, written = run.embeddings(stem), metadata.get("embeddings")
+    if written and path.exists() and digest_file(path) != written:
+        problems.add("the embeddings were changed after they were written")
 
 
 def check_embeddings(path: Path, table: pa.Table, facts: Mapping[str, Any], problems: Problems) -> None:

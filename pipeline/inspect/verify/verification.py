@@ -23,6 +23,7 @@ from noisegate.pipeline.system.progress import Progress, counted
 from .check_shard import Drift, Problem, Problems, Rescoring, check_shard
 from .check_table import (
     check_array,
+    check_digests,
     check_embeddings,
     check_quality,
     check_scores,
@@ -277,6 +278,7 @@ class _Check:
             return len(table)
         if embeddings:
             check_embeddings(self.run.embeddings(stem), table, facts, problems)
+        check_digests(self.run, stem, metadata, problems)
         if arrays:
             check_array(Path(entry["url"]), self.run.embeddings(stem), table, facts, problems)
             return len(table)

@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.export import export
 from noisegate.pipeline.runs.table import RunFolder, table_from
 from tests.errors import refused
-from tests.jobs import run_record, score
+from tests.jobs import run_record, score, table_facts
 
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")  # in cleanlab, of pandas
 
@@ -77,7 +77,7 @@ def write_run(
         }
         shard = {"name": f"y-{part}.tar", "sha256": "", "size": 0, "rows": 90, "damage": None}
         given_columns = {name: values for name, values in columns.items() if values is not None}
-        run.write_table(f"y-{part}", table_from(given_columns, {"table_version": 1, "shard": shard}))
+        run.write_table(f"y-{part}", table_from(given_columns, table_facts(90, shard=shard)))
     run.write_run(
         run_record(
             [{"url": f"y-{part}.tar", "table": f"y-{part}", "rows": 90} for part in range(2)],

@@ -17,7 +17,6 @@ from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import (
     COLUMNS,
     METHOD_COLUMNS,
-    VERSION,
     RunFolder,
     read_metadata,
     read_table,
@@ -26,11 +25,11 @@ from noisegate.pipeline.runs.table import (
 from noisegate.pipeline.runs.where import parse_where
 from tests.commands import called
 from tests.errors import refused
-from tests.jobs import files_of, run_record, stamps
+from tests.jobs import files_of, run_record, stamps, table_facts
 
 from .noisy_pairs import CENTRES, noisy_pairs
 
-METADATA = {"table_version": VERSION}
+METADATA = table_facts(2)
 
 
 def run_with(folder: Path, tables: dict[str, pa.Table]) -> RunFolder:

@@ -30,7 +30,8 @@ def metadata_files(folder: Path, keys: list[str], parts: int, column: str = "ima
 
 def written(folder: Path, parts: Any, labels: Any = None, joint: bool = True) -> RunFolder:
     run = RunFolder(folder)
-    write_parts(run, parts, labels, joint, {"scorer": "someone"})
+    record = run_record([])
+    write_parts(run, parts, labels, joint, {"scorer": record["scorer"], "reading": record["reading"]})
     shards = [{"url": str(part.images), "table": part.stem} for part in parts]
     run.write_run(run_record(shards))
     return run
@@ -254,7 +255,7 @@ def test_the_identity_names_the_arrays(tmp_path: Path) -> None:
     assert identity(files["a"]) == identity(files["b"])
     assert len({identity(files["a"]), identity(files["other"]), identity(files["a"], files["t"])}) == 3
     run = written(tmp_path / "out", find_parts(files["a"]))
-    assert read_metadata(run.table("a"))["scorer"] == "someone"
+    assert read_metadata(run.table("a"))["scorer"] == run_record([])["scorer"]
 
 
 def test_no_rows_at_all_is_a_table_of_no_rows(tmp_path: Path) -> None:

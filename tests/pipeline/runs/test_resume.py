@@ -104,6 +104,76 @@ def test_a_damaged_file_is_made_again_with_a_note(shards: Path, tmp_path: Path, 
     assert "x-01" in said(progress)
 
 
+def edit_caption(shard: Path) -> None:
+    data = shard.read_bytes()
+    shard.write_bytes(data.replace(b"number 10 is red", b"number 10 is rad"))
+
+
+def edit_scores(path: Path) -> None:
+    """What a person would do with pandas or pyarrow: the metadata stay."""
+    table = pq.read_table(path)
+    place = table.column_names.index("osa_weight")
+    pq.write_table(table.set_column(place, "osa_weight", pa.array([0.1] * len(table), pa.float32())), path)
+
+
+def edit_metadata(path: Path) -> None:
+    table = pq.read_table(path)
+    metadata = {**table.schema.metadata, b"noisegate.scores": b'"0123"'}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def flip_last_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+EDITS: dict[str, Any] = {
+    "x-01.tar": edit_caption,
+    "out/x-01.parquet": edit_scores,
+    "out/embeddings/x-01.safetensors": flip_last_bit,
+}
+
+
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_file_is_noticed_by_its_digest(shards: Path, tmp_path: Path, name: str, check: bool) -> None:
+    out = shards / "out"
+    score(shards.glob("*.tar"), out)
+    whole, run_file = files_of(out), out / "_run.json"
+    path = shards / name
+    stat = path.stat()
+    EDITS[name](path)
+    if check:  # a forger, or a clock that was put back: size and time tell nothing
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        os.utime(run_file, ns=(stat.st_mtime_ns + 10**9,) * 2)
+        if path.stat().st_size == stat.st_size:
+            assert score(shards.glob("*.tar"), out).encoded == 0
+            os.utime(run_file, ns=(stat.st_mtime_ns + 10**9,) * 2)
+    else:
+        os.utime(path, ns=(stat.st_atime_ns, run_file.stat().st_mtime_ns + 10**9))
+    progress = Notes()
+    assert score(shards.glob("*.tar"), out, check=check, progress=progress).encoded == 6
+    assert "scored again" in said(progress) and "changed" in said(progress)
+    if name.startswith("out/"):
+        assert files_of(out) == whole
+    progress = Notes()
+    assert score(shards.glob("*.tar"), out, check=True, progress=progress).encoded == 0  # and all is well again
+    assert said(progress) == ""
+
+
+def test_edited_metadata_are_noticed_and_tables_without_a_digest_are_taken(shards: Path, tmp_path: Path) -> None:
+    score(shards, tmp_path)
+    edit_metadata(tmp_path / "x-01.parquet")
+    assert score(shards, tmp_path, check=True).encoded == 6
+    for path in tmp_path.glob("*.parquet"):
+        table = pq.read_table(path)
+        without = {b"noisegate.digest", b"noisegate.embeddings"}
+        kept = {name: value for name, value in table.schema.metadata.items() if name not in without}
+        pq.write_table(table.replace_schema_metadata(kept), path)
+    assert score(shards, tmp_path, check=True).encoded == 0
+
+
 def test_a_left_over_temporary_file_does_no_harm(shards: Path, tmp_path: Path) -> None:
     score(shards, tmp_path / "whole")
     (tmp_path / "out" / "embeddings").mkdir(parents=True)

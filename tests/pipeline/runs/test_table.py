@@ -12,9 +12,9 @@ import pytest
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.runs.table import COLUMNS, VERSION, RunFolder, read_metadata, read_table, table_from
 from tests.errors import refused
-from tests.jobs import run_record
+from tests.jobs import run_record, table_facts
 
-METADATA = {"table_version": VERSION, "shard": {"rows": 2}}
+METADATA = table_facts(2)
 
 
 def small(**columns: Any) -> pa.Table:
@@ -72,9 +72,48 @@ def test_columns_not_given_are_null_and_nan_becomes_null() -> None:
 
 def test_metadata_survive_the_file(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    metadata = {**METADATA, "beta": {"value": 0.1 + 0.2, "reason": "β ± 1"}, "name": "x\udcff.tar"}
+    metadata = {**METADATA, "beta": {"value": 0.1 + 0.2, "mode": "auto", "reason": "β ± 1"}, "name": "x\udcff.tar"}
     run.write_table("x", table_from({"key": ["a"]}, metadata))
     assert read_metadata(run.table("x")) == metadata
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("shard", {"rows": 2}, "shard.name is missing"),
+        ("shard", {**METADATA["shard"], "rows": "2"}, "shard.rows is '2', not a count"),
+        ("shard", {**METADATA["shard"], "damage": ["x"]}, "shard.damage is"),
+        ("scorer", None, "scorer is not an object"),
+        ("scorer", {**METADATA["scorer"], "extra": 1}, "scorer.extra is unknown"),
+        ("reading", [], "reading is not an object"),
+        ("beta", {"value": "0.2", "mode": "auto"}, "beta.value is '0.2'"),
+        ("calibration", 7, "calibration is '7'"),
+        ("neighbourhood", {"alone": 1}, "neighbourhood.calibration is missing"),
+        ("pair_quality", {"size": -1}, "pair_quality.seed is missing"),
+        ("labels", "all", "labels is 'all'"),
+    ],
+)
+def test_metadata_of_a_table_from_elsewhere(tmp_path: Path, name: str, value: Any, problem: str) -> None:
+    run = RunFolder(tmp_path)
+    run.write_table("x", table_from({"key": ["a", "b"]}, {**METADATA, name: value}))
+    with refused("table", run.table("x"), TableError) as raised:
+        read_metadata(run.table("x"))
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("change", ["missing", "int64", "string"])
+def test_columns_of_a_table_from_elsewhere(tmp_path: Path, change: str) -> None:
+    run = run_with(tmp_path, {"x": small(osa_weight=[0.1, None])})
+    table = small(osa_weight=[0.1, None])
+    place = table.column_names.index("osa_weight")
+    other = {"int64": pa.array([1, 2]), "string": pa.array(["=1", None])}.get(change)
+    table = table.remove_column(place) if other is None else table.set_column(place, "osa_weight", other)
+    pq.write_table(table, run.table("x"))
+    for columns in (None, ["key", "osa_weight"]):
+        with refused("table", run.table("x"), TableError) as raised:
+            run.read("x", columns)
+        assert "osa_weight" in str(raised.value)
+    assert run.read("x", ["key"]).num_rows == 2
 
 
 def test_a_table_read_and_written_again_has_the_same_bytes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from noisegate.pipeline.errors import TableError
@@ -306,10 +307,25 @@ def test_beta_of_the_run_file(work: Path) -> None:
     assert texts(found) == "β in _run.json (0.3, fixed) is not that of the tables (0.4, fixed)"
 
 
-@pytest.mark.parametrize(("name", "value"), [("calibration", {"noise_rate": 0.5}), ("beta", {"value": 7})])
-def test_a_record_that_cannot_be_read(work: Path, name: str, value: Any) -> None:
-    rewrite(work, lambda t: with_metadata(t, name, value))
+def test_a_record_that_cannot_be_read(work: Path) -> None:
+    rewrite(work, lambda t: with_metadata(t, "calibration", {"noise_rate": 0.5}))
     assert "x-01.tar: the table's record of β or calibration cannot be read" in texts(check(work))
+    rewrite(work, lambda t: with_metadata(t, "beta", {"value": 7}))
+    assert "x-01.parquet has damaged metadata: beta.mode is missing" in texts(check(work))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("x-01.parquet", "table was"), ("embeddings/x-01.safetensors", "embeddings were")]
+)
+def test_an_edit_that_nothing_else_shows(work: Path, name: str, what: str) -> None:
+    path = work / "run" / name
+    if path.suffix == ".parquet":
+        pq.write_table(with_metadata(pq.read_table(path), "note", "all is well"), path)
+    else:
+        data = bytearray(path.read_bytes())
+        data[-2] ^= 1  # the last digit of a number
+        path.write_bytes(data)
+    assert f"x-01.tar: the {what} changed after" in texts(check(work))
 
 
 def test_a_table_of_another_scorer(work: Path) -> None:
