@@ -24,6 +24,7 @@ from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample, part_limit
 TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
 KEPT_BYTES = 400 << 20  # of memory after a task: base, spare heap, and some growth
 TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
+KILLED_TRIES = 6  # where workers are killed from outside, which is seldom the sample's doing; chosen
 
 
 @dataclass
@@ -147,7 +148,8 @@ class DecodePool:
     """Decodes chunks of samples. `workers=0` decodes in this process.
 
     `submit` returns at once; `collect` waits for that chunk. When its worker dies or takes longer than TASK_SECONDS, the
-    samples are tried again one by one, and one that fails TRIES times becomes a row with the status `bad_image`.
+    samples are tried again one by one, each in a worker that does nothing else. One that hangs again, or fails TRIES times
+    (KILLED_TRIES if it is SIGKILL, which comes from outside), becomes a row with the status `bad_image`.
 
     With `memory`, no worker takes more bytes than that while it decodes, and one that keeps over KEPT_BYTES is replaced.
     """
@@ -173,10 +175,10 @@ class DecodePool:
         """Process ids of the workers that are ready."""
         return [] if self._pool is None else self._pool.pids
 
-    def submit(self, chunk: list[RawSample], seconds: float = TASK_SECONDS) -> "Future[list[Decoded]]":
+    def submit(self, chunk: list[RawSample], seconds: float | None = None) -> "Future[list[Decoded]]":
         """Have a chunk decoded; without workers it is decoded now. The future raises WorkerLost."""
         if self._pool is not None:
-            return self._pool.submit(chunk, seconds=seconds)
+            return self._pool.submit(chunk, seconds=TASK_SECONDS if seconds is None else seconds)
         done: Future[list[Decoded]] = Future()
         done.set_result(self._decode(chunk))
         return done
@@ -191,13 +193,14 @@ class DecodePool:
             raise _cannot_start(self._workers) from error
 
     def _decode_alone(self, raw: RawSample) -> Decoded:
-        for left in reversed(range(TRIES)):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return self.submit([raw]).result()[0]
             except WorkerLost as lost:
-                if not left:
+                if lost.hung or tries >= (KILLED_TRIES if lost.killed else TRIES):
                     return lost_sample(raw, lost)
-        raise AssertionError("TRIES is at least 1")
 
 
 def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | None) -> WorkerPool:
@@ -234,4 +237,6 @@ def lost_sample(raw: RawSample, lost: WorkerLost) -> Decoded:
     digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
     flags = ("duplicate_key",) if raw.duplicate else ()
     reason = "the decoder did not finish this image in time" if lost.hung else "the decoder crashed on this image"
+    if lost.killed:
+        reason = "the decoder was killed again and again on this image, perhaps for want of memory"
     return Decoded(raw.key, raw.index, "bad_image", reason, image_sha256=digest, flags=flags)

@@ -20,17 +20,21 @@ from .messages import receive, send
 START_SECONDS = 60.0  # for a process to import what it needs; chosen, ten times what a busy machine takes
 STARTS = 3  # tries to start a process, which may be killed just then
 LOOK_SECONDS = 0.1  # between two looks at the deadlines
+END_SECONDS = 5.0  # for a process to end after its pipe is closed
 PAUSE_SECONDS = 1.0  # after all tries to start a process have failed
 
 
 class WorkerLost(Exception):
-    """The worker ended before it answered; `hung` if it was killed because it took too long."""
+    """The worker ended before it answered; `hung` if it was killed because it took too long.
 
-    def __init__(self, hung: bool = False) -> None:
+    `killed` if something else did that by SIGKILL, such as the system for want of memory.
+    """
+
+    def __init__(self, hung: bool = False, killed: bool = False) -> None:
         super().__init__(
             "the worker took too long and was killed" if hung else "the worker ended by itself or was killed"
         )
-        self.hung = hung
+        self.hung, self.killed = hung, killed
 
 
 class WorkerNotStarted(Exception):
@@ -168,8 +172,9 @@ class _Worker:
                 send(self._connection, task.arguments)
                 leaves, error, value = receive(self._connection)
         except (EOFError, OSError) as gone:
+            killed = self._was_killed()
             self.end()
-            raise WorkerLost(self._late) from gone
+            raise WorkerLost(self._late, killed and not self._late) from gone
         if leaves:
             self.end()
         if error is not None:
@@ -187,6 +192,11 @@ class _Worker:
             process.close()
         if connection is not None:
             connection.close()
+
+    def _was_killed(self) -> bool:
+        """Whether the process, whose end of the pipe is closed, was ended by SIGKILL."""
+        self._process.join(END_SECONDS)
+        return bool(self._process.exitcode == -getattr(signal, "SIGKILL", 9))
 
     def kill(self) -> None:
         with self._lock:

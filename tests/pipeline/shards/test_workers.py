@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,16 @@ import pytest
 from PIL import Image
 
 from noisegate.pipeline.settings import DecodeOptions, Limits
+from noisegate.pipeline.shards import workers
+from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import RawSample
+from noisegate.pipeline.shards.stream import Chunk, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, decode_sample, default_workers
 from tests.commands import ROOT
 from tests.errors import refused
 from tests.pipeline.shards import crashing
-from tests.pipeline.shards.tars import encoded, picture
+from tests.pipeline.shards.tars import encoded, picture, write_tar
 
 SMALL = Preprocess(size=4)
 
@@ -157,7 +161,8 @@ class TestPool:
         assert [s.index for s in found] == list(range(24)) and [s.status for s in again] == ["ok"] * 3
         assert {s.index: s.status for s in found if s.status != "ok"} == dict.fromkeys(poison, "bad_image")
         for i in poison:
-            assert found[i].error == "the decoder crashed on this image"
+            word = "killed again and again" if poison[i] == crashing.KILLED else "crashed"
+            assert f"the decoder {word} on this image" in str(found[i].error).replace("was killed", "killed")
             assert found[i].image_sha256 == hashlib.sha256(raws[i].parts["png"]).digest()
         for s in found:
             if s.index not in poison:
@@ -167,6 +172,33 @@ class TestPool:
     def test_workers_that_never_start_end_the_job_with_a_reason(self) -> None:
         with refused("workers", 2):
             DecodePool(2, crashing.NeverArrives(), DecodeOptions())
+
+    def test_good_pictures_survive_workers_that_are_killed_from_outside(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As an OOM killer does: with the chunk, then three more times while the sample is alone."""
+        kills = tmp_path / "kills"
+        kills.write_bytes(bytes(4))
+        monkeypatch.setenv(crashing.KILLS, str(kills))
+        raws = [pair(i, crashing.KILLED_AT_FIRST if i == 2 else None) for i in range(4)]
+        with DecodePool(1, crashing.preprocess, DecodeOptions()) as pool:
+            assert [s.status for s in decode_all(pool, [raws])] == ["ok"] * 4  # was bad_image
+        assert kills.stat().st_size == 0
+
+    def test_a_decoder_that_hangs_or_is_stopped_does_not_hang_the_job(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(workers, "TASK_SECONDS", 0.5)
+        reds = {1: crashing.HANGS, 5: crashing.STOPPED}
+        files = [(f"{i}.{part}", data) for i in range(8) for part, data in pair(i, reds.get(i)).parts.items()]
+        shard = Shard(str(write_tar(tmp_path / "x.tar", files)))
+        with (
+            DecodePool(1, crashing.preprocess, DecodeOptions()) as pool,
+            closing(stream([shard], pool, 4)) as items,
+        ):
+            found = [s for item in items if isinstance(item, Chunk) for s in item.samples]
+        late = "the decoder did not finish this image in time"
+        assert [s.error for s in found] == [late if i in reds else None for i in range(8)]
 
     def test_workers_import_neither_torch_nor_fsspec(self) -> None:
         code = (
