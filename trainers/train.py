@@ -292,10 +292,10 @@ def _result(
 
 
 def _export_best(folder: TrainFolder) -> None:
-    """Write the best weights in open_clip's format, if the target is one of its models."""
+    """Write the best weights in the format of open_clip or transformers, if the target is one of their models."""
     files = folder.networks("best")
     if len(files) == 1:
         target = load_target(files[0])
         export = getattr(target, "export", None)
         if export is not None:
-            export(folder.open_clip)
+            export(folder.open_clip if target.config.name == "clip" else folder.path / target.config.name)

@@ -21,3 +21,6 @@ from .openclip_names import open_clip_source as open_clip_source
 from .openclip_towers import encode_tokens as encode_tokens
 from .openclip_towers import trim as trim
 from .openclip_towers import trimming_is_exact as trimming_is_exact
+from .transformers_model import context_length as context_length
+from .transformers_model import load_transformers as load_transformers
+from .transformers_model import pooled_features as pooled_features

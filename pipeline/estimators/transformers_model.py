@@ -38,7 +38,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         self, model: Any, processor: Any, name: str, device: Device, batch_size: int | None = None, draft: bool = False
     ) -> None:
         self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
-        self._context = _context_length(model, processor)
+        self._context = context_length(model, processor)
         self._model = device.place(model.float())  # version 5 loads in the checkpoint's own type, version 4 in float32
         super().__init__(device, batch_size, ProcessorPixels.of(processor.image_processor, name, draft))
         self._check_pixels(processor.image_processor, name)
@@ -58,30 +58,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         cls, spec: str, device: Device, batch_size: int | None = None, draft: bool = False
     ) -> "TransformersEstimator":
         """Load `hf:NAME` from the hub or its cache, or `hf:FOLDER` as written by `save_pretrained`."""
-        allow_torchvision()  # transformers' image processors import it
-        try:
-            import transformers
-        except ImportError as error:
-            raise ConfigError.of("model", spec, f"needs transformers ({error}); {install_line('hf')}") from error
-        source, name = _source(spec)
-        with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
-            try:
-                refuse_code(spec, transformers.PretrainedConfig.get_config_dict(source)[0])
-                for path in sorted(Path(source).glob("*config.json")):  # of a folder
-                    refuse_code_in_file(spec, path)
-                model, report = transformers.AutoModel.from_pretrained(
-                    source, output_loading_info=True, trust_remote_code=False
-                )
-                _check_model(model, report, spec)
-                processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-            except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-                raise ConfigError.of(
-                    "model", spec, f"cannot be loaded, use hf:FOLDER: {describe_error(error)}"
-                ) from error
-            if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
-                kind = type(processor).__name__
-                raise ConfigError.of("model", spec, f"has a {kind} only; save one for pictures and texts beside it")
-            return cls(model, processor, name, device, batch_size, draft)
+        return cls(*load_transformers(spec), device, batch_size, draft)
 
     @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -132,11 +109,13 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
     def _encode_image_tensor(self, batch: torch.Tensor) -> torch.Tensor:
         with self._device.autocast():
-            return _features(self._model.get_image_features(pixel_values=self._place(batch)))
+            return pooled_features(self._model.get_image_features(pixel_values=self._place(batch)))
 
     def _encode_tokens(self, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         with self._device.autocast():
-            return _features(self._model.get_text_features(**{k: v.to(self._device.name) for k, v in tokens.items()}))
+            return pooled_features(
+                self._model.get_text_features(**{k: v.to(self._device.name) for k, v in tokens.items()})
+            )
 
     def _check_pixels(self, image_processor: Any, name: str) -> None:
         """Raise ConfigError if the processor makes other pixels of a picture than `ProcessorPixels`."""
@@ -174,7 +153,37 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         return bool(np.abs(whole - cut).max() <= tolerance)
 
 
-def _features(output: Any) -> torch.Tensor:
+def load_transformers(spec: str, weights: bool = True) -> tuple[Any, Any, str]:
+    """Model, processor and name of `hf:NAME` or `hf:FOLDER`; without `weights` the model has random ones."""
+    allow_torchvision()  # transformers' image processors import it
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError.of("model", spec, f"needs transformers ({error}); {install_line('hf')}") from error
+    source, name = _source(spec)
+    with _quiet(transformers), contextlib.nullcontext() if Path(source).is_dir() else hub_or_cache():
+        try:
+            refuse_code(spec, transformers.PretrainedConfig.get_config_dict(source)[0])
+            for path in sorted(Path(source).glob("*config.json")):  # of a folder
+                refuse_code_in_file(spec, path)
+            if weights:
+                model, report = transformers.AutoModel.from_pretrained(
+                    source, output_loading_info=True, trust_remote_code=False
+                )
+            else:
+                config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+                model, report = transformers.AutoModel.from_config(config), {"missing_keys": ()}
+            _check_model(model, report, spec)
+            processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            raise ConfigError.of("model", spec, f"cannot be loaded, use hf:FOLDER: {describe_error(error)}") from error
+        if getattr(processor, "tokenizer", None) is None or getattr(processor, "image_processor", None) is None:
+            kind = type(processor).__name__
+            raise ConfigError.of("model", spec, f"has a {kind} only; save one for pictures and texts beside it")
+        return model, processor, name
+
+
+def pooled_features(output: Any) -> torch.Tensor:
     features: torch.Tensor = output if isinstance(output, torch.Tensor) else output.pooler_output
     return features
 
@@ -200,7 +209,7 @@ def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
         raise ConfigError.of("model", spec, f"lacks weights such as {missing[0]}; use a complete checkpoint")
 
 
-def _context_length(model: Any, processor: Any) -> int:
+def context_length(model: Any, processor: Any) -> int:
     """Most tokens that the processor passes on and the model has positions for."""
     positions = getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", None)
     endless = "a " * (2 * (positions or 512))

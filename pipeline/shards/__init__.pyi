@@ -9,6 +9,7 @@ from .locate import Shard as Shard
 from .locate import expand_braces as expand_braces
 from .locate import find_shards as find_shards
 from .preprocess import Preprocess as Preprocess
+from .preprocess import ProcessorPixels as ProcessorPixels
 from .random_access import TarSamples as TarSamples
 from .random_access import index_samples as index_samples
 from .random_access import is_compressed as is_compressed

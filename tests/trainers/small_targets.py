@@ -43,6 +43,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "steps": 2,
         "vocabulary": WORDS,
     },
+    "scan": {"name": "scan", "features": 6, "regions": 5, "width": 8, "word_width": 4, "vocabulary": WORDS},
     "video": {
         "name": "video",
         "features": 6,

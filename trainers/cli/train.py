@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from noisegate.trainers.train import TrainResult
 
 DATA, TRAINING = "Data", "Training"
-TARGETS = ("clip", "dual", "sgraf", "video")
+TARGETS = ("clip", "dual", "sgraf", "scan", "video")
 
 Settings = Annotated[
     list[str] | None,
@@ -48,7 +48,10 @@ def train(
     eval_shards: Annotated[list[str] | None, _option("--eval-shards", "Held-out shards to measure on.", DATA)] = None,
     target: Annotated[
         str | None,
-        _option("--target", "clip, dual, sgraf, video, or a CLIP of open_clip: embedded, ViT-B-32, local-dir:FOLDER."),
+        _option(
+            "--target",
+            "clip, dual, sgraf, scan, video, a CLIP of open_clip (embedded, ViT-B-32, local-dir:FOLDER) or hf:NAME.",
+        ),
     ] = None,
     pretrained: Annotated[
         str | None, _option("--pretrained", "Tag or checkpoint file of the CLIP.", None, "-p")
@@ -132,10 +135,10 @@ def train(
 
 
 def _target_settings(name: str | None) -> dict[str, str]:
-    """Settings for a target by name, or for a model of open_clip by its name there."""
+    """Settings for a target by name, or for a model of open_clip or transformers by its name there."""
     if name is None or name in TARGETS:
         return {} if name is None else {"target.name": name}
-    return {"target.name": "clip", "target.model": name}
+    return {"target.name": "hf" if name.startswith("hf:") else "clip", "target.model": name}
 
 
 def _print_result(result: "TrainResult", output: Output, tables: Path | None) -> None:

@@ -8,6 +8,7 @@ runs/007-osa/
   last.safetensors       weights after the last whole epoch
   state.safetensors      everything that --resume needs
   open_clip/             the best weights in open_clip's format (target clip)
+  hf/                    the best weights in transformers' format (target hf)
   result.json            written when the run is over
 """
 

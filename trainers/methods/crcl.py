@@ -99,8 +99,7 @@ class Crcl(Method):
         return sum(self.lengths)
 
     def prepare(self, run: Run) -> None:
-        target = run.network()
-        self.pretrained = target.logit_scale is not None and not target.config.from_scratch
+        self.pretrained = not run.network().config.from_scratch
         self.relative = self.config.label == "relative" or (self.config.label == "auto" and self.pretrained)
         if self.relative and self.config.label == "auto":
             run.note(

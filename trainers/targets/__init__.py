@@ -1,8 +1,8 @@
 """Targets: the networks that are trained. Each gives a similarity matrix for a batch; methods know nothing else.
 
-clip.py, dual.py, sgraf.py and video.py are the networks, build.py makes, averages, saves and loads them
-by name. base.py says what a target is and what it makes of a batch; pictures.py and texts.py turn samples into inputs,
-pooling.py parts into one vector.
+clip.py, hf.py, dual.py, sgraf.py, scan.py and video.py are the networks, build.py makes, averages, saves and loads them
+by name. region_words.py is what sgraf and scan share. base.py says what a target is and what it makes of a batch;
+pictures.py and texts.py turn samples into inputs, pooling.py parts into one vector.
 """
 
 from .base import (

@@ -21,7 +21,7 @@ from torch.autograd.function import FunctionCtx
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels import BUILT_IN, Anchors, ClassSet, load_classes, prompts
-from noisegate.pipeline.shards import Preprocess
+from noisegate.pipeline.shards import Preprocess, ProcessorPixels
 
 from .pictures import pixel_scaling
 
@@ -194,7 +194,7 @@ class Target(nn.Module, ABC):
         """Token ids (N, L) int64 on the target's device."""
         return self.tokenizer(list(texts)).to(self.device)
 
-    def scale_pixels(self, preprocess: Preprocess) -> None:
+    def scale_pixels(self, preprocess: Preprocess | ProcessorPixels) -> None:
         """Let `pixels` scale as `preprocess` says."""
         mean, std = pixel_scaling(preprocess)
         self.register_buffer("mean", mean, persistent=False)

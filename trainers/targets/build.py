@@ -23,6 +23,8 @@ from .base import Encoded, Target, TargetConfig
 TARGETS: Mapping[str, tuple[str, str]] = {
     "clip": ("noisegate.trainers.targets.clip", "Clip"),
     "dual": ("noisegate.trainers.targets.dual", "Dual"),
+    "hf": ("noisegate.trainers.targets.hf", "Hf"),
+    "scan": ("noisegate.trainers.targets.scan", "Scan"),
     "sgraf": ("noisegate.trainers.targets.sgraf", "Sgraf"),
     "video": ("noisegate.trainers.targets.video", "Video"),
 }

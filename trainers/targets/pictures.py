@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards import Preprocess
+from noisegate.pipeline.shards import Preprocess, ProcessorPixels
 
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 _TRIES = 10  # to fit a crop of the drawn area and aspect ratio
@@ -52,7 +52,7 @@ class PictureTransform:
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
         image = image.convert("RGB")
         if self.augment is None or self.deterministic:
-            return _channels_first(self.preprocess(image))
+            return channels_first(self.preprocess(image))
         rng = np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
         if self.augment.crop is not None:
             size = self.preprocess.size
@@ -65,7 +65,7 @@ class PictureTransform:
             pixels = self.preprocess(image)
         if self.augment.flip and rng.random() < self.augment.flip:
             pixels = pixels[:, ::-1]
-        return _channels_first(pixels)
+        return channels_first(pixels)
 
 
 def crop_box(
@@ -86,7 +86,8 @@ def crop_box(
     return left, top, left + wide, top + high
 
 
-def _channels_first(pixels: NDArray[np.uint8]) -> Tensor:
+def channels_first(pixels: NDArray[np.uint8]) -> Tensor:
+    """(H, W, 3) as a tensor (3, H, W)."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
@@ -114,7 +115,7 @@ class FeatureTransform:
         return padded
 
 
-def pixel_scaling(preprocess: Preprocess) -> tuple[Tensor, Tensor]:
+def pixel_scaling(preprocess: Preprocess | ProcessorPixels) -> tuple[Tensor, Tensor]:
     """(1, 3, 1, 1) each: what is taken from pixels in 0..255 and what they are divided by."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) * 255 for values in (preprocess.mean, preprocess.std))
     return mean, std

@@ -80,7 +80,7 @@ def test_members_read_pictures_and_texts_alike() -> None:
 
 
 def test_every_target_is_tested_here() -> None:
-    assert {config["name"] for config in CONFIGS.values()} == set(TARGETS)
+    assert {config["name"] for config in CONFIGS.values()} == set(TARGETS) - {"hf"}  # test_hf.py
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,119 @@
+"""Targets that compare the regions of an image with the words of a text, pair by pair: the part that SGRAF and SCAN share."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .base import Encoded, Target, TargetConfig, count, take, unit
+from .pictures import FeatureTransform
+from .pooling import mean_pool
+from .texts import Vocabulary, WordEncoder
+
+
+class RegionWordsConfig(TargetConfig):
+    """Settings of `sgraf` and `scan`."""
+
+    features: int = Field(default=2048, ge=1)
+    regions: int = Field(default=36, ge=1)
+    width: int = Field(default=1024, ge=1)
+    """of regions and words in the joint space"""
+    word_width: int = Field(default=300, ge=1)
+    word_vectors: str | None = None
+    text_layers: int = Field(default=1, ge=1)
+    dropout: float = Field(default=0.4, ge=0, lt=1)
+    block: int = Field(default=8_000_000, ge=1)
+    """numbers of the largest tensor of one block of pairs: a batch or an evaluation is done block by block"""
+    recompute: bool = False
+    """in training, forget each block and compute it again for the gradient: memory of one block, a third more time"""
+    vocabulary: Vocabulary = Vocabulary()
+
+    @property
+    def reads_features(self) -> bool:
+        return True
+
+
+class RegionWords(Target):
+    """Features (B, K, D), tokens (B, L); encoded as `vectors` (B, d), `parts` (B, K or L, d) and `mask`, all unit rows."""
+
+    config: RegionWordsConfig
+
+    def __init__(self, config: RegionWordsConfig, weights: bool = True) -> None:
+        super().__init__(config)
+        self.width = config.width
+        self.to_joint = nn.Linear(config.features, config.width)
+        self.words = WordEncoder(
+            config.vocabulary,
+            config.width,
+            word_width=config.word_width,
+            layers=config.text_layers,
+            dropout=config.dropout,
+            vectors=config.word_vectors if weights else None,
+        )
+        self.tokenizer = config.vocabulary.tokenizer()
+
+    @abstractmethod
+    def match(self, images: Encoded, texts: Encoded) -> Tensor:
+        """(Bi, Bt) similarities of one block."""
+
+    def pool_images(self, parts: Tensor, mask: Tensor) -> Tensor:
+        """Each image's global vector (B, d) of its regions (B, K, d)."""
+        return unit(mean_pool(parts, mask))
+
+    def pool_texts(self, parts: Tensor, mask: Tensor) -> Tensor:
+        """Each text's global vector (B, d) of its words (B, L, d)."""
+        return unit(mean_pool(parts, mask))
+
+    def image_transform(self, train: bool) -> Callable[..., Tensor]:
+        return FeatureTransform(self.config.regions, self.config.features)
+
+    def encode_images(self, images: Tensor) -> Encoded:
+        features = images.unsqueeze(1) if images.ndim == 2 else images
+        mask = (features != 0).any(dim=-1)
+        parts = unit(self.to_joint(features)) * mask.unsqueeze(-1)
+        return {"vectors": self.pool_images(parts, mask), "parts": parts, "mask": mask}
+
+    def encode_texts(self, tokens: Tensor) -> Encoded:
+        words, mask = self.words(tokens)
+        parts = unit(words) * mask.unsqueeze(-1)
+        return {"vectors": self.pool_texts(parts, mask), "parts": parts, "mask": mask}
+
+    def similarity(self, images: Encoded, texts: Encoded) -> Tensor:
+        """(Bi, Bt) float32, block by block, so that memory does not grow with the number of pairs."""
+        pair = (texts["mask"].shape[1] + 1) * self.width
+        across = max(1, min(count(images), self.config.block // pair))
+        down = max(1, self.config.block // (pair * across))
+        rows = [
+            torch.cat(
+                [self._block(_cut(images, i, across), _cut(texts, t, down)) for t in range(0, count(texts), down)], 1
+            )
+            for i in range(0, count(images), across)
+        ]
+        return torch.cat(rows) if rows else images["vectors"].new_zeros(0, count(texts))
+
+    def _block(self, images: Encoded, texts: Encoded) -> Tensor:
+        longest = max(1, int(texts["mask"].any(dim=0).sum()))  # words come first, so the rest is padding
+        texts = {name: part[:, :longest] if name != "vectors" else part for name, part in texts.items()}
+        if self.config.recompute and torch.is_grad_enabled():
+            result: Tensor = checkpoint(self.match, images, texts, use_reentrant=False)
+            return result
+        return self.match(images, texts)
+
+
+def _cut(encoded: Encoded, start: int, size: int) -> Encoded:
+    return take(encoded, slice(start, start + size))
+
+
+def attend(images: Encoded, texts: Encoded, sharpness: float) -> Tensor:
+    """(Bi, Bt, L, d) unit rows, what each word sees of the regions: a_j of (D4) and (D5); zeros without regions."""
+    regions, words = images["parts"].float(), texts["parts"].float()
+    cosine = torch.einsum("ikd,tld->itkl", regions, words)
+    leaky = F.leaky_relu(cosine, 0.1) * texts["mask"][None, :, None, :]
+    normal = F.normalize(leaky, dim=-1, eps=1e-8)
+    real = images["mask"][:, None, :, None]
+    attention = (sharpness * normal).masked_fill(~real, -1e4).softmax(dim=2) * real
+    return F.normalize(torch.einsum("itkl,ikd->itld", attention, regions), dim=-1, eps=1e-8)
