@@ -75,6 +75,9 @@ class PairCalibration:
     clean: tuple[float, ...]  # P(clean) at the knots
     kept: tuple[float, ...]  # share of the given pairs above each knot
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
+    loss: float = float(
+        "nan"
+    )  # held-out log-loss (nats) at telling given from mismatched pairs, which decides between scores
     score: str = SIMILARITY
     cosines: tuple[float, ...] = ()  # empty if the knots are cosines
     cosine_kept: tuple[float, ...] = ()  # share of the given pairs above each of `cosines`
@@ -206,6 +209,7 @@ def _calibrate(given: Float64, mismatched: Float64, rng: np.random.Generator) ->
         clean=_round(at_knots),
         kept=_round(kept),
         kept_clean=_round(np.clip(kept_clean, 0, 1)),
+        loss=round(_held_out_loss(unseen, g, m), 6),
     )
 
 
@@ -314,6 +318,15 @@ def _held_out_error(fits: list[RatioFit], g: Float64, m: Float64, rate: float) -
         seen += np.bincount(decile, g[fold], 10)
         wrong += np.bincount(decile, m[fold], 10)
     return float(np.abs(seen - rate * wrong * seen.sum() / wrong.sum() - predicted).sum() / seen.sum())
+
+
+def _held_out_loss(fits: list[RatioFit], g: Float64, m: Float64) -> float:
+    """Log-loss at telling given from mismatched pairs of folds that the map was not fitted on; both kinds count half."""
+    logits = np.log(
+        np.maximum(np.stack([fit.ratio for fit in fits]), 1e-9)
+    )  # at even odds, whatever the numbers of pairs
+    on_given, on_mismatched = np.logaddexp(0, -logits), np.logaddexp(0, logits)
+    return float((np.sum(g * on_given) / g.sum() + np.sum(m * on_mismatched) / m.sum()) / 2)
 
 
 def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Float64, m: Float64) -> dict[str, tuple[float, float]]:
