@@ -272,7 +272,7 @@ def test_rows_of_the_table_in_another_order(work: Path) -> None:
         ("osa_weight", 0.1, "osa_weight is 0.1, but β 0.4 and similarity"),
         ("osa_weight", None, "osa_weight is null, but β 0.4 and similarity"),
         ("clean", False, "clean is false, but osa_weight"),
-        ("clean_probability", 0.123, "clean_probability is 0.123, but the calibration and similarity"),
+        ("clean_probability", 0.123, "clean_probability is 0.123, but the calibration and "),
         ("clean_probability", 1.5, "clean_probability is 1.5, which is no probability"),
         ("similarity", 0.9, "similarity is 0.9000, but its kept embeddings give"),
         ("text_sha256", bytes(32), "the caption's bytes have changed"),
