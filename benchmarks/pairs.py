@@ -6,8 +6,8 @@ python benchmarks/pairs.py --memory 40000             # peak memory of scoring t
 
 For every draw and noise rate some captions are replaced: by one another's, so that the right caption of a wrong pair is in the
 pool, by captions of pairs that are left out, so that it is absent, or (scenes) by captions that are false in one attribute. The
-AUROC of cosine, `pair_quality` (with τ chosen on the data without the truth, as a run does, and with the model's own τ), CSLS
-(10 neighbours) and the score that a run takes P(clean) from (`judged`) is that of right against wrong pairs. The calibrations
+AUROC of cosine, `pair_quality` (with the model's own τ, as a run has it, and with one chosen on the data), CSLS (10 neighbours)
+and the score that a run takes P(clean) from (`judged`) is that of right against wrong pairs. The calibrations
 know nothing of the truth; their error (ECE, ten bins), noise rate and interval are compared with it.
 """
 
@@ -127,12 +127,12 @@ def measure(
     first, second = mismatch_pairs(images, texts, np.random.default_rng(seed))
     rows = np.arange(len(images))
     cosine = PairSample(paired_cosines(images, texts, rows, rows), paired_cosines(images, texts, first, second))
-    given, own = pool.quality(images, texts, (best, own_temperature))
-    quality = PairSample(given, pool.quality(images[first], texts[second], (best,))[0])
+    given, by_data = pool.quality(images, texts, (own_temperature, best))
+    quality = PairSample(given, pool.quality(images[first], texts[second], (own_temperature,))[0])
     chosen = choose_calibration(cosine, quality)
     assert chosen is not None
     judged = quality.given if chosen.score == QUALITY else cosine.given
-    scores = {"cosine": cosine.given, "pair_quality": given, "own_temperature": own, "csls": csls(images, texts)}
+    scores = {"cosine": cosine.given, "pair_quality": given, "chosen_temperature": by_data, "csls": csls(images, texts)}
     figures = {name: {"error": 1 - auroc(score[right], score[~right])} for name, score in scores.items()}
     figures["judged"] = {
         "error": 1 - auroc(judged[right], judged[~right]),
@@ -177,8 +177,8 @@ def compare(files: list[Path], draws: int, scenes: int, seed: int) -> list[dict[
 
 
 def print_comparison(table: list[dict[str, Any]]) -> None:
-    names = ("cosine", "pair_quality", "own_temperature", "csls", "judged")
-    heads = "AUROC cosine | quality | at own τ | CSLS | judged | by quality | error ratio"
+    names = ("cosine", "pair_quality", "chosen_temperature", "csls", "judged")
+    heads = "AUROC cosine | quality | at chosen τ | CSLS | judged | by quality | error ratio"
     print(f"| data | noise | right caption | {heads} | ECE cosine → judged | noise off by | covers |")
     print("| --- " * 13 + "|")
     for row in table:
@@ -202,8 +202,10 @@ def print_comparison(table: list[dict[str, Any]]) -> None:
             print(
                 f"{kind}: ECE {np.mean(ece):.3f}, at worst {max(ece):.3f} (goal: .03); interval covers {np.mean(covers):.0%}"
             )
-    own, best = (np.mean([row[name]["error"] for row in table]) for name in ("own_temperature", "pair_quality"))
-    print(f"mean error of pair_quality: {best:.5f} with τ chosen on the data, {own:.5f} with the model's own")
+    own, best = (np.mean([row[name]["error"] for row in swapped]) for name in ("pair_quality", "chosen_temperature"))
+    print(
+        f"mean error of pair_quality, swapped captions: {own:.5f} with the model's own τ, {best:.5f} with a chosen one"
+    )
 
 
 def measure_memory(pairs: int, width: int = 64) -> dict[str, float]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import AllFailedError, ConfigError, MismatchError
-from noisegate.pipeline.estimators.base import Estimator, Identity
+from noisegate.pipeline.estimators.base import Estimator, own_temperature
 from noisegate.pipeline.pairs.scorer import encode_samples
 from noisegate.pipeline.runs.embeddings import embeddings_match, read_embeddings, write_embeddings
 from noisegate.pipeline.runs.resume import failed_rows
@@ -230,7 +230,7 @@ def encode_shards(
                     encoded = len(part.samples)
                     if retry.pop(item.shard.url, None):
                         _merge(run, part, item)
-                    _write(run, part, item, model.identity, task.options)
+                    _write(run, part, item, model, task.options)
                     if run.mirror:
                         run.mirror.put_shard(item.shard.stem, keep=not task.scratch)
                     if item.damage:
@@ -279,13 +279,14 @@ def _merge(run: RunFolder, part: "EncodedShard", end: ShardEnd) -> None:
     part.merge_into(table, run.embeddings(end.shard.stem))
 
 
-def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, identity: Identity, options: DecodeOptions) -> None:
+def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, model: Estimator, options: DecodeOptions) -> None:
     """Write the embeddings first: a table that exists marks its shard as done."""
     shard = {"name": Path(end.shard.url).name, "sha256": end.sha256, "size": end.size, "rows": len(part.samples)}
     digest = write_embeddings(run.embeddings(end.shard.stem), part.images, part.texts, {"shard": shard})
     metadata = {
         "table_version": VERSION,
-        "scorer": identity.to_dict(),
+        "scorer": model.identity.to_dict(),
+        "temperature": own_temperature(model),
         "shard": {**shard, "damage": end.damage, **({"cut": True} if end.cut else {})},
         "reading": options.to_dict(),
         "embeddings": digest,

@@ -103,6 +103,12 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
     return unit
 
 
+def own_temperature(estimator: Estimator) -> float | None:
+    """τ of the softmax that the model was trained with, if the estimator knows it."""
+    value = getattr(estimator, "temperature", None)
+    return None if value is None or not 0 < value < 1 else round(float(value), 6)
+
+
 SPECIAL_TOKENS = 4  # that a tokenizer may add to a text; CLIP's adds two
 
 

@@ -150,6 +150,12 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         embedded = self._by_length(lengths, lambda batch: self._encode_tokens(self._trim(tokens[batch])))
         return embedded[[rows[text] for text in texts]] if len(rows) < len(texts) else embedded
 
+    @property
+    def temperature(self) -> float | None:
+        """τ that the model was trained with: 1 / exp(logit_scale)."""
+        scale = getattr(self._model, "logit_scale", None)
+        return None if scale is None else float(torch.exp(-scale.detach().float()).max())
+
     def find_truncated(self, texts: Sequence[str]) -> list[bool]:
         """Whether each text has more tokens than the text tower's context.
 

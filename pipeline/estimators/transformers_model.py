@@ -68,6 +68,14 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         lengths = [len(tokens) for tokens in whole]
         return self._by_length(lengths, lambda batch: self._encode_tokens(self.tokenize([texts[i] for i in batch])))
 
+    @property
+    def temperature(self) -> float | None:
+        """τ that the model was trained with; ALIGN keeps it as it is, the others as the logarithm of 1 / τ."""
+        scale, plain = (getattr(self._model, name, None) for name in ("logit_scale", "temperature"))
+        if scale is not None:
+            return float(torch.exp(-scale.detach().float()).max())
+        return None if plain is None else float(plain.detach().float().max())
+
     def find_truncated(self, texts: Sequence[str]) -> list[bool]:
         """Whether each text has more tokens than the text tower's context."""
         long = [i for i, text in enumerate(texts) if not surely_fits(text, self._context)]

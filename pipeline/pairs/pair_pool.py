@@ -70,16 +70,22 @@ def read_pairs_of_run(run: RunFolder, stems: Sequence[str], places: Index, rows:
 
 
 def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "auto", size: int = POOL) -> RunPool | None:
-    """Draw the pool of a run whose shards are all encoded, and choose τ; None if fewer than two pairs could be encoded."""
+    """Draw the pool of a run whose shards are all encoded; None if fewer than two pairs could be encoded.
+
+    τ is the model's own, as the tables record it, else the one of TEMPERATURES that lifts most pairs above mismatched ones.
+    """
     places, rows = draw_pairs(run, stems, size, seed)
     if len(rows) < 2:
         return None
     images, texts = read_pairs_of_run(run, stems, places, rows)
     pool = Pool(images, texts, _choose_device(device) if len(rows) == size else "cpu")
-    shares = try_temperatures(pool, images, texts, seed)
-    best = max(TEMPERATURES, key=lambda temperature: shares.get(f"{temperature:g}", 0.0))
+    own = read_metadata(run.table(stems[0])).get("temperature")
+    tried = TEMPERATURES if own is None else (own,)
+    shares = try_temperatures(pool, images, texts, seed, tried)
+    best = max(tried, key=lambda temperature: shares.get(f"{temperature:g}", 0.0))
     facts = {"pairs": len(rows), "size": size, "seed": seed, "digest": _digest(images, texts), "temperature": best}
-    return RunPool(pool, {**facts, "above_mismatched": shares})
+    source = "chosen on the data" if own is None else "the model's own"
+    return RunPool(pool, {**facts, "temperature_source": source, "above_mismatched": shares})
 
 
 def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
@@ -98,7 +104,9 @@ def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
     return RunPool(Pool(images, texts, device), facts)
 
 
-def try_temperatures(pool: Pool, images: Float32, texts: Float32, seed: int) -> dict[str, float]:
+def try_temperatures(
+    pool: Pool, images: Float32, texts: Float32, seed: int, temperatures: tuple[float, ...] = TEMPERATURES
+) -> dict[str, float]:
     """Share of given pairs above 99 % of the mismatched ones, by the cosine and by `pair_quality` at each temperature.
 
     With noise rate ρ it is (1 - ρ) · the share of right pairs + ρ · that of wrong ones, which is about 1 % at most: the larger
@@ -113,9 +121,9 @@ def try_temperatures(pool: Pool, images: Float32, texts: Float32, seed: int) -> 
         return {}
     rows = np.arange(len(left))
     scores = {"cosine": (paired_cosines(left, right, rows, rows), paired_cosines(left, right, first, second))}
-    given = pool.quality(left, right, TEMPERATURES)
-    wrong = pool.quality(left[first], right[second], TEMPERATURES)
-    scores |= {f"{t:g}": (a, b) for t, a, b in zip(TEMPERATURES, given, wrong, strict=True)}
+    given = pool.quality(left, right, temperatures)
+    wrong = pool.quality(left[first], right[second], temperatures)
+    scores |= {f"{t:g}": (a, b) for t, a, b in zip(temperatures, given, wrong, strict=True)}
     return {name: share_above(given, wrong) for name, (given, wrong) in scores.items()}
 
 

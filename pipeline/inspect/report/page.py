@@ -320,7 +320,8 @@ def _scoring(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
         rows.append(("calibration", "none: too few pairs"))
     pool = metadata.get("pair_quality")
     if pool:
-        rows.append(("pair_quality", f"against {pool['pairs']:,} pairs of the run, τ {pool['temperature']:g}"))
+        source = f", {pool['temperature_source']}" if "temperature_source" in pool else ""
+        rows.append(("pair_quality", f"against {pool['pairs']:,} pairs of the run, τ {pool['temperature']:g}{source}"))
         if shares := pool["above_mismatched"]:
             quality, cosine = percent(shares[f"{pool['temperature']:g}"]), percent(shares["cosine"])
             rows.append(("pairs above 99 % of mismatched ones", f"{quality} by pair_quality, {cosine} by the cosine"))

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from noisegate.pipeline.estimators import load_estimator, normalise
+from noisegate.pipeline.estimators.base import own_temperature
 from noisegate.pipeline.estimators.device import Device
 from noisegate.pipeline.estimators.loading import allow_torchvision
 from noisegate.pipeline.estimators.openclip import OpenClipEstimator
@@ -109,6 +110,13 @@ def test_texts_beyond_the_context_are_found(estimator: OpenClipEstimator) -> Non
     estimator.encode_texts(texts)  # which remembers the short ones
     assert estimator.find_truncated(texts) == counted
     assert estimator.find_truncated([]) == []
+
+
+def test_the_temperature_is_the_trained_one(estimator: OpenClipEstimator) -> None:
+    scale = float(estimator.module.logit_scale.detach())
+    assert estimator.temperature == pytest.approx(np.exp(-scale), rel=1e-6)
+    assert own_temperature(estimator) == round(float(np.exp(-scale)), 6)
+    assert own_temperature(load_estimator("python:tests.fakes:ColourModel")) is None
 
 
 class TestTrimming:

@@ -224,6 +224,13 @@ def test_texts_are_padded_to_the_longest_only_where_the_tower_masks_padding(
     assert longest == {"clip": 20, "align": 64, "siglip": 16}  # ALIGN's 64 is its processor's, it has 80 positions
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_temperature_is_the_trained_one(kind: str, estimators: dict[str, TransformersEstimator]) -> None:
+    inner = estimators[kind]._model
+    trained = inner.temperature if kind == "align" else torch.exp(-inner.logit_scale)
+    assert estimators[kind].temperature == pytest.approx(float(trained.detach()), rel=1e-5)
+
+
 @pytest.mark.parametrize(("kind", "words"), [("clip", 18), ("align", 62), ("siglip", 15)])
 def test_texts_beyond_the_context_are_found(
     kind: str, words: int, estimators: dict[str, TransformersEstimator]
