@@ -157,8 +157,50 @@ _ALL = (
             "MSRVTT_train.9k.csv and MSRVTT_JSFUSION_test.csv where they are there",
         ),
         "MSRVTT_data.json and the splits of the usual retrieval set-up; features of your own extraction",
-        "captioned:read_msrvtt",
+        "videos:read_msrvtt",
         ("rows", "float16", "noise_file"),
+    ),
+    Kind(
+        "lsmdc",
+        ("train", "val", "test"),
+        (
+            "LSMDC16_annos_training.csv, LSMDC16_annos_val.csv or LSMDC16_challenge_1000_publictect.csv, here or in task1, "
+            "with features/CLIP.npy or .npz, or features_2d/ and features_3d/",
+        ),
+        "the lists of LSMDC 2016's retrieval task; features of your own extraction",
+        "videos:read_lsmdc",
+        ("rows", "float16", "noise_file"),
+    ),
+    Kind(
+        "youcook2",
+        ("train", "test"),
+        (
+            "youcookii_annotations_trainval.json with features/VIDEO_STEP.npy or .npz (step: its id, from 0), or "
+            "features_2d/ and features_3d/",
+        ),
+        "youcookii_annotations_trainval.tar.gz; features of your own extraction",
+        "videos:read_youcook2",
+        ("rows", "float16", "noise_file"),
+    ),
+    Kind(
+        "tinyimagenet",
+        ("train", "val"),
+        (
+            "wnids.txt, words.txt, train/SYNSET/images/ and val/val_annotations.txt with val/images/, here or in "
+            "tiny-imagenet-200",
+        ),
+        "tiny-imagenet-200.zip",
+        "class_folders:read_tiny_imagenet",
+    ),
+    *(
+        Kind(
+            name,
+            ("train", "val"),
+            (f"train/CLASS/ and val/CLASS/ with pictures, here or in {name}",),
+            f"{name}.tar.gz of WebFG-496",
+            "class_folders:read_webfg",
+        )
+        for name in ("web-aircraft", "web-bird", "web-car")
     ),
 )
 

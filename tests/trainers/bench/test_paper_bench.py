@@ -54,7 +54,7 @@ MEASURED = {
 def test_every_data_set_of_the_issue_has_a_preset() -> None:
     assert set(PRESETS) == {
         "animal10n", "cars98n", "cc120k", "cc152k", "cifar100", "cifar100n", "cifar10n", "coco", "flickr30k", "flickr8k",
-        "food101n", "msrvtt", "webvision",
+        "food101n", "lsmdc", "msrvtt", "tinyimagenet", "web-aircraft", "web-bird", "web-car", "webvision", "youcook2",
     }  # fmt: skip
 
 
