@@ -34,8 +34,8 @@ def bench(
             "-p",
             help="scenes-retrieval, scenes-pretrained (pairs and labels), scenes-classification, scenes-image-retrieval, "
             "scenes for all of them; flickr8k, cifar10n: real photos; or a data set of the papers: flickr30k, coco, cc120k, "
-            "cc152k, cifar100, cifar100n, tinyimagenet, webvision, food101n, animal10n, cars98n, web-aircraft, web-bird, web-car, "
-            "msrvtt, lsmdc, youcook2; or a YAML file of your own that changes a preset of scenes; repeatable.",
+            "cc152k, cifar100, cifar100n, tinyimagenet, webvision, food101n, animal10n, cars98n, web-aircraft, web-bird, "
+            "web-car, msrvtt, lsmdc, youcook2; or a YAML file of your own that changes a preset of scenes; repeatable.",
             show_default=False,
         ),
     ],
