@@ -1,12 +1,13 @@
 """Errors of the HTTP API; the body is always `{"error": {"code", "message", "request_id"}}`.
 
 ApiError(status, code, message, retry_after)
-├── Overloaded       429 overloaded: the queue is full; try again after Retry-After seconds
+├── Overloaded       429 overloaded: it would wait too long, or the queue is full; try again after Retry-After seconds
 ├── Unavailable      503 not_ready, draining, worker_lost: the same request works later
 ├── TimedOut         504 timeout: admitted, but not done in request_timeout
 └── InvalidRequest   422 invalid_request: the body does not fit the schema
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ def error_response(error: ApiError, request_id: str | None, headers: Mapping[str
     body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
     extra = dict(headers or {})
     if error.retry_after is not None:
-        extra["Retry-After"] = str(max(1, round(error.retry_after)))
+        extra["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return JSONResponse(body, error.status, extra)
 
 

@@ -86,6 +86,9 @@ class Settings(BaseSettings):
     )
     parallel_jobs: int = _setting(1, WORK, "Jobs at once", ge=1)
     decode_workers: int | None = _setting(None, WORK, "Decoding processes (default: one per processor)", ge=0)
+    encoder_threads: int | None = _setting(
+        None, WORK, "Threads of an encoder on CPU (default: OMP_NUM_THREADS, else one less than processors)", ge=1
+    )
     batch_wait_ms: float = _setting(5, WORK, "How long a busy encoder's next batch may fill up", ge=0)
     engine: Literal["local", "ray"] = _setting("local", WORK, "local, or ray for Ray Serve")
     min_replicas: int = _setting(1, WORK, "With --engine ray: replicas to keep", ge=1)
@@ -120,6 +123,12 @@ class Settings(BaseSettings):
     max_text_chars: int = _setting(20_000, LIMIT, "Likewise, for captions", ge=1)
     max_aspect: int = _setting(200, LIMIT, "Likewise, for one side over the other", ge=1)
     body_timeout: float = _setting(30, LIMIT, "Seconds that a body may take to arrive", gt=0)
+    max_wait: float = _setting(
+        10,
+        LIMIT,
+        "A client's further request that would wait more seconds gets 429; the first may wait half of --request-timeout",
+        gt=0,
+    )
     request_timeout: float = _setting(60, LIMIT, "Seconds until an admitted request gets 504", gt=0)
     hang_seconds: float = _setting(
         5,

@@ -16,10 +16,12 @@ from noisegate.pipeline.errors import MismatchError
 from noisegate.pipeline.estimators import Identity, ModelSpec, invalid_embedding, row_cosines
 from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards import BadSample, decode_text, default_workers
-from noisegate.service.errors import ApiError, Overloaded, TimedOut, Unavailable
+from noisegate.pipeline.system import count_processors
+from noisegate.service.errors import ApiError, TimedOut, Unavailable
 from noisegate.service.metrics import Metrics
 from noisegate.service.settings import Settings
 
+from .admission import Admission
 from .decoding import Decoder
 from .encoder_pool import EncodedRow, EncoderPool, EncodeTask, specs_for
 from .encoder_process import Kind, ModelReady
@@ -42,6 +44,28 @@ class _Part:
     error: str | None = None
     sha256: bytes | None = None
     truncated: bool = False  # a text longer than the model reads
+
+
+@dataclass
+class _Work:
+    """The parts of a request, each once: pictures, and texts with their digests.
+
+    `fresh` texts were not known when it was admitted; `left` counts the parts still to be done.
+    """
+
+    client: str
+    captions: "list[str | _Part]"
+    images: list[bytes]
+    texts: dict[str, bytes]
+    fresh: int = 0
+    left: int = 0
+
+    @classmethod
+    def of(cls, items: Sequence[Item], client: str, limits: Limits) -> "_Work":
+        captions = [_caption(item, limits) for item in items]
+        texts = {text: hashlib.sha256(text.encode()).digest() for text in captions if isinstance(text, str)}
+        images = list({item.image: None for item in items if item.image is not None})
+        return cls(client, captions, images, texts)
 
 
 class LocalEmbedder:
@@ -71,6 +95,7 @@ class LocalEmbedder:
         self._encoders = EncoderPool(
             specs,
             measure=measure,
+            threads=settings.encoder_threads or max(1, count_processors() - 1),
             wait=settings.batch_wait_ms / 1000,
             metrics=self.metrics,
             on_ready=self._accept_model,
@@ -80,12 +105,12 @@ class LocalEmbedder:
         self._devices = len(specs)
         self._ready: ModelReady | None = None
         self._first = asyncio.Lock()
-        self._admitted = 0
+        self._admission = Admission(settings.queue_items, settings.max_wait, settings.request_timeout / 2)
         self._empty = asyncio.Event()
         self._empty.set()
         self._known: OrderedDict[bytes, EncodedRow] = OrderedDict()
         self._draining = False
-        self.metrics.gauge("queue_items", "Items admitted and not answered yet.", lambda: self._admitted)
+        self.metrics.gauge("queue_items", "Items admitted and not answered yet.", lambda: self._admission.items)
         self.metrics.gauge("queue_limit", "Items that may be admitted.", lambda: settings.queue_items)
         self.metrics.gauge(
             "waiting_images", "Pictures that wait for a batch.", lambda: self._encoders.waiting("images")
@@ -128,8 +153,8 @@ class LocalEmbedder:
     def ready(self) -> list[str]:
         reasons = ["shutting down"] if self._draining else []
         reasons += self._blockers()
-        if self._admitted >= FULL_SHARE * self._settings.queue_items:
-            reasons.append(f"the queue holds {self._admitted} of {self._settings.queue_items} items")
+        if (items := self._admission.items) >= FULL_SHARE * self._settings.queue_items:
+            reasons.append(f"the queue holds {items} of {self._settings.queue_items} items")
         return reasons
 
     def _blockers(self) -> list[str]:
@@ -161,15 +186,20 @@ class LocalEmbedder:
 
     async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
         await self._check_pixels(items)
-        self._admit(len(items))
+        work = _Work.of(items, client, self._limits)
+        self._check_ready()
+        work.fresh = sum(digest not in self._known for digest in work.texts.values())
+        work.left = len(work.images) + work.fresh
+        self._admission.admit(client, len(items), work.left)
+        self._empty.clear()
         try:
             async with asyncio.timeout(self._settings.request_timeout):
-                return await self._embed(items, client)
+                return await self._embed(items, work)
         except TimeoutError as error:
             raise TimedOut(f"not done in {self._settings.request_timeout:g} s; send fewer items at once") from error
         finally:
-            self._admitted -= len(items)
-            if not self._admitted:
+            self._admission.leave(client, len(items), work.left)
+            if not self._admission.items:
                 self._empty.set()
 
     async def embed_texts(self, texts: Sequence[str]) -> Row:
@@ -194,53 +224,49 @@ class LocalEmbedder:
             problem = f"pictures of {pixels:,} pixels in one request; max_request_pixels={most}: send fewer at once"
             raise ApiError(413, "too_many_pixels", problem)
 
-    def _admit(self, count: int) -> None:
+    def _check_ready(self) -> None:
         if self._draining:
             raise Unavailable("draining", "the service is shutting down", 5)
         if reasons := self._blockers():
             raise Unavailable("not_ready", "; ".join(reasons), 2)
-        if self._admitted + count > self._settings.queue_items:
-            rate = self._encoders.rate
-            wait = min(30.0, self._admitted / rate) if rate else 1.0
-            raise Overloaded(f"the queue holds {self._admitted} of {self._settings.queue_items} items", wait)
-        self._admitted += count
-        self._empty.clear()
 
-    async def _embed(self, items: Sequence[Item], client: str) -> list[Embedded]:
+    async def _embed(self, items: Sequence[Item], work: "_Work") -> list[Embedded]:
         """Embed items; equal pictures and equal captions are decoded and encoded once."""
-        captions = [_caption(item, self._limits) for item in items]
-        texts = list({text: None for text in captions if isinstance(text, str)})
-        images = list({item.image: None for item in items if item.image is not None})
         *parts, embedded_texts = await _run_all(
-            *(self._embed_picture(image, client) for image in images), self._embed_captions(texts, client)
+            *(self._embed_picture(image, work) for image in work.images), self._embed_captions(work)
         )
-        pictures = dict(zip(images, parts, strict=True))
-        sentences = dict(zip(texts, embedded_texts, strict=True))
+        pictures = dict(zip(work.images, parts, strict=True))
         return _join(
-            (_picture_of(item, pictures), sentences[text] if isinstance(text, str) else text)
-            for item, text in zip(items, captions, strict=True)
+            (_picture_of(item, pictures), embedded_texts[text] if isinstance(text, str) else text)
+            for item, text in zip(items, work.captions, strict=True)
         )
 
-    async def _embed_picture(self, image: bytes, client: str) -> _Part:
-        sample = await self._decoder.decode(image, client)
+    async def _embed_picture(self, image: bytes, work: "_Work") -> _Part:
+        sample = await self._decoder.decode(image, work.client)
         if sample.pixels is None:
+            self._complete(work, 1)
             return _Part(None, sample.status, sample.error, sample.image_sha256)
-        (encoded,) = await self._encode("images", [sample.pixels], client)
+        (encoded,) = await self._encode("images", [sample.pixels], work.client)
+        self._complete(work, 1)
         return _part("image", encoded, sample.image_sha256)
 
-    async def _embed_captions(self, texts: Sequence[str], client: str) -> list[_Part]:
+    async def _embed_captions(self, work: "_Work") -> dict[str, _Part]:
         """Embed texts, from memory if they are among the latest."""
-        digests = {text: hashlib.sha256(text.encode()).digest() for text in texts}
-        encoded = {text: self._known[digest] for text, digest in digests.items() if digest in self._known}
-        fresh = [text for text in texts if text not in encoded]
-        encoded |= zip(fresh, await self._encode("texts", fresh, client), strict=True)
-        for text, digest in digests.items():
+        encoded = {text: self._known[digest] for text, digest in work.texts.items() if digest in self._known}
+        fresh = [text for text in work.texts if text not in encoded]
+        encoded |= zip(fresh, await self._encode("texts", fresh, work.client), strict=True)
+        self._complete(work, work.fresh)
+        for text, digest in work.texts.items():
             if encoded[text].error is None:  # a text that the model failed on may work the next time
                 self._known[digest] = encoded[text]
                 self._known.move_to_end(digest)
         while len(self._known) > KNOWN_TEXTS:
             self._known.popitem(last=False)
-        return [_part("text", encoded[text], digests[text]) for text in texts]
+        return {text: _part("text", encoded[text], digest) for text, digest in work.texts.items()}
+
+    def _complete(self, work: "_Work", parts: int) -> None:
+        work.left -= parts
+        self._admission.complete(work.client, parts)
 
     async def _encode(self, kind: Kind, payloads: Sequence[Any], client: str) -> list[EncodedRow]:
         """The row of each payload; if the request is cancelled, its tasks leave the queue."""

@@ -30,6 +30,7 @@ log = logging.getLogger("noisegate.encoders")
 
 OUTSTANDING = 2  # batches per process
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
+BATCH_SECONDS = 0.25  # of work in one batch at most: who comes next waits no longer for it. Chosen; see the benchmark
 HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
 LOOK_SECONDS = 0.25  # between two looks for processes that hang
 STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
@@ -84,6 +85,7 @@ class EncoderPool:
         specs: Sequence[ModelSpec],
         *,
         measure: bool,
+        threads: int,
         wait: float,
         metrics: Metrics,
         on_ready: Callable[[ModelReady], Awaitable[None]],
@@ -91,15 +93,16 @@ class EncoderPool:
         hang_seconds: float,
     ) -> None:
         self._slots = [_Slot(spec) for spec in specs]
-        self._measure, self._metrics, self._hang_seconds = measure, metrics, hang_seconds
+        self._measure, self._threads, self._metrics, self._hang_seconds = measure, threads, metrics, hang_seconds
         self._on_ready, self._on_change = on_ready, on_change
         self._queues: dict[Kind, BatchQueue[EncodeTask]] = {"images": BatchQueue(1, wait), "texts": BatchQueue(1, wait)}
+        self._item_seconds: dict[Kind, float] = {}  # of the latest batches
+        self._largest = 1  # batch that the model takes
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self.waiting_bytes = 0
-        self.rate = 0.0  # items per second, moving average
         self.fatal: str | None = None
 
     async def start(self) -> None:
@@ -187,7 +190,9 @@ class EncoderPool:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
-        slot.process = await asyncio.to_thread(EncoderProcess, slot.spec, self._measure, on_message, on_end)
+        slot.process = await asyncio.to_thread(
+            EncoderProcess, slot.spec, self._measure, self._threads, on_message, on_end
+        )
         return slot.process
 
     def _never_worked(self) -> bool:
@@ -216,8 +221,9 @@ class EncoderPool:
             self._finish(slot, message)
 
     async def _accept_model(self, slot: _Slot, ended: asyncio.Event, ready: ModelReady) -> None:
+        self._largest = ready.batch_size
         for queue in self._queues.values():
-            queue.size = ready.batch_size
+            queue.size = _fit_batch(ready.seconds, ready.batch_size)
         try:
             await self._on_ready(ready)
         except NoisegateError as error:
@@ -289,12 +295,22 @@ class EncoderPool:
         batch = slot.outstanding.pop(reply.number)
         slot.busy_since, slot.slowest = time.monotonic(), max(slot.slowest, reply.seconds)
         self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
-        rate = len(batch) / max(reply.seconds, 1e-6)
-        self.rate = 0.8 * self.rate + 0.2 * rate if self.rate else rate
+        kind, seconds = batch[0].kind, reply.seconds / len(batch)
+        self._item_seconds[kind] = 0.8 * self._item_seconds.get(kind, seconds) + 0.2 * seconds
+        self._queues[kind].size = _fit_batch(self._item_seconds[kind], self._largest)
         for i, task in enumerate(batch):
             if not task.done.done():
                 task.done.set_result(EncodedRow(reply.rows[i], reply.errors.get(i), i in reply.truncated))
         self._plan_pump()
+
+
+def _fit_batch(item_seconds: float, largest: int) -> int:
+    """How many items fit into a batch.
+
+    >>> _fit_batch(0.03, 32), _fit_batch(0.0001, 32), _fit_batch(3.0, 32), _fit_batch(0.0, 32)
+    (8, 32, 1, 32)
+    """
+    return max(1, min(largest, int(BATCH_SECONDS / item_seconds) if item_seconds else largest))
 
 
 def _worker_lost() -> Unavailable:

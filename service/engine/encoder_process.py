@@ -72,8 +72,11 @@ class EncodeReply:
     truncated: frozenset[int] = frozenset()
 
 
-def run_encoder(connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool) -> None:
+def run_encoder(
+    connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool, threads: int
+) -> None:
     """Main function of the process: load, warm up, report, encode until the service closes the pipe."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported
     for number in (signal.SIGINT, signal.SIGTERM):  # the service handles signals to the group: it drains
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent(parent)  # frees the memory of the device
@@ -159,6 +162,7 @@ class EncoderProcess:
         self,
         spec: ModelSpec,
         measure: bool,
+        threads: int,
         on_message: Callable[[Any], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -167,7 +171,10 @@ class EncoderProcess:
         context = spawn_context()  # this process has threads, which do not survive a fork
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_encoder, args=(theirs, os.getpid(), spec, measure), name="noisegate-encoder", daemon=True
+            target=run_encoder,
+            args=(theirs, os.getpid(), spec, measure, threads),
+            name="noisegate-encoder",
+            daemon=True,
         )
         self._process.start()
         theirs.close()  # so that the stream ends with the process

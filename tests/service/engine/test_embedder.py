@@ -194,7 +194,7 @@ def test_pictures_that_would_keep_the_decoders_busy_are_refused_in_one_request_a
         with pytest.raises(ApiError) as refused:
             await engine.embed([Item(bomb) for bomb in bombs])
         assert (refused.value.status, refused.value.code) == (413, "too_many_pixels")
-        assert engine._admitted == 0
+        assert engine._admission.items == 0
         for some in (bombs[:4], bombs[:4] * 2):  # equal pictures are decoded once
             assert {e.image_status for e in await engine.embed([Item(bomb) for bomb in some])} == {"ok"}
         many_scans = Item(picture("red", (501, 400), "JPEG", progressive=True))

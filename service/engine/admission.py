@@ -1,0 +1,117 @@
+"""Decide which requests to admit, by how long they would wait, and tell the others when to come back."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from noisegate.service.errors import Overloaded
+
+MEMORY_SECONDS = 10.0  # of busy time: what completed longer ago hardly counts for the rate
+
+KEPT_SHARE = 16  # one of so many places is for clients that have nothing in the queue
+
+
+class CompletionRate:
+    """Parts completed per second of work, from the latest completions.
+
+    >>> now = 0.0
+    >>> rate = CompletionRate(lambda: now)
+    >>> rate.begin()
+    >>> now = 2.0
+    >>> rate.add(100)
+    >>> rate.value
+    50.0
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._parts = self._seconds = 0.0
+        self._since: float | None = None  # start of work, or the completion before
+
+    def begin(self) -> None:
+        """Work has arrived where there was none."""
+        self._since = self._clock()
+
+    def end(self) -> None:
+        """No work is left."""
+        self._since = None
+
+    def add(self, parts: int) -> None:
+        """Count completed parts."""
+        now = self._clock()
+        passed = 0.0 if self._since is None else now - self._since
+        kept = math.exp(-passed / MEMORY_SECONDS)
+        self._parts, self._seconds = kept * self._parts + parts, kept * self._seconds + passed
+        self._since = now
+
+    @property
+    def value(self) -> float | None:
+        """Parts per second; None before anything has completed."""
+        waiting = 0.0 if self._since is None else self._clock() - self._since
+        seconds = self._seconds + waiting
+        return self._parts / seconds if self._parts and seconds > 0 else None
+
+
+class Admission:
+    """Counts the parts (pictures and texts) of admitted requests, by client. Refuses with the time to come back.
+
+    A client's parts take turns with those of others, so that a request waits for its client's earlier ones, and for as many
+    of every other client. It is refused if that takes over `max_wait` seconds, the first request of a client over
+    `first_wait`; also if there are more than `most` items, of which a few are kept for clients that have none.
+    """
+
+    def __init__(
+        self, most: int, max_wait: float, first_wait: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most, self._max_wait, self._first_wait = most, max_wait, first_wait
+        self._rate = CompletionRate(clock)
+        self._items: Counter[str] = Counter()
+        self._parts: Counter[str] = Counter()
+
+    @property
+    def items(self) -> int:
+        """Items admitted and not answered yet."""
+        return self._items.total()
+
+    def admit(self, client: str, items: int, parts: int) -> None:
+        """Count a request; raises Overloaded with the seconds after which it would be admitted."""
+        rate = self._rate.value
+        kept_free = self._most // KEPT_SHARE if self._items[client] else 0
+        missing = self.items + items + kept_free - self._most
+        if missing > 0:
+            parts_each = self._parts.total() / max(1, self.items)
+            seconds = missing * parts_each / rate if rate else 1.0
+            raise Overloaded(f"the queue holds {self.items} of {self._most} items", seconds)
+        wait = self.expect_wait(client, parts)
+        longest = self._max_wait if self._parts[client] else self._first_wait
+        if wait > longest:
+            problem = f"it would wait for {wait:.0f} s, over {longest:g} s; others are before it"
+            raise Overloaded(problem, wait - longest)
+        if not self._parts:
+            self._rate.begin()
+        self._items[client] += items
+        self._parts[client] += parts
+
+    def expect_wait(self, client: str, parts: int) -> float:
+        """Seconds that a request of `parts` would wait before it is its turn alone."""
+        rate, own = self._rate.value, self._parts[client]
+        before = own + sum(min(count, own + parts) for other, count in self._parts.items() if other != client)
+        return before / rate if rate else 0.0
+
+    def complete(self, client: str, parts: int) -> None:
+        """Count parts that are done."""
+        self._rate.add(parts)
+        self._take(self._parts, client, parts)
+
+    def leave(self, client: str, items: int, parts: int) -> None:
+        """Forget a request that is answered or has failed; `parts` of it were not done."""
+        self._take(self._items, client, items)
+        self._take(self._parts, client, parts)
+
+    def _take(self, counts: Counter[str], client: str, count: int) -> None:
+        counts[client] -= count
+        if not counts[client]:
+            del counts[client]
+        if not self._parts:
+            self._rate.end()

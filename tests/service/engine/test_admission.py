@@ -1,0 +1,115 @@
+"""Admission by expected wait, in a simulation of an encoder that takes turns between clients."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from noisegate.service.engine.admission import Admission
+from noisegate.service.engine.fair_queue import FairQueue
+from noisegate.service.errors import Overloaded
+
+RATE = 20.0  # parts per second
+
+
+@dataclass(eq=False)
+class Sent:
+    client: str
+    size: int
+    at: float
+    left: int
+    done: float | None = None
+
+
+class Simulation:
+    """Completes a part every 1 / RATE seconds; a request leaves with its last part."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        self.now = 0.0
+        self.admission = Admission(most, max_wait=5, first_wait=20, clock=lambda: self.now)
+        self._queue = FairQueue[tuple[Sent, int]]()
+
+    def send(self, client: str, parts: int) -> Sent:
+        self.admission.admit(client, parts, parts)
+        sent = Sent(client, parts, self.now, parts)
+        for i in range(parts):
+            self._queue.put((sent, i), client)
+        return sent
+
+    def step(self) -> None:
+        self.now += 1 / RATE
+        if (part := self._queue.take()) is not None:
+            sent = part[0]
+            self.admission.complete(sent.client, 1)
+            sent.left -= 1
+            if not sent.left:
+                sent.done = self.now
+                self.admission.leave(sent.client, sent.size, 0)
+
+    def finish(self, sent: Sent) -> float:
+        """Seconds that the request took."""
+        while sent.done is None:
+            self.step()
+        return sent.done - sent.at
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_the_time_to_come_back_is_the_time_until_it_is_admitted(clients: int) -> None:
+    simulation = Simulation()
+    simulation.finish(simulation.send("warm", 40))
+    refused: Overloaded | None = None
+    for _ in range(100):
+        for i in range(clients):
+            try:
+                simulation.send(f"bulk {i}", 30)
+            except Overloaded as error:
+                refused = error
+        if refused is not None:
+            break
+    assert refused is not None
+    assert refused.retry_after is not None
+    began = simulation.now
+    while True:
+        try:
+            simulation.send("bulk 0", 30)
+            break
+        except Overloaded:
+            simulation.step()
+    assert simulation.now - began == pytest.approx(refused.retry_after, rel=0.5, abs=0.2)
+
+
+def test_a_small_request_is_quick_beside_twelve_clients_that_send_all_they_can() -> None:
+    simulation = Simulation()
+    alone = simulation.finish(simulation.send("one", 2))
+    for _ in range(20):
+        for i in range(12):
+            try:
+                simulation.send(f"bulk {i}", 64)
+            except Overloaded:
+                continue
+    queued = simulation.admission.items
+    assert 5 * RATE < queued <= 12 * 64 + 5 * RATE
+    times = [simulation.finish(simulation.send("one", 2)) for _ in range(10)]
+    assert max(times) <= 13 * alone, "a turn of each"
+    assert simulation.admission.items > queued // 2, "the others were still there"
+
+
+def test_one_client_does_not_fill_the_queue() -> None:
+    simulation = Simulation(most=160)
+    simulation.finish(simulation.send("bulk", 40))
+    simulation.send("bulk", 90)
+    with pytest.raises(Overloaded, match="the queue holds 90 of 160"):
+        simulation.send("bulk", 61)
+    simulation.send("bulk", 60)
+    simulation.send("other", 10)
+    with pytest.raises(Overloaded) as refused:
+        simulation.send("third", 10)
+    assert refused.value.retry_after == pytest.approx(10 / RATE)
+    assert Simulation(most=160).send("bulk", 160).left == 160, "alone it may have all"
+
+
+def test_nothing_is_refused_for_its_wait_before_anything_was_measured() -> None:
+    simulation = Simulation()
+    for _ in range(10):
+        simulation.send("bulk", 200)
+    assert simulation.admission.expect_wait("bulk", 1) == 0
+    assert simulation.admission.items == 2000
