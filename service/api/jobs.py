@@ -166,7 +166,9 @@ async def submit(body: JobRequest, request: Request, response: Response) -> dict
 
 @router.get("", response_model=JobList, responses=_errors(401, 404, 422, 503), summary="The newest jobs")
 def listed(
-    request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 100, skip: Annotated[int, Query(ge=0)] = 0
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 100,
+    skip: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> dict[str, Any]:
     """At most `limit` jobs, oldest first; `skip` leaves out as many newer ones."""
     jobs = jobs_of(service_of(request))

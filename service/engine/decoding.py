@@ -81,7 +81,7 @@ class Decoder:
 
     async def decode(self, image: bytes, client: str = "") -> Decoded:
         """The picture's `pixels`, or the status and error of the table."""
-        cost = picture_cost(image)
+        cost = picture_cost(image, self._options.limits.max_pixels)
         sample = RawSample("", 0, {"jpg": image}, ["jpg"])
         if problem := self._find_problem(cost):
             return Decoded("", 0, "too_large", problem, image_sha256=hashlib.sha256(image).digest())

@@ -215,7 +215,7 @@ class LocalEmbedder:
         most = self._settings.max_request_pixels
 
         def add_up() -> int:
-            costs = (picture_cost(image).pixels for image in images)
+            costs = (picture_cost(image, self._limits.max_pixels).pixels for image in images)
             return sum(cost for cost in costs if cost <= most)  # a picture that is over it alone is too_large
 
         large = sum(map(len, images)) > LARGE

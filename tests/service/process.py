@@ -76,7 +76,8 @@ def serve(folder: Path, *arguments: object, environment: dict[str, str] | None =
     """A server on a free port, ready, with the fake model unless a model or run is named; killed at the end if need be."""
     model = () if "--model" in arguments or "--run" in arguments else FAKE
     beta = () if "--run" in arguments else ("--beta", "fixed:0.4")
-    started = command("serve", "--port", 0, "--decode-workers", 0, *model, *beta, *arguments)
+    # tests hold encoders up, and the machine may be busy
+    started = command("serve", "--port", 0, "--decode-workers", 0, "--hang-seconds", 60, *model, *beta, *arguments)
     started["env"] = {**started["env"], **(environment or {})}
     with NamedTemporaryFile("w", dir=folder, prefix="said-", delete=False) as file:
         process = subprocess.Popen(**started, stderr=file, stdout=file, cwd=folder)

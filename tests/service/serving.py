@@ -22,7 +22,7 @@ BETA = Beta(0.4, "fixed")
 
 
 def settings(**given: Any) -> Settings:
-    return load_settings(**{"model": COLOURS, "beta": "fixed:0.4", "decode_workers": 1, **given})
+    return load_settings(**{"model": COLOURS, "beta": "fixed:0.4", "decode_workers": 1, "hang_seconds": 60, **given})
 
 
 def base64_of(data: bytes) -> str:
