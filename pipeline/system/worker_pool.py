@@ -114,7 +114,11 @@ class WorkerPool:
                 task = self._tasks.get(timeout=PAUSE_SECONDS if worker.pid is None else None)
             except queue.Empty:
                 continue
-            if task is None or not task.answer.set_running_or_notify_cancel():
+            if task is None:
+                continue
+            if self._closed.is_set():  # while this worker was started
+                task.answer.cancel()
+            if not task.answer.set_running_or_notify_cancel():
                 continue
             try:
                 task.answer.set_result(worker.call(task))
