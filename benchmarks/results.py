@@ -34,13 +34,16 @@ def main() -> None:
         name = "-".join(file.parent.relative_to(bench).parts)
         if f"<!-- {name}:" in text:
             picture, cells = PAGE.parent / "pictures" / f"{name}.svg", PAGE.parent / "data" / f"{name}.json"
-            curves = sorted(file.parent.glob("curves*.svg"))
-            for made, kept in ((curves[0], picture), (file.parent / "results.json", cells)):
+            files = {cells: file.parent / "results.json"}
+            if curves := sorted(file.parent.glob("curves*.svg")):  # there are none of a single rate
+                files[picture] = curves[0]
+            for kept, made in files.items():
                 kept.parent.mkdir(exist_ok=True)
                 kept.write_bytes(made.read_bytes())
+            shown = f"![{name}](pictures/{picture.name})\n\n" if curves else ""
             table = file.read_text(encoding="utf-8")
             every = f"Every cell: [{cells.name}](data/{cells.name})."
-            text = filled(text, name, f"![{name}](pictures/{picture.name})\n\n{table}\n{every}\n")
+            text = filled(text, name, f"{shown}{table}\n{every}\n")
             print(f"{name}: {file}")
     PAGE.write_text(text, encoding="utf-8")
 

@@ -173,6 +173,11 @@ def read_result(cell: Cell) -> CellResult | None:
     return result if result.digest == cell.digest and result.error is None else None
 
 
+def finished_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of the cells that need no training."""
+    return [cell for cell in cells if read_result(cell) is not None]
+
+
 def write_result(cell: Cell, result: CellResult) -> None:
     """Store a result for `read_result`."""
     values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(result).items()}

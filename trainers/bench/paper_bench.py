@@ -25,7 +25,7 @@ from noisegate.pipeline.errors import ConfigError, NoisegateError, did_you_mean
 from noisegate.pipeline.runs import RunFolder
 from noisegate.trainers.config import merge_trees
 
-from .cells import Cell, CellResult, run_cells
+from .cells import Cell, CellResult, finished_cells, run_cells
 from .given_arrays import GivenArrays
 from .labelled_features import LabelledFeatures
 from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, preset_names, rate_name, read_yaml
@@ -237,13 +237,15 @@ def run_paper_bench(
     settings: Mapping[str, Any] | None = None,
     estimator: str | None = None,
     jobs: int = 1,
+    finished: bool = False,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
 ) -> PaperBench:
     """Add noise to the shards in `data`, score them if a method reads a table, train, and measure.
 
     `settings` is a tree that changes the configuration of every run; `estimator` scores the tables instead of the preset's
-    model. Finished parts are kept below `out`, as in `run_bench`. Where a value is None, the preset's is taken.
+    model. Finished parts are kept below `out`, as in `run_bench`. Where a value is None, the preset's is taken. With
+    `finished` nothing is trained: the result has the cells that are done.
     """
     described = preset.find_setup(setup)
     chosen, seeds = tuple(methods or described.default_methods()), tuple(seeds or described.seeds)
@@ -283,12 +285,15 @@ def run_paper_bench(
         if table is not None and (condition.rate or truth is not None):
             judged[condition.name] = judge_table(table, preset.task != "retrieval", truth)
     order = [(seed, one.name, method) for seed in seeds for one in conditions for method in chosen]
-    results = dict(zip(order, run_cells([planned[key] for key in order], jobs, progress=progress), strict=True))
-    by_place = {
-        (method, one.name): [results[seed, one.name, method] for seed in seeds]
-        for one in conditions
-        for method in chosen
+    cells = [planned[key] for key in order]
+    cells = finished_cells(cells) if finished else cells
+    by_file = {cell.file: result for cell, result in zip(cells, run_cells(cells, jobs, progress=progress), strict=True)}
+    by_place: dict[tuple[str, str], list[CellResult]] = {
+        (method, one.name): [] for one in conditions for method in chosen
     }
+    for key in order:
+        if planned[key].file in by_file:
+            by_place[key[2], key[1]].append(by_file[planned[key].file])
     return PaperBench(preset, setup, chosen, conditions, by_place, paper_figures(preset.name, setup=setup), judged)
 
 

@@ -103,6 +103,8 @@ def _costs(bench: PaperBench) -> list[str]:
     for method in bench.methods:
         cells = [cell for (name, _), found in bench.cells.items() if name == method for cell in found]
         good = [cell for cell in cells if cell.error is None]
+        if not cells:
+            continue
         rows.append([method, format_median(c.seconds for c in good), format_median(c.memory_mb for c in good)])
     return _optional_table(["what it took", "CPU seconds", "memory MB"], rows)
 

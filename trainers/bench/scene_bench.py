@@ -27,7 +27,7 @@ from noisegate.trainers.config import merge_trees
 from noisegate.trainers.targets.base import PROMPT
 from noisegate.trainers.targets.texts import ClipVocabulary
 
-from .cells import Cell, CellResult, run_cells
+from .cells import Cell, CellResult, finished_cells, run_cells
 from .pretraining import Pretrained, Pretraining, pretrain
 
 PRESETS = Path(__file__).resolve().parent / "presets"
@@ -198,10 +198,14 @@ def run_bench(
     out: Path,
     *,
     jobs: int = 0,
+    finished: bool = False,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[CellResult, int, int], None] = lambda result, done, total: None,
 ) -> SceneBench:
-    """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset."""
+    """Prepare the data, train the cells that are not trained yet, and return all results in the order of the preset.
+
+    With `finished` nothing is trained: the result has the cells that are done.
+    """
     if jobs < 0:
         raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
@@ -215,6 +219,7 @@ def run_bench(
         for rate in sorted(preset.rates, reverse=True)
         for method in preset.methods
     ]
+    cells = finished_cells(cells) if finished else cells
     results = run_cells(cells, jobs or count_processors(), progress=progress)
     identification = {rate: prepared[rate].identification for rate in preset.rates}
     return SceneBench(preset, results, identification, {} if start is None else start.figures)

@@ -49,6 +49,9 @@ def bench(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Cells at once (default: one per processor; 1 for the papers').")
     ] = None,
+    finished: Annotated[
+        bool, typer.Option("--finished", help="Train nothing: tables of the cells that are done.")
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Shards of the data set, as noisegate convert makes them.", rich_help_panel=PAPERS),
@@ -98,6 +101,7 @@ def bench(
         _parse_numbers(rates, float, "rates"),
         _parse_numbers(seeds, int, "seeds"),
         jobs,
+        finished,
     )
     papers = [name for name in names if name in paper_presets()]
     for name, value in (("data", data), ("setup", setup), ("estimator", estimator), ("set", settings)):
@@ -142,6 +146,7 @@ class BenchChoices:
     rates: list[float] | None
     seeds: list[int] | None
     jobs: int | None
+    finished: bool
 
 
 def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, output: Output) -> dict[str, Any]:
@@ -160,6 +165,7 @@ def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, outpu
         preset,
         folder,
         jobs=choices.jobs or 0,
+        finished=choices.finished,
         note=lambda text: output.tell(escape(text)),
         progress=_cell_printer(output, preset.figure.name, preset.figure.divide),
     )
@@ -194,6 +200,7 @@ def bench_paper(
         settings=read_config(settings=settings),
         estimator=estimator,
         jobs=choices.jobs or 1,
+        finished=choices.finished,
         note=lambda text: output.tell(escape(text)),
         progress=_cell_printer(output, MAIN_FIGURE[preset.task], 1.0),
     )
@@ -207,6 +214,8 @@ def _show_tables(
     name: str, markdown: str, files: list[Path], cells: Sequence[CellResult], figure: str, output: Output
 ) -> None:
     """Print the tables and where they are; raise ConfigError if all cells failed or none has the main figure."""
+    if not cells:
+        raise ConfigError.of("finished", True, f"finds no cell of preset {name}; leave it out to train them")
     output.say(escape(markdown))
     output.say(f"Tables: {', '.join(f'[cyan]{escape(str(file))}[/]' for file in files)}\n")
     if all(cell.error is not None for cell in cells):

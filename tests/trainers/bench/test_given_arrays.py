@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from noisegate.pipeline.cli.commands import app
 from noisegate.pipeline.runs import read_table
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import ShardReader
@@ -90,6 +92,16 @@ def test_every_cell_is_trained_and_kept(bench: tuple[PaperBench, Path], folder: 
     assert again == []
     text = paper_markdown(found)
     assert "of 2 seeds." in text and "in brackets" not in text
+
+
+def test_tables_of_what_is_finished(bench: tuple[PaperBench, Path], folder: Path) -> None:
+    found, out = bench
+    more = _run(folder, out, methods=["baseline", "osa", "decl"], seeds=[0, 1, 2], finished=True)
+    assert more.cells == {**found.cells, **{("decl", f"shuffle-captions-{rate}"): [] for rate in (0, 40)}}
+    assert "| decl |" not in paper_markdown(more).partition("what it took")[0]
+    with refused("finished", True):
+        words = ["bench", "--preset", "flickr8k", "--data", str(folder), "--out", str(out), "--finished"]
+        CliRunner().invoke(app, [*words, "--seeds", "7", "--rates", "0.4"], catch_exceptions=False)
 
 
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
