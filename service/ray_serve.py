@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system import install_line
+from noisegate.pipeline.system import import_ray, install_line
 
 from .api.state import Service
 from .app import create_app
@@ -44,9 +44,8 @@ def run(settings: Settings) -> None:
 def deployed(settings: Settings) -> Iterator[str]:
     """Deploy the application, yield its URL once the first replicas are warm, and remove it at the end."""
     check(settings)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray
+        ray = import_ray()
         from ray import serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"engine ray needs the package ray; {install_line('ray')}", "engine", "ray") from error

@@ -35,6 +35,13 @@ def export(
         ),
     ] = None,
     with_shard: Annotated[bool, typer.Option("--with-shard", help="For keys: write shard/key.")] = False,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="For csv: an apostrophe before texts that a spreadsheet would run as a formula (= + - @ first).",
+        ),
+    ] = False,
     add_columns: Annotated[
         str | None,
         typer.Option(help="For shards: columns to put into each sample's json, such as osa_weight or w=osa_weight."),
@@ -75,6 +82,7 @@ def export(
         where=where,
         columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
         with_shard=with_shard,
+        spreadsheet_safe=spreadsheet_safe,
         add_columns=parse_added_columns(add_columns) if add_columns else None,
         review_labels=review_labels,
         overwrite=overwrite,

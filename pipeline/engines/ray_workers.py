@@ -85,7 +85,7 @@ class Ray:
 
     @contextmanager
     def start(self, estimator: Any, shards: int, note: Callable[[str], None]) -> Iterator[Fleet]:
-        ray = import_ray()
+        ray = import_ray(self.address)
         on_cpu = isinstance(estimator, ModelSpec) and estimator.device == "cpu"
         make = pickle_factory(estimator, ray.cloudpickle.dumps)
         with connect_to_ray(ray, self.address, self.local_cpus()):

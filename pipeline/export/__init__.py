@@ -33,7 +33,7 @@ FORMATS: Mapping[str, Format] = {
     "keys": Format(write_keys, options=("with_shard",)),
     "datacomp": Format(write_uids),
     "parquet": Format(partial(write_flat, kind="parquet"), options=("columns",)),
-    "csv": Format(partial(write_flat, kind="csv"), options=("columns",)),
+    "csv": Format(partial(write_flat, kind="csv"), options=("columns", "spreadsheet_safe")),
     "jsonl": Format(partial(write_flat, kind="jsonl"), options=("columns",)),
     "shards": Format(write_shards, is_folder=True, options=("add_columns",)),
     "datasets": Format(write_dataset, is_folder=True, options=("columns",)),
@@ -74,6 +74,7 @@ def export(
     where: str | Where | None = None,
     columns: Sequence[str] | None = None,
     with_shard: bool = False,
+    spreadsheet_safe: bool = False,
     add_columns: Mapping[str, str] | None = None,
     review_labels: bool = False,
     overwrite: bool = False,
@@ -81,7 +82,8 @@ def export(
     """Write the run in `folder` to `out` as one of `FORMATS`, only the rows for which `where` holds.
 
     `columns` chooses those of flat files and datasets (default: key, shard and all scores that are there), `with_shard`
-    writes `shard/key`, `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
+    writes `shard/key`, `spreadsheet_safe` puts an apostrophe before texts of a CSV that a spreadsheet would take for a
+    formula, `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
     writes the label of a person's mark in place of the given one. Memory holds one shard's table, never the data. `out` is
     complete or absent. Croissant metadata lie in the folder as `croissant.json`, or beside the file as `NAME.croissant.json`.
     Raises ConfigError when nothing would be in it.
@@ -91,6 +93,7 @@ def export(
         raise ConfigError(f"export as {kind!r} is unknown; use {known}", "as", kind)
     chosen = FORMATS[kind]
     given = {"columns": columns, "with_shard": with_shard or None, "add_columns": add_columns or None}
+    given["spreadsheet_safe"] = spreadsheet_safe or None
     for name, value in given.items():
         if value is not None and name not in chosen.options:
             users = ", ".join(other for other, form in FORMATS.items() if name in form.options)
@@ -106,6 +109,7 @@ def export(
                 where=where,
                 columns=columns,
                 with_shard=with_shard,
+                spreadsheet_safe=spreadsheet_safe,
                 add_columns=add_columns,
                 review_labels=review_labels,
             )
@@ -121,7 +125,7 @@ def export(
         "noisegate": version("noisegate"),
         "table_version": rows.facts["table_version"],
     }
-    options = Options(columns, with_shard, add_columns or {}, record)
+    options = Options(columns, with_shard, add_columns or {}, record, spreadsheet_safe)
     name = f"{Path(folder).resolve().name}-{kind}"
     if chosen.is_folder:
         with whole_folder(target) as new:

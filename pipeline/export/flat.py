@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from .rows import Options, RunRows, Written, plain_type
 GROUP_ROWS = 65_536
 GROUP_BYTES = 32_000_000
 _ROWS_WITH_CAPTIONS = 1_000
+_FORMULA = (
+    r"\A[=+\-@\t\r]"  # with one of these first, a spreadsheet computes the cell; an apostrophe before it makes it text
+)
 
 
 def write_keys(rows: RunRows, out: Path, options: Options) -> Written:
@@ -47,6 +51,8 @@ def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written
         rows.need_shards("caption")
     schema = pa.schema([(name, plain_type(name)) for name in names])
     write = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}[kind]
+    if options.spreadsheet_safe:
+        write = partial(_write_csv, safe=True)
     with whole_file(out) as file:
         metadata = {"noisegate.export": json.dumps(options.record)}
         written = write(file, schema.with_metadata(metadata), _tables(rows, schema))
@@ -85,7 +91,7 @@ def _write_parquet(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
     return written
 
 
-def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
+def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table], safe: bool = False) -> int:
     written = 0
     as_text = {name for name in schema.names if pa.types.is_list(schema.field(name).type)}
     as_hex = {name for name in schema.names if pa.types.is_fixed_size_binary(schema.field(name).type)}
@@ -99,6 +105,8 @@ def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
                     values = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values.to_pylist()]
                 elif name in as_hex:
                     values = [None if v is None else v.hex() for v in values.to_pylist()]
+                elif safe and pa.types.is_string(schema.field(name).type):
+                    values = pc.replace_substring_regex(values, _FORMULA, r"'\0")
                 columns.append(values)
             writer.write_table(pa.table(columns, schema=plain))
             written += len(table)

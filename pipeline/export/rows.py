@@ -36,6 +36,7 @@ class Options:
     with_shard: bool
     add_columns: Mapping[str, str]
     record: Mapping[str, Any]
+    spreadsheet_safe: bool = False
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ def ray_executor(address: str | None = None, cpus: int | None = None) -> Iterato
     """
     import faiss
 
-    ray = import_ray()
+    ray = import_ray(address)
     with connect_to_ray(ray, address, cpus or 1):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         task_cpus, gpus, room = task_resources(nodes, hasattr(faiss, "StandardGpuResources"))

@@ -22,5 +22,6 @@ from .processes import spawn_context as spawn_context
 from .progress import Progress as Progress
 from .progress import counted as counted
 from .progress import progress_for as progress_for
+from .ray_connection import import_ray as import_ray
 from .worker_pool import WorkerLost as WorkerLost
 from .worker_pool import WorkerNotStarted as WorkerNotStarted

@@ -10,13 +10,21 @@ from noisegate.pipeline.errors import ConfigError
 
 from .extras import install_line
 
+# Ray's own switch, which it reads as it is imported: 0 binds all of its ports to the loopback address. Set it to 1 to let a Ray
+# that is started here listen on the network; an existing cluster (an address) is left as it is.
+BEYOND_THIS_HOST = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 STORE_BYTES = 80_000_000  # object store of a Ray started here: nothing large is kept in it
 STARTS, SLOW_START = 2, "timed out during startup"  # Ray gives up after 30 s, which a busy host may need
 
 
-def import_ray() -> Any:
-    """Import ray with its usage statistics off; raise ConfigError where it is not installed."""
+def import_ray(address: str | None = None) -> Any:
+    """Import ray with its usage statistics off; raise ConfigError where it is not installed.
+
+    Without an `address` (or RAY_ADDRESS) a Ray will be started here, and its ports are bound to this host.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address and not os.environ.get("RAY_ADDRESS"):
+        os.environ.setdefault(BEYOND_THIS_HOST, "0")
     try:
         import ray
         import ray.cloudpickle

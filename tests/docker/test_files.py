@@ -111,6 +111,7 @@ def test_what_compose_mounts_from_here_is_here() -> None:
         if volume.startswith("./")
     ]
     assert len(local) == 3
+    assert COMPOSE["services"]["grafana"]["secrets"] == list(COMPOSE["secrets"])
     assert all((DOCKER / path).exists() for path in local)
     named = {
         volume.split(":")[0] for s in COMPOSE["services"].values() for volume in s["volumes"] if volume[0] not in ".$"
@@ -206,7 +207,9 @@ def test_images_are_pinned_and_do_not_run_as_root(kind: str) -> None:
     assert text.index("USER 10001") < text.index("ENTRYPOINT")
     installs = re.findall(r"pip install [^&\n]*", text)
     assert installs
-    assert all("--constraint constraints.txt" in line or "--no-index" in line for line in installs)
+    pinned = ("--require-hashes", "--constraint constraints.txt", "--no-index")
+    assert all(any(way in line for way in pinned) for line in installs)
+    assert "EXTRA_INDEX" not in text
     others = [service["image"] for name, service in COMPOSE["services"].items() if name != "noisegate"]
     assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in others)
 
@@ -217,7 +220,9 @@ def test_the_two_images_differ_only_where_a_gpu_asks_for_it() -> None:
     )
     assert len(cpu & gpu) > 35
     for line in cpu ^ gpu:
-        assert re.search(r"BASE|PYTHON=|TORCH_INDEX|PIP_|NVIDIA|faiss|docker/|uninstall|pip check", line), line
+        assert re.search(
+            r"BASE|PYTHON=|TORCH_LINKS|PIP_|NVIDIA|faiss|docker/|COPY pyproject|uninstall|pip check", line
+        ), line
 
 
 def test_gpu_pins_fit_the_extra() -> None:
@@ -229,3 +234,40 @@ def test_gpu_pins_fit_the_extra() -> None:
     shared = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f"faiss-cpu=={pins['faiss-gpu']}\n" in shared, "both images search with one release of faiss"
     assert not set(pins) & {line.split("==")[0] for line in shared.splitlines()}
+
+
+LOCKS = ("requirements.lock", "docker/requirements.lock", "docker/torch-cpu.lock")
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_package_of_a_lock_is_a_pin_of_the_constraints_and_has_digests(name: str) -> None:
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line[0] != "#"
+    )
+    locked: dict[str, set[str]] = {}
+    for entry in re.split(r"\n(?=\S)", (ROOT / name).read_text(encoding="utf-8")):
+        if not entry.startswith("#"):
+            package, version = re.match(r"([\w.-]+)==([\w.]+)", entry).groups()  # type: ignore[union-attr]
+            assert version == pins[package]
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), package
+            locked.setdefault(package, set()).add(version)
+    if name == "requirements.lock":
+        assert set(locked) == set(pins), "run make lock"
+
+
+def test_the_cluster_lets_only_named_clients_in() -> None:
+    [policy] = [m for m in MANIFESTS if m["kind"] == "NetworkPolicy"]
+    [deployment] = [m for m in MANIFESTS if m["kind"] == "Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+    assert all(rule["from"] for rule in policy["spec"]["ingress"])
+
+
+def test_grafana_has_no_password_that_everybody_knows() -> None:
+    grafana = COMPOSE["services"]["grafana"]["environment"]
+    assert grafana["GF_SECURITY_ADMIN_PASSWORD__FILE"] == f"/run/secrets/{next(iter(COMPOSE['secrets']))}"
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "docker/grafana-password" in ignored

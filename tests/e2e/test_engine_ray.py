@@ -47,6 +47,26 @@ def deaths(bucket: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         ray.shutdown()
 
 
+LISTENING = """
+import psutil
+from noisegate.pipeline.system.ray_connection import connect_to_ray, import_ray
+ray, addresses = import_ray(), set()
+with connect_to_ray(ray):
+    here = psutil.Process()
+    for process in [here, *here.children(recursive=True)]:
+        for socket in process.net_connections("inet"):
+            if socket.status == "LISTEN":
+                addresses.add(socket.laddr.ip)
+print(*addresses)
+"""
+
+
+def test_a_ray_that_is_started_here_listens_to_this_host_only() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"} and done.stdout  # it was 0.0.0.0 and ::
+
+
 def test_two_workers_of_which_one_is_killed_leave_the_plain_jobs_bytes(
     deaths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

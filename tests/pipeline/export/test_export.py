@@ -398,3 +398,19 @@ def test_the_command_counts_and_says_what_is_wrong(work: Path, tmp_path: Path) -
     )  # fmt: skip
     assert shown.returncode == 0
     assert "nothing would be in them: x-01 (shards: 1)" in shown.stderr
+
+
+def test_texts_like_formulas_are_exact_in_csv_unless_it_is_for_a_spreadsheet(tmp_path: Path) -> None:
+    keys = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "a=b", "0001", "'=1"]
+    files = [(f"{key}.{part}", data) for key in keys for part, data in (("png", picture()), ("txt", key.encode()))]
+    write_tar(tmp_path / "s" / "x.tar", files)
+    score(tmp_path / "s", tmp_path / "run")
+    columns = ["key", "caption", "similarity"]
+    export(tmp_path / "run", tmp_path / "plain.csv", "csv", columns=columns)
+    export(tmp_path / "run", tmp_path / "safe.csv", "csv", columns=columns, spreadsheet_safe=True)
+    plain, safe = (list(csv.reader((tmp_path / f"{name}.csv").open(newline=""))) for name in ("plain", "safe"))
+    assert [row[0] for row in plain[1:]] == [row[1] for row in plain[1:]] == keys
+    assert [row[0] for row in safe[1:]] == [row[1] for row in safe[1:]] == [*(f"'{key}" for key in keys[:4]), *keys[4:]]
+    assert [row[2] for row in safe] == [row[2] for row in plain]  # a negative number is no text
+    with refused("spreadsheet_safe", True):
+        export(tmp_path / "run", tmp_path / "x.jsonl", "jsonl", spreadsheet_safe=True)
