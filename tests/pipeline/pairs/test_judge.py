@@ -8,6 +8,8 @@ import pyarrow as pa
 import pytest
 
 from noisegate.pipeline.estimators.base import normalise
+from noisegate.pipeline.inspect.report import write_report
+from noisegate.pipeline.inspect.show import read_overview
 from noisegate.pipeline.inspect.verify import verify
 from noisegate.pipeline.pairs.beta import PairSample
 from noisegate.pipeline.pairs.calibration import QUALITY, SIMILARITY, PairCalibration
@@ -124,6 +126,26 @@ def test_verify_computes_the_quality_again(run: Path, tmp_path: Path) -> None:
     copy.write_table("i", replace_columns(table, columns, facts))
     [problem] = verify(copy.path, rescore=False).problems
     assert (problem.key, "pool" in problem.what) == (table["key"][0].as_py(), True)
+
+
+def test_a_run_of_an_earlier_release_is_read(run: Path, tmp_path: Path) -> None:
+    """Tables without a cut, whose calibration takes the cosine and does not name it."""
+    copy = RunFolder(Path(shutil.copytree(run, tmp_path / "copy")))
+    table, facts = copy.read("i"), read_metadata(copy.table("i"))
+    calibration = PairSample(table["similarity"].to_numpy(), np.linspace(-0.2, 0.3, 500, dtype=np.float32)).calibration
+    assert calibration is not None
+    added = ("loss", "score", "cosines", "cosine_kept", "cosine_clean")
+    facts["calibration"] = {name: value for name, value in calibration.to_dict().items() if name not in added}
+    del facts["cut"], facts["pair_quality"]["temperature_source"]
+    columns = {"clean_probability": calibration.clean_probability(table["similarity"].to_numpy())}
+    copy.write_table("i", replace_columns(table, columns, facts))
+    recorded = copy.recorded()
+    del recorded["judged_by"], recorded["scoring"]["cut"]
+    copy.write_run(recorded)
+    assert verify(copy.path, rescore=False).ok
+    assert "clean follows" in Path(write_report(copy.path).path).read_text()
+    assert read_overview(copy.path).summary.cut == "osa"
+    assert rescore(copy.path).calibration.score == QUALITY  # type: ignore[union-attr]
 
 
 def test_a_cut_needs_a_known_name_and_pairs() -> None:
