@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs.calibration import QUALITY, PairCalibration
+from noisegate.pipeline.pairs.pair_pool import read_pool
 from noisegate.pipeline.runs.embeddings import read_embeddings
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from tests.embeddings import Rows, scored
 
-COPIES = (10, 40)  # of each scene, blurred in its own way; more to check with, so that chance decides little
+COPIES = (10, 20)  # of each scene, blurred in its own way; more to check with, so that chance decides little
 ENOUGH = 100  # pairs in a decile, where chance moves its share by .05 (one standard error) at most; it is allowed two
 
 
@@ -51,7 +52,12 @@ def test_each_decile_holds_as_many_clean_pairs_as_it_says(
     calibration = PairCalibration.from_dict(read_metadata(tmp_path / "out" / "images.parquet")["calibration"])
     low, high = calibration.noise_interval
     assert low <= seen.mean() <= high
-    probability = calibration.clean_probability((new_images * new_texts).sum(axis=1))
+    score = (new_images * new_texts).sum(axis=1)
+    if calibration.score == QUALITY:
+        pool = read_pool(RunFolder(tmp_path / "out"))
+        assert pool is not None
+        score = pool.quality(new_images, new_texts, score)
+    probability = calibration.clean_probability(score)
     decile = np.minimum((probability * 10).astype(int), 9)
     judged = [i for i in range(10) if (decile == i).sum() >= ENOUGH]
     assert len(judged) >= 4  # the ends and some between
