@@ -97,7 +97,7 @@ def rescore(
             search=search,
             note=note,
         )
-        columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note)
+        columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note, search, device)
         recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}} | scores.record()
         run.write_run({**recorded, "finished": False})
         run.publish()

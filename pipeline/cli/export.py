@@ -28,6 +28,16 @@ def export(
     where: Annotated[
         str | None, typer.Option(help="Keep the rows for which this rule over the table's columns is true.")
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help="Take what a recipe of the field takes of these rows: clip-score, negcliploss-normsim, soft-cap."
+        ),
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Share of the rows that the recipe takes (default: its own, such as 0.3).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of a recipe that draws rows.")] = 0,
     columns: Annotated[
         str | None,
         typer.Option(
@@ -65,6 +75,8 @@ def export(
 
     [cyan]noisegate export tables --as keys --where "review = 'keep' or (review is null and clean)" --out keys.txt[/]
 
+    [cyan]noisegate export tables --as datacomp --recipe clip-score --share 0.3 --out subset.npy[/]
+
     Croissant metadata lie in the folder (croissant.json), or beside the file (NAME.croissant.json).
 
     A rule compares columns (= <> < <= > >=, also 0.2 < similarity < 0.4), with and, or, not, in (…), between, like, is null
@@ -80,6 +92,9 @@ def export(
         out,
         kind,
         where=where,
+        recipe=recipe,
+        share=share,
+        seed=seed,
         columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
         with_shard=with_shard,
         spreadsheet_safe=spreadsheet_safe,

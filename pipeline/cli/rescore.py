@@ -38,10 +38,22 @@ def rescore(
     anchor_labels: AnchorLabels = None,
     repair: Annotated[str | None, option("repair", rich_help_panel=None)] = None,
     methods: Annotated[
-        str | None, typer.Option("--with", help="Add columns of lnc, crcl, gsl before any training, such as lnc,crcl.")
+        str | None,
+        typer.Option("--with", help="Add columns: lnc, crcl, gsl, negcliploss, csls, normsim, semdedup; with commas."),
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Temperature of crcl (default: 0.01 for a pretrained CLIP, else 0.05).")
+        float | None,
+        typer.Option(help="Temperature of crcl and negcliploss (default: 0.01 for a pretrained CLIP, else 0.05)."),
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Target pictures of normsim: a folder of pictures, a run, or a .npy (M, d).")
+    ] = None,
+    norm: Annotated[str, typer.Option(help="Norm of normsim: 2, or inf for the nearest target.")] = "inf",
+    trust_run: Annotated[
+        bool, typer.Option("--trust-run", help="Let a recorded model that is no open_clip model encode --target.")
+    ] = False,
+    join: Annotated[
+        Path | None, typer.Option(help="Add scores made elsewhere, by key: .csv, .parquet or .jsonl.")
     ] = None,
     seed: Annotated[int | None, option("seed", min=None)] = None,
     engine: NeighbourEngine = "local",
@@ -59,20 +71,33 @@ def rescore(
 
     [cyan]noisegate rescore tables --with lnc,crcl,gsl[/]
 
+    [cyan]noisegate rescore tables --with negcliploss,normsim --target imagenet-train[/]
+
+    [cyan]noisegate rescore tables --join dfn-scores.parquet[/]
+
     [cyan]noisegate rescore tables --task labels --engine ray --address auto --neighbour-memory 8GB[/]
 
     A stopped neighbour search goes on.
 
-    The columns of --with depend on the other samples of a batch: they are means over five seeded permutations in batches of
-    128, with their spread. gsl is a reconstruction from its paper's supplement and reading notes.
+    Columns of lnc, crcl and gsl depend on the other samples of a batch: they are means over five seeded permutations in
+    batches of 128, with their spread. gsl is a reconstruction from its paper's supplement and reading notes.
     """
     from noisegate.pipeline.methods.columns import OneStep
     from noisegate.pipeline.rescore import rescore as run
 
     if temperature is not None and not methods:
-        raise ConfigError("--temperature is that of crcl; add --with crcl", "temperature", temperature)
+        raise ConfigError("--temperature is that of crcl and negcliploss; add --with", "temperature", temperature)
+    if norm not in ("2", "inf"):
+        raise ConfigError.of("norm", norm, "is none of NormSim's; use 2 or inf")
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
-    one_step = OneStep(methods=tuple(dict.fromkeys(names)), temperature=temperature)
+    one_step = OneStep(
+        methods=tuple(dict.fromkeys(names)),
+        temperature=temperature,
+        target=target,
+        norm=float(norm),
+        trust=trust_run,
+        join=join,
+    )
     output = Output(as_json)
     with neighbour_search(engine, address, memory, index, workers) as search:
         summary = run(

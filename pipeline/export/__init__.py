@@ -23,11 +23,12 @@ from .datacomp import write_uids
 from .flat import write_flat, write_keys
 from .huggingface import write_dataset
 from .lance import write_lance
+from .recipes import RECIPES, find_recipe
 from .rows import Format, Options, RunRows
 from .shards import write_shards
 from .to_store import exporting_to_store
 
-__all__ = ["FORMATS", "Exported", "export"]
+__all__ = ["FORMATS", "RECIPES", "Exported", "export"]
 
 FORMATS: Mapping[str, Format] = {
     "keys": Format(write_keys, options=("with_shard",)),
@@ -40,6 +41,7 @@ FORMATS: Mapping[str, Format] = {
     "lance": Format(write_lance, is_folder=True, options=("columns",)),
     "cleanlab": Format(write_issues),
 }
+REPEATING = ("keys", "parquet", "csv", "jsonl")  # formats that may name a sample more than once
 RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced
 
 
@@ -72,6 +74,9 @@ def export(
     kind: str,
     *,
     where: str | Where | None = None,
+    recipe: str | None = None,
+    share: float | None = None,
+    seed: int = 0,
     columns: Sequence[str] | None = None,
     with_shard: bool = False,
     spreadsheet_safe: bool = False,
@@ -81,9 +86,10 @@ def export(
 ) -> Exported:
     """Write the run in `folder` to `out` as one of `FORMATS`, only the rows for which `where` holds.
 
-    `columns` chooses those of flat files and datasets (default: key, shard and all scores that are there), `with_shard`
-    writes `shard/key`, `spreadsheet_safe` puts an apostrophe before texts of a CSV that a spreadsheet would take for a
-    formula, `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
+    `recipe` is one of `RECIPES`, which takes a `share` of these rows, at random by `seed` if it draws them. `columns` chooses
+    those of flat files and datasets (default: key, shard and all scores that are there), `with_shard` writes `shard/key`,
+    `spreadsheet_safe` puts an apostrophe before texts of a CSV that a spreadsheet would take for a formula,
+    `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
     writes the label of a person's mark in place of the given one. Memory holds one shard's table, never the data. `out` is
     complete or absent. Croissant metadata lie in the folder as `croissant.json`, or beside the file as `NAME.croissant.json`.
     Raises ConfigError when nothing would be in it.
@@ -99,6 +105,10 @@ def export(
             users = ", ".join(other for other, form in FORMATS.items() if name in form.options)
             flag = name.replace("_", "-")
             raise ConfigError(f"{flag} has no meaning for {kind}; it goes with {users}", name, value)
+    if share is not None and recipe is None:
+        raise ConfigError.of("share", share, "is that of a recipe; add --recipe clip-score")
+    if recipe is not None and find_recipe(recipe).repeats and kind not in REPEATING:
+        raise ConfigError.of("recipe", recipe, f"repeats rows, which {kind} cannot hold; use {', '.join(REPEATING)}")
     url = store_url(out)
     if url is not None:
         with exporting_to_store(url, folder, RECORD if chosen.is_folder else None, overwrite) as path:
@@ -107,6 +117,9 @@ def export(
                 path,
                 kind,
                 where=where,
+                recipe=recipe,
+                share=share,
+                seed=seed,
                 columns=columns,
                 with_shard=with_shard,
                 spreadsheet_safe=spreadsheet_safe,
@@ -115,13 +128,14 @@ def export(
             )
         return replace(done, out=url, files=[f"{url}{file.removeprefix(str(path))}" for file in done.files])
     rule = parse_where(where) if isinstance(where, str) else where
-    rows, target = RunRows(folder, rule, review_labels), Path(out)
+    rows, target = RunRows(folder, rule, review_labels, recipe, share, seed), Path(out)
     _check_out(rows, target, chosen.is_folder, overwrite)
     record = {
         "as": kind,
         "run": store_url(folder) or str(folder),
         "where": rule.text if rule else None,
         **({"review_labels": True} if review_labels else {}),
+        **({"recipe": recipe, "share": share or rows.recipe.share, "seed": seed} if recipe and rows.recipe else {}),
         "noisegate": version("noisegate"),
         "table_version": rows.facts["table_version"],
     }

@@ -31,11 +31,12 @@ def write_keys(rows: RunRows, out: Path, options: Options) -> Written:
     written = 0
     with whole_file(out) as file:
         for part in rows.parts(["key"]):
-            for key in part.kept["key"].to_pylist():
+            keys = part.repeated()["key"].to_pylist()
+            for key in keys:
                 if "\n" in key or "\r" in key:
                     raise ConfigError.of("key", key, f"of {part.stem} holds a line break; export --as jsonl instead")
                 file.write((f"{part.stem}/{key}\n" if options.with_shard else f"{key}\n").encode())
-            written += len(part.kept)
+            written += len(keys)
         rows.refuse_nothing(written)
     return Written(written)
 
@@ -48,6 +49,10 @@ def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written
     """
     names = rows.choose(options.columns)
     if CAPTION in names:
+        if rows.recipe is not None and rows.recipe.repeats:
+            raise ConfigError(
+                "columns: a recipe that repeats rows has no captions; leave out caption", "columns", CAPTION
+            )
         rows.need_shards("caption")
     schema = pa.schema([(name, plain_type(name)) for name in names])
     write = {"parquet": _write_parquet, "csv": _write_csv, "jsonl": _write_jsonl}[kind]
@@ -62,7 +67,8 @@ def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written
 
 def _tables(rows: RunRows, schema: pa.Schema) -> Iterator[pa.Table]:
     for part in rows.parts(schema.names):
-        plain = pa.table({name: part.kept[name].cast(plain_type(name)) for name in part.kept.column_names})
+        kept = part.repeated()
+        plain = pa.table({name: kept[name].cast(plain_type(name)) for name in kept.column_names})
         if CAPTION not in schema.names:
             yield plain.select(schema.names)
             continue

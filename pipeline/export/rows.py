@@ -1,7 +1,7 @@
 """The rows of a finished run for an export: one shard's table at a time, only the rows that a rule keeps."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from noisegate.pipeline.runs.captions import CAPTION
 from noisegate.pipeline.runs.table import (
     ALL_COLUMNS,
     COLUMNS,
+    METHOD_COLUMNS,
     READ_BY_NAME,
     REVIEW_COLUMNS,
     SCORE_COLUMNS,
@@ -26,6 +27,9 @@ from noisegate.pipeline.runs.table import (
 from noisegate.pipeline.runs.where import Where
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
+from noisegate.pipeline.system.array_types import Index
+
+from .recipes import find_recipe
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Format:
 class ShardRows:
     """One shard's rows. `mask` (N,) bool says which are kept; `kept` holds the requested columns of those.
 
-    `start` is the number of its first row in the whole run.
+    `start` is the number of its first row in the whole run; `counts` says how often a recipe that repeats rows takes each.
     """
 
     stem: str
@@ -79,6 +83,11 @@ class ShardRows:
     keys: list[str]
     mask: NDArray[np.bool_]
     kept: pa.Table
+    counts: Index | None = None
+
+    def repeated(self) -> pa.Table:
+        """`kept` with every row as often as a recipe takes it."""
+        return self.kept if self.counts is None else self.kept.take(np.repeat(np.arange(len(self.kept)), self.counts))
 
     def samples(self, all_parts: bool = False) -> Iterator[tuple[int, RawSample]]:
         """Read the kept samples, each with its row in `kept`.
@@ -103,9 +112,19 @@ class ShardRows:
 class RunRows:
     """The tables of a run, filtered by a rule; `rows` and `kept` count what `parts` has read and kept."""
 
-    def __init__(self, folder: str | Path, where: Where | None, review_labels: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        where: Where | None,
+        review_labels: bool = False,
+        recipe: str | None = None,
+        share: float | None = None,
+        seed: int = 0,
+    ) -> None:
         self.run = RunFolder.to_read(folder)
         self.where = where
+        self.recipe = None if recipe is None else find_recipe(recipe)
+        self._recipe_settings = (recipe or "", share, seed)
         self.review_labels = review_labels  # people's labels take the place of the given ones
         self.rows = self.kept = 0
         facts = self.run.recorded()
@@ -144,18 +163,50 @@ class RunRows:
             )
             raise ConfigError.of("folder", self.run.name, problem)
 
+    def _count_rows(self, name: str, share: float | None, seed: int) -> Index:
+        """(rows of the run,) how often the recipe takes each, of those that the rule keeps."""
+        assert self.recipe is not None
+        chosen = self.recipe.share if share is None else share
+        if not 0 < chosen <= (np.inf if self.recipe.repeats else 1):
+            raise ConfigError.of("share", chosen, "is no share of the rows; use one such as 0.3")
+        names = list(self.recipe.columns)
+        read: dict[str, list[Any]] = {column: [] for column in names}
+        needed = {*names, *(self.where.columns if self.where else ())} - {"shard"}
+        for stem in self.shards:
+            table = self._read(stem, needed)
+            mask = self.where.mask(table) if self.where else np.ones(len(table), bool)
+            for column in names:
+                read[column].append(np.where(mask, table[column].cast(pa.float32()).to_numpy(), np.float32(np.nan)))
+        columns = {column: np.concatenate(values) for column, values in read.items()}
+        for column, values in columns.items():
+            if np.isnan(values).all():
+                made = {"normsim": "normsim --target PICTURES"}.get(column, column)
+                advice = (
+                    f"; make it: noisegate rescore {self.run.name} --with {made}" if column in METHOD_COLUMNS else ""
+                )
+                raise ConfigError.of("recipe", name, f"needs the column {column}, which no row has{advice}")
+        return self.recipe.count(columns, chosen, np.random.default_rng(seed))
+
+    def _read(self, stem: str, needed: Collection[str]) -> pa.Table:
+        """The columns of one shard's table, and `shard`."""
+        names = [name for name in READ_BY_NAME if name in needed]
+        table = self.run.read(stem, names or ["index"]).replace_schema_metadata(None)
+        shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
+        return table.append_column("shard", shard)
+
     def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
         """Read shard by shard, also those without a kept row."""
         needed = {"key", *columns, *(self.where.columns if self.where else ())} - {"shard", CAPTION}
         needed |= {"label", "review_label"} if self.review_labels else set()
         self.rows = self.kept = 0
+        taken = None if self.recipe is None else self._count_rows(*self._recipe_settings)
         for stem, url in self.shards.items():
-            path = self.run.table(stem)
-            sha256 = read_metadata(path)["shard"]["sha256"]
-            table = self.run.read(stem, [name for name in READ_BY_NAME if name in needed]).replace_schema_metadata(None)
-            shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
-            table = table.append_column("shard", shard)
+            sha256 = read_metadata(self.run.table(stem))["shard"]["sha256"]
+            table = self._read(stem, needed)
             mask = self.where.mask(table) if self.where else np.ones(len(table), bool)
+            here = None if taken is None else taken[self.rows : self.rows + len(table)]
+            if here is not None:
+                mask = here > 0
             if self.review_labels:
                 label = pc.coalesce(table["review_label"], table["label"])
                 table = table.set_column(table.column_names.index("label"), "label", label)
@@ -163,7 +214,8 @@ class RunRows:
             start = self.rows
             self.rows += len(table)
             self.kept += len(kept)
-            yield ShardRows(stem, url, sha256, start, table["key"].to_pylist(), mask, kept)
+            counts = here[mask] if here is not None and self.recipe is not None and self.recipe.repeats else None
+            yield ShardRows(stem, url, sha256, start, table["key"].to_pylist(), mask, kept, counts)
 
     def refuse_nothing(self, written: int) -> None:
         """Raise ConfigError when an export would be empty, before it gets its name."""

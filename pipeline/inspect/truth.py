@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise.protocols import PROTOCOLS
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError
+from noisegate.pipeline.runs.keyed_file import KeyedFile
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
@@ -80,30 +80,17 @@ def _columns_of_file(table: pa.Table, path: Path, field: str | None) -> dict[str
 
     Joined by shard and index, by shard and key, or by key, depending on the columns of the file.
     """
-    try:
-        truth = _read_file(path)
-    except FileNotFoundError as error:
-        raise _error(path, "is not there; `noisegate noise` leaves a noise.parquet beside its shards") from error
-    except (OSError, pa.ArrowInvalid) as error:
-        raise _error(path, f"is not a readable Parquet or CSV file: {error}") from error
-    names = set(truth.column_names)
-    by = next((list(by) for by in (("shard", "index"), ("shard", "key"), ("key",)) if names.issuperset(by)), None)
+    file = KeyedFile(path, "truth", f"key and {field or 'noisy'} (`noisegate noise` leaves a noise.parquet)")
+    truth, names = file.table, set(file.table.column_names)
     wanted_names = {field} if field else {"noisy", "clean_label"} & names
-    if by is None or not wanted_names or not names.issuperset(wanted_names):
+    if not wanted_names or not names.issuperset(wanted_names):
         needed = f"key and {field or 'noisy'}" + ("" if field else ", or name a column with --truth-field")
         raise _error(path, f"has the columns {', '.join(sorted(names))}; it needs {needed}")
-    keys = list(zip(*(truth[name].to_pylist() for name in by), strict=True))
-    keys = [tuple(part if name == "index" else str(part) for name, part in zip(by, key, strict=True)) for key in keys]
-    row_of = {key: row for row, key in enumerate(keys)}
-    if len(row_of) < len(keys):
-        remedy = "a column shard" if by == ["key"] else "a column index, the sample's position in its shard"
-        raise _error(path, f"names {len(keys) - len(row_of):,} samples twice; add {remedy}")
-    wanted = list(zip(*(table[name].to_pylist() for name in by), strict=True))
-    lost = [key for key in wanted if key not in row_of]
-    if lost:
-        example = "/".join(map(str, lost[0]))
-        raise _error(path, f"lacks {len(lost):,} of {len(wanted):,} samples, such as {example}")
-    rows = [row_of[key] for key in wanted]
+    rows = file.rows_of(table)
+    lost = np.flatnonzero(rows < 0)
+    if len(lost):
+        example = "/".join(str(table[name][int(lost[0])]) for name in ("shard", "key"))
+        raise _error(path, f"lacks {len(lost):,} of {len(rows):,} samples, such as {example}")
     return {name: _whole_numbers(truth[name]).take(rows).to_pylist() for name in wanted_names}
 
 
@@ -115,15 +102,6 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.if_else(pc.is_nan(column), None, column).cast(pa.int64())
     except pa.ArrowInvalid:
         return column
-
-
-def _read_file(path: Path) -> pa.Table:
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".tsv"):
-        return pq.read_table(path)
-    text = {"key": pa.string(), "shard": pa.string()}  # keys such as 000012 are no numbers
-    parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
-    return pyarrow.csv.read_csv(path, None, parse, pyarrow.csv.ConvertOptions(column_types=text))
 
 
 def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]:

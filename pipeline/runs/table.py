@@ -91,6 +91,24 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "gsl_probability_sd": (_NUMBER, _SPREAD),
     "gsl_label": (_NUMBER, "y*, the label by two anchors; no noise score by itself (GSL, reconstructed)"),
     "gsl_label_sd": (_NUMBER, _SPREAD),
+    "negcliploss": (
+        _NUMBER,
+        "s_ii - τ/2 [log Σ exp(s_ij/τ) + log Σ exp(s_ji/τ)] over a pool with the pair (negCLIPLoss)",
+    ),
+    "csls": (
+        _NUMBER,
+        "2 s_ii less the mean cosines of picture and caption with their 10 nearest others in a pool (CSLS)",
+    ),
+    "normsim": (_NUMBER, "2-norm, or largest, of the picture's cosines with target pictures (NormSim)"),
+    "semdedup": (
+        _NUMBER,
+        "largest cosine with a near picture whose pair is more similar, 0 if there is none (SemDeDup)",
+    ),
+    "semdedup_density": (_NUMBER, "mean cosine of the picture with its nearest pictures"),
+    "dfn_score": (_NUMBER, "score of a data filtering network, made elsewhere (rescore --join)"),
+    "hype_score": (_NUMBER, "HYPE's score, made elsewhere (rescore --join)"),
+    "mlm_score": (_NUMBER, "MLM-Filter's score, made elsewhere (rescore --join)"),
+    "outside_score": (_NUMBER, "any other score made elsewhere (rescore --join)"),
     "aum": (
         _NUMBER,
         "area under the margin, less the cut of labels that were wrong on purpose: above 0 is clean (AUM)",

@@ -78,7 +78,7 @@ def test_truth_that_does_not_fit_is_refused(scored: Path, tmp_path: Path) -> Non
     cases: list[tuple[pa.Table, str]] = [
         (truth.drop_columns("noisy"), "has the columns key; it needs key and noisy"),
         (truth.drop_columns("key"), "has the columns noisy; it needs key and noisy"),
-        (truth.slice(3), "lacks 3 of 120 samples, such as 00000000"),
+        (truth.slice(3), "lacks 3 of 120 samples, such as scenes-000000/00000000"),
         (pa.concat_tables([truth, truth.slice(0, 2)]), "names 2 samples twice; add a column shard"),
         (changed(truth, "noisy", ["no"] * 120), "noisy must be true or false"),
         (changed(truth, "noisy", [None, *[True] * 119]), "noisy must be true or false"),

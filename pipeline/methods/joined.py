@@ -1,0 +1,48 @@
+"""Scores that were made elsewhere, joined to a run by key: `rescore --join FILE`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from noisegate.pipeline.runs.keyed_file import KeyedFile
+from noisegate.pipeline.runs.table import RunFolder
+from noisegate.pipeline.system.array_types import Float32
+
+OTHER = "outside_score"
+JOINED = ("dfn_score", "hype_score", "mlm_score", OTHER)
+
+
+def joined_columns(run: RunFolder, stems: Sequence[str], path: Path) -> tuple[dict[str, Float32], dict[str, Any]]:
+    """Columns (rows of the run,) by name, and the record of where they come from.
+
+    The file has a key (and a shard, where shards repeat keys) and some of JOINED, or one column of any other name, which
+    becomes `outside_score`. Samples that it does not name have none. Raises ConfigError if it has no number, or no sample of
+    the run.
+    """
+    file = KeyedFile(path, "join", f"key, and some of {', '.join(JOINED)}, or one column of numbers")
+    numbers = [name for name in file.columns if _is_number(file.table[name].type)]
+    source = {name: name for name in JOINED if name in numbers}
+    if not source and len(numbers) == 1:
+        source = {OTHER: numbers[0]}
+    if not source:
+        found = ", ".join(numbers) or "none"
+        raise file.error(f"has the columns of numbers {found}; name them as in {', '.join(JOINED)}, or give one")
+    tables = []
+    for stem in stems:
+        table = run.read(stem, ["key", "index"]).replace_schema_metadata(None)
+        tables.append(table.append_column("shard", pa.array([stem] * len(table), pa.string())))
+    rows = file.rows_of(pa.concat_tables(tables))
+    if not (rows >= 0).any():
+        raise file.error(f"names no sample of {run.name}; its keys are such as {tables[0]['key'][0].as_py()!r}")
+    columns: dict[str, Float32] = {}
+    for name, given in source.items():
+        values = file.table[given].cast(pa.float32()).to_numpy()
+        columns[name] = np.where(rows >= 0, values[rows], np.nan).astype(np.float32)
+    return columns, {"file": path.name, "columns_of_file": source, "samples": int((rows >= 0).sum())}
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
