@@ -47,8 +47,8 @@ DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MARKDOWN = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 MADE = {"reference/commands.md", "reference/table.md", "reference/http.md", "reference/python.md"}
-RUN = ["start", "concepts", "methods", "guides/annotate", "guides/filters", "guides/labels", "guides/models", "guides/python", "guides/report",
-       "guides/serve", "guides/stores", "guides/train"]  # fmt: skip
+RUN = ["start", "concepts", "methods", "guides/annotate", "guides/filters", "guides/labels", "guides/models",
+       "guides/python", "guides/report", "guides/serve", "guides/stores", "guides/train"]  # fmt: skip
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 
