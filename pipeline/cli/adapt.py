@@ -22,6 +22,10 @@ def adapt(
         str | None,
         typer.Option(help="Adapt to class labels: names in id order, a file with one per line, or such as cifar10."),
     ] = None,
+    image_pairs: Annotated[
+        bool,
+        typer.Option("--image-pairs", help="Adapt to labels for image retrieval: a pair is two pictures of one label."),
+    ] = False,
     pairs: Annotated[
         int, typer.Option(help="Number of pairs to read, from the start; 10,000 of 224 px take 1.5 GB of memory.")
     ] = 10_000,
@@ -65,6 +69,7 @@ def adapt(
         pretrained=pretrained,
         device=device,
         classes=None if classes is None else load_classes(classes),
+        image_pairs=image_pairs,
         pairs=pairs,
         keep=keep,
         tuning=Tuning(steps, batch_size, learning_rate, weight_decay),
@@ -91,6 +96,8 @@ def adapt(
         )
     output.say("Next:")
     task = [] if classes is None else ["--task", "labels", "--classes", classes]
+    if image_pairs:
+        task = ["--task", "labels"]
     command = shlex.join(["noisegate", "annotate", *shards, "--model", f"local-dir:{out}", *task, "--out", "tables"])
     output.say(f"  [cyan]{command}[/]")
     output.result({**done.to_dict(), "next": command})

@@ -2,7 +2,8 @@
 
 Read some pairs, take each pair's loss, split the losses into clean and noisy, tune both towers on the clean ones, save
 the model as an open_clip folder, and measure β again, because the cone of embeddings moves (OSA, appendix A). For class labels
-a pair is a picture and a prompt of its given class, and pictures of one class are no negatives for each other.
+a pair is a picture and a prompt of its given class, and pictures of one class are no negatives for each other. For image
+retrieval it is two pictures of one given class.
 """
 
 import json
@@ -73,11 +74,13 @@ def tune(
     tuning: Tuning,
     rng: np.random.Generator,
     note: Callable[[str], None],
+    partners: Index | None = None,
 ) -> None:
     """Change the estimator's weights in place; its identity still names the old ones, so save it and load it anew.
 
-    samples: N pairs; pictures, captions: (N,) ids, equal where two show the same. The model stays in evaluation mode:
-    no dropout, and batch statistics learnt from millions are not replaced by those of a few batches.
+    samples: N pairs; pictures, captions: (N,) ids, equal where two show the same; partners: (N,) rows whose pictures take the
+    place of the texts. The model stays in evaluation mode: no dropout, and batch statistics learnt from millions are not
+    replaced by those of a few batches.
     """
     model = estimator.module
     optimiser = torch.optim.AdamW(
@@ -90,6 +93,9 @@ def tune(
         images, texts = estimator.embed_batch(
             [s.pixels for s in chosen if s.pixels is not None], [s.text for s in chosen if s.text is not None]
         )
+        if partners is not None:
+            others = [samples[i].pixels for i in partners[rows]]
+            texts = estimator.embed_batch([pixels for pixels in others if pixels is not None], [NO_TEXT])[0]
         same = torch.from_numpy(same_pairs(rows, pictures, captions)).to(images.device)
         scale = model.logit_scale.exp()
         logits = scale * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
@@ -127,6 +133,8 @@ def _batches(count: int, size: int, rng: np.random.Generator) -> Iterator[NDArra
 
 
 ADAPT_FILE = "adapt.json"
+NO_TEXT = ""
+"""stands in for the caption of a picture whose partner is another picture"""
 KEEP = {"pairs": 0.8, "labels": 0.95}
 """smallest clean probability of a pair to train on (OSA, appendix A)"""
 FEWEST = 32  # minimum kept pairs to train and measure on
@@ -176,6 +184,7 @@ def adapt(
     pretrained: str | None = None,
     device: str = "auto",
     classes: ClassSet | None = None,
+    image_pairs: bool = False,
     pairs: int = 10_000,
     keep: float | None = None,
     tuning: Tuning | None = None,
@@ -187,33 +196,42 @@ def adapt(
 
     A pair is trained on when it belongs to the clean component with a probability above `keep`; OSA takes .8 for
     retrieval and .95 for classification, the defaults. With `classes` a sample's text is one of the prompts of its label,
-    drawn by the seed. All is computed in float32, and on a CPU the same seed gives the same bytes.
+    drawn by the seed; with `image_pairs`, for image retrieval, another picture of its label takes the text's place. All is
+    computed in float32, and on a CPU the same seed gives the same bytes.
     The folder appears whole, with `adapt.json`, once the saved model was loaded again and embeds as the one in memory.
     """
     tuning, note, out = tuning or Tuning(), note or (lambda _: None), Path(out)
     keep = KEEP["pairs" if classes is None else "labels"] if keep is None else keep
-    named = {} if classes is None else {"classes": list(classes.names)}
+    named: dict[str, Any] = {} if classes is None else {"classes": list(classes.names)}
+    if image_pairs:
+        named = {"image_pairs": True}
+    if image_pairs and classes is not None:
+        raise ConfigError.of("image_pairs", True, "compares pictures with pictures; leave out classes, or image_pairs")
     _check_settings(pairs, keep, seed)
     _check_empty(out)
     located = find_shards(shards)
     estimator = _load(model, pretrained, device, tuning.batch_size)
     with whole_folder(out.absolute()) as folder:
-        data, before, split = _read_and_split(estimator, located, classes, pairs, workers, seed, note)
+        data, before, split = _read_and_split(estimator, located, classes, image_pairs, pairs, workers, seed, note)
         kept = np.flatnonzero(split.clean_probability > keep)
         if len(kept) < FEWEST:
             problem = f"leaves {len(kept):,} of {len(data.samples):,} pairs, and {FEWEST} are needed"
             raise ConfigError.of("keep", keep, f"{problem}; read more pairs, or keep more, such as 0.5")
         note(f"{counted(len(data.samples), 'pair')} read, {len(kept):,} kept")
         rows, held_out = hold_out(kept, data.pictures, seed)
+        if image_pairs:  # the only one left of its label has no partner to train with
+            labels = data.captions[rows]
+            rows = rows[np.bincount(labels)[labels] > 1]
         training = data.at(rows)
+        partners = draw_partners(training.captions, np.random.default_rng([seed, 4])) if image_pairs else None
         loss_before = _mean_loss(estimator, data, before, held_out, seed)
         beta_before = beta_of_random_inputs(estimator, seed=seed)
         rng = np.random.default_rng([seed, 2])
-        tune(estimator, training.samples, training.pictures, training.captions, tuning, rng, note)
+        tune(estimator, training.samples, training.pictures, training.captions, tuning, rng, note, partners)
         save_local_dir(estimator, folder)
         adapted = _load(f"local-dir:{folder}", None, device, tuning.batch_size)
         _require_equal(estimator, adapted, data.at(held_out), model)
-        after, beta_after = embed_pairs(adapted, data.samples), beta_of_random_inputs(adapted, seed=seed)
+        after, beta_after = _embed(adapted, data), beta_of_random_inputs(adapted, seed=seed)
         done = Adaptation(
             out=str(out),
             source=estimator.identity,
@@ -227,8 +245,8 @@ def adapt(
             loss_after=_mean_loss(adapted, data, after, held_out, seed),
             beta_before=beta_before,
             beta_after=beta_after,
-            auto_before=_auto_beta(before, beta_before, seed),
-            auto_after=_auto_beta(after, beta_after, seed),
+            auto_before=_auto_beta(before, beta_before, image_pairs, seed),
+            auto_after=_auto_beta(after, beta_after, image_pairs, seed),
         )
         record = {name: value for name, value in done.to_dict().items() if name != "out"}
         record["shards"] = [shard.url for shard in located]
@@ -239,18 +257,23 @@ def adapt(
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption or label."""
+    """Decoded pairs, and ids (N,) that are equal where two show the same picture, or have the same caption or label.
+
+    partners: (N,) rows whose pictures take the place of the texts, of all pairs that were read; None for texts.
+    """
 
     samples: list[Decoded]
     pictures: Index
     captions: Index
+    partners: Index | None = None
 
     @classmethod
-    def of(cls, samples: list[Decoded], by_label: bool) -> "_Pairs":
+    def of(cls, samples: list[Decoded], by_label: bool, partners: Index | None = None) -> "_Pairs":
         texts = [s.label if by_label else s.text for s in samples]
-        return cls(samples, _number([s.image_sha256 for s in samples]), _number(texts))
+        return cls(samples, _number([s.image_sha256 for s in samples]), _number(texts), partners)
 
     def at(self, rows: Index) -> "_Pairs":
+        """Some of the rows, without partners."""
         return _Pairs([self.samples[i] for i in rows], self.pictures[rows], self.captions[rows])
 
 
@@ -287,23 +310,59 @@ def _read_and_split(
     estimator: OpenClipEstimator,
     shards: Sequence[Shard],
     classes: ClassSet | None,
+    image_pairs: bool,
     pairs: int,
     workers: int | None,
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[_Pairs, Encoded, Split]:
     """Pairs with finite embeddings, their embeddings, and the split of their losses into clean and noisy."""
-    samples = read_pairs(shards, estimator, pairs, workers, note, labels=classes is not None)
+    by_label = classes is not None or image_pairs
+    samples = read_pairs(shards, estimator, pairs, workers, note, labels=by_label)
     if classes is not None:
         samples = with_prompts(samples, classes, np.random.default_rng([seed, 3]))
+    elif image_pairs:
+        samples = [replace(sample, text=NO_TEXT) for sample in samples]
     encoded = embed_pairs(estimator, samples)
     valid = np.flatnonzero([sample.status == "ok" for sample in samples])
-    data = _Pairs.of([samples[i] for i in valid], by_label=classes is not None)
+    data = _Pairs.of([samples[i] for i in valid], by_label)
     encoded = Encoded(encoded.images[valid], encoded.texts[valid], encoded.similarity[valid])
+    if image_pairs:
+        rows = np.flatnonzero(np.bincount(data.captions)[data.captions] > 1)
+        data = data.at(rows)
+        if not len(rows):
+            raise ConfigError.of("image_pairs", True, "finds no label with two pictures; read more --pairs")
+        data = replace(data, partners=draw_partners(data.captions, np.random.default_rng([seed, 3])))
+        encoded = _pair_pictures(encoded.images[rows], data.partners)
     split = gmm_split(_losses(estimator, data, encoded.images, encoded.texts, seed))
     for reason in split.fallbacks:
         note(f"the losses could not be split: {reason}")
     return data, encoded, split
+
+
+def draw_partners(labels: Index, rng: np.random.Generator) -> Index:
+    """(N,) another row of the same label for each, drawn by `rng`; -1 for the only one of its label.
+
+    >>> draw_partners(np.array([3, 5, 3, 7, 7]), np.random.default_rng(0)).tolist()
+    [2, -1, 0, 4, 3]
+    """
+    partners = np.full(len(labels), -1)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if len(rows) > 1:
+            partners[rows] = np.roll(rows, 1)
+    return partners
+
+
+def _pair_pictures(images: Float32, partners: Index | None) -> Encoded:
+    assert partners is not None
+    others = images[partners]
+    return Encoded(images, others, np.einsum("nd,nd->n", images, others))
+
+
+def _embed(estimator: OpenClipEstimator, data: _Pairs) -> Encoded:
+    encoded = embed_pairs(estimator, data.samples)
+    return encoded if data.partners is None else _pair_pictures(encoded.images, data.partners)
 
 
 def with_prompts(samples: Sequence[Decoded], classes: ClassSet, rng: np.random.Generator) -> list[Decoded]:
@@ -350,8 +409,12 @@ def _mean_loss(estimator: OpenClipEstimator, data: _Pairs, encoded: Encoded, row
     return float(_losses(estimator, data.at(rows), images, texts, seed).mean())
 
 
-def _auto_beta(encoded: Encoded, random_inputs: Beta, seed: int) -> Beta:
-    return estimate_beta(images=encoded.images, texts=encoded.texts, random_inputs=lambda: random_inputs, seed=seed)
+def _auto_beta(encoded: Encoded, random_inputs: Beta, image_pairs: bool, seed: int) -> Beta:
+    """By mode auto; for pictures with pictures by the crossing, as random inputs are pictures with texts."""
+    mode = "intersection" if image_pairs else "auto"
+    return estimate_beta(
+        images=encoded.images, texts=encoded.texts, mode=mode, random_inputs=lambda: random_inputs, seed=seed
+    )
 
 
 def hold_out(kept: Index, pictures: Index, seed: int) -> tuple[Index, Index]:

@@ -27,7 +27,7 @@ from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.pair_fit import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.workers import Decoded
-from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, hold_out, with_prompts
+from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, draw_partners, hold_out, with_prompts
 from tests.errors import refused
 
 allow_torchvision()
@@ -108,6 +108,31 @@ def test_class_prompts_in_place_of_captions(scenes: Path, tiny: str, tmp_path: P
     assert done.kept == (gmm_split(losses).clean_probability > 0.3).sum()
     with refused("classes", 1):
         adapt(str(scenes / "*.tar"), tmp_path / "b", model=tiny, classes=ClassSet(("x",), (("x",),)), workers=0)
+
+
+def test_partners_are_other_pictures_of_the_label() -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 60)
+    partners = draw_partners(labels, np.random.default_rng(1))
+    assert (labels[partners] == labels).all() and (partners != np.arange(60)).all()
+    assert draw_partners(np.array([1, 2]), np.random.default_rng(1)).tolist() == [-1, -1]
+
+
+def test_two_pictures_of_a_label_in_place_of_captions(scenes: Path, tiny: str, tmp_path: Path) -> None:
+    """For image retrieval; the loss of pictures with others of their label falls, and the text tower stays as it was."""
+    tuning, notes = Tuning(steps=60, batch_size=64, learning_rate=1e-3), list[str]()
+    how: dict[str, Any] = {"model": tiny, "image_pairs": True, "workers": 0}
+    shards = str(scenes / "*.tar")
+    done = adapt(shards, tmp_path / "a", keep=0.2, tuning=tuning, note=notes.append, **how)
+    assert done.settings["image_pairs"] and done.auto_before.mode == "intersection"
+    assert done.pairs == 239, "one is the only picture of its label"
+    losses = [float(note.split()[-1]) for note in notes if "loss" in note]
+    assert losses[-1] < losses[0] - 0.5
+    before, after = (
+        load_estimator(name, device="cpu", dtype="float32") for name in (tiny, f"local-dir:{tmp_path / 'a'}")
+    )
+    np.testing.assert_allclose(before.encode_texts(["a red circle"]), after.encode_texts(["a red circle"]), atol=1e-5)
+    with refused("image_pairs", True):
+        adapt(shards, tmp_path / "b", classes=ClassSet(("x",), (("x",),)), **how)
 
 
 def test_held_out_pairs_share_no_picture_with_those_trained_on() -> None:
