@@ -8,8 +8,8 @@ and the epoch learns y' of the selected samples with Mixup, again and again unti
 samples, as the published code does. That code draws classes equally often; here each sample weighs inversely to the size of
 its class instead, which has the same mean. Its extra consistency loss is left out.
 
-Features that do not know the classes yet would call most labels wrong. So a first epoch that selects less than a third learns
-from everything as given instead (`keeps_too_little`).
+Features that do not know the classes yet would call most labels wrong. So an epoch that begins with a network whose
+predictions are mostly not what the neighbours say is one of plain training (`knows_classes`).
 """
 
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.labels.tango import verdict, visual_consistency
-from noisegate.pipeline.neighbours import default_k, find_neighbours
+from noisegate.pipeline.neighbours import Neighbours, default_k, find_neighbours
 from noisegate.pipeline.system import Float32, Floats, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, keeps_too_little
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, knows_classes
 from .mixup import mixup, one_hot
 
 
@@ -44,7 +44,8 @@ class SsrConfig(MethodConfig):
     """α of Beta(α, α)"""
     balance: bool = True
     warmup: int | None = Field(default=None, ge=0)
-    """first epochs on everything as given; None: those that would select less than a third, at most half of all"""
+    """first epochs on everything as given, with Mixup; None: epochs of plain training while the network does not know the
+    classes; 0, as published: none"""
 
 
 class Ssr(Method):
@@ -52,20 +53,16 @@ class Ssr(Method):
 
     Config: ClassVar[type[MethodConfig]] = SsrConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    remembers: ClassVar[tuple[str, ...]] = ("labels", "confidence", "clean", "weights")
+    remembers: ClassVar[tuple[str, ...]] = ("labels", "confidence", "clean", "weights", "plain")
     config: SsrConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.total_epochs = 1
+        self.plain = np.zeros(1, bool)  # whether this epoch is plain training
         self.labels: Index = np.zeros(0, np.int64)  # y', -1: the given one
         self.confidence = np.zeros(0, np.float32)
         self.clean = np.zeros(0, bool)
         self.weights = np.zeros(0, np.float32)
-
-    def epochs(self, wanted: int) -> int:
-        self.total_epochs = wanted
-        return wanted
 
     def prepare(self, run: Run) -> None:
         self.labels = np.full(run.total_rows, -1, np.int64)
@@ -95,18 +92,26 @@ class Ssr(Method):
         assert target.classes is not None
         classes = len(target.classes)
         k = self.config.k or default_k(int(known.sum()), classes)
-        self.clean = select_clean(measured["vectors"], self.labels, classes, k, self.config.select)
+        neighbours = find_neighbours(measured["vectors"], k, include_self=True, device="auto")
+        valid = known & np.isfinite(measured["vectors"]).all(axis=1)
+        voted = visual_consistency(neighbours, given, classes)[valid].argmax(axis=1)
+        self.plain[0] = self.config.warmup is None and not knows_classes(predicted[valid], voted)
+        if self.plain[0]:
+            run.note("ssr: the network does not know the classes yet, and its neighbours say otherwise: plain training")
+            self.prepare(run)
+            return
+        self.clean = select_clean(neighbours, valid, self.labels, classes, self.config.select)
         changed = int((self.labels != given).sum())
         run.note(f"ssr: {int(self.clean.sum()):,} of {int(known.sum()):,} samples selected, {changed:,} relabelled")
         self.weights = class_weights(self.labels, self.clean) if self.config.balance else np.ones_like(self.confidence)
-        if self.config.warmup is None and keeps_too_little(self.clean[known], run.epoch, self.total_epochs):
-            run.note("ssr: the features hardly know the classes yet; this epoch learns all labels as given")
-            self.prepare(run)
 
     def streams(self, run: Run) -> dict[str, Stream]:
         return {ALL: Stream(None if self.clean.all() else self.clean, full=True)}
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
+        if self.plain[0]:
+            seen = run.forward(batches[ALL])
+            return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
         target = run.network()
@@ -136,13 +141,14 @@ def relabel(given: Index, predicted: Index, confidence: Floats, threshold: float
     return np.where((given >= 0) & (confidence > threshold), predicted, given)
 
 
-def select_clean(vectors: Floats, labels: Index, classes: int, k: int, threshold: float) -> Mask:
-    """(N,) whether the balanced vote of the k nearest, the sample itself among them, gives its label >= θ_s of the most."""
-    neighbours = find_neighbours(vectors, k, include_self=True, device="auto")
+def select_clean(neighbours: Neighbours, valid: Mask, labels: Index, classes: int, threshold: float) -> Mask:
+    """(N,) whether the balanced vote of the neighbours, the sample itself among them, gives its label >= θ_s of the most.
+
+    valid: (N,) rows with a label and a feature; others are never selected.
+    """
     votes = visual_consistency(neighbours, labels, classes).astype(np.float64)
-    known = np.flatnonzero((labels >= 0) & np.isfinite(vectors).all(axis=1))
     clean = np.zeros(len(labels), bool)
-    clean[known] = verdict(votes[known], labels[known])[1] >= threshold
+    clean[valid] = verdict(votes[valid], labels[valid])[1] >= threshold
     return clean
 
 

@@ -13,8 +13,9 @@ notes, and what neither says (k, Mixup's α, unequal numbers of prompts) is deci
 Every epoch begins with p, q and Ỹ anew, from the features of the network as it is (`refine` of pipeline.labels.tango). Only the
 visual tower learns: no gradient reaches the texts. The network is measured by TAC with the same anchors.
 
-Features and anchors that do not know the classes would call most labels wrong and put worse ones in their place. So a first
-epoch that finds less than a third of the labels clean learns from all of them as given instead (`keeps_too_little`).
+Features and anchors that do not know the classes would call most labels wrong and put worse ones in their place. So an epoch
+that begins with a network whose TAC mostly does not say what the neighbours say is one of plain training, in which a text tower
+learns too where the target trains it (`knows_classes`).
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.labels import TEMPLATES, Anchors, anchors_file
-from noisegate.pipeline.labels.tango import refine
+from noisegate.pipeline.labels.tango import refine, visual_consistency
 from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.system import counted
@@ -36,7 +37,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 from noisegate.trainers.targets import Target, TargetConfig, text_anchored_logits
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, keeps_too_little
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, knows_classes
 from .mixup import mixup, one_hot
 
 FLOATS = ("knn_consistency", "anchor_consistency", "consistency", "refined_confidence")
@@ -62,8 +63,7 @@ class TangoConfig(MethodConfig):
     mixup: float = Field(default=4.0, gt=0)
     """α of Beta(α, α)"""
     warmup: int | None = Field(default=None, ge=0)
-    """first epochs on everything as given; None: those that would find less than a third clean, at most half of all; 0, as
-    the paper: none"""
+    """first epochs of plain training; None: while the network does not know the classes; 0, as the paper: none"""
     table_epochs: int = Field(default=0, ge=0)
     """first epochs that take clean and corrected labels from data.table, where it has them, for a network whose own features
     say little yet; 0, as the paper: its own refinement from the first epoch on"""
@@ -82,12 +82,7 @@ class Tango(Method):
         self.anchor_labels = torch.zeros(0, dtype=torch.int64)  # (A,)
         self.soft: NDArray[np.float32] = np.zeros((0, 0), np.float32)  # Ỹ (N, C), NaN: the given label
         self.columns_by_row: dict[str, Array] = {}
-        self.as_given = False  # this epoch learns all labels as given
-        self.total_epochs = 1
-
-    def epochs(self, wanted: int) -> int:
-        self.total_epochs = wanted
-        return wanted
+        self.plain = False  # whether this epoch is plain training
 
     def target_settings(self, config: TargetConfig) -> TargetConfig:
         """Measured by TAC; forty sentences per class for a pretrained tower (K of the paper)."""
@@ -108,20 +103,23 @@ class Tango(Method):
 
     def begin_epoch(self, run: Run) -> None:
         """Lines 3 (once) and 6-7."""
-        if self.anchors is None:
+        if self.anchors is None or self.plain:  # plain training may have changed the text tower
             anchors = make_anchors(run, self.config.anchors)
             self.anchors, self.anchor_labels = torch.from_numpy(anchors.embeddings), torch.from_numpy(anchors.labels)
-        by_table = run.epoch < self.config.table_epochs and self._from_table(run)
-        if not by_table:
-            self._refine(run)
-        clean, known = self.columns_by_row["clean_tango"], self.columns_by_row["refined_label"] >= 0
-        run.note(f"tango: {int(clean.sum()):,} of {int(known.sum()):,} samples are clean")
-        self.as_given = run.epoch < (self.config.warmup or 0)
-        if self.config.warmup is None and not by_table and keeps_too_little(clean[known], run.epoch, self.total_epochs):
-            run.note("tango: features and anchors hardly know the classes yet; this epoch learns all labels as given")
-            self.as_given = True
+        self.plain = run.epoch < (self.config.warmup or 0)
+        if not (run.epoch < self.config.table_epochs and self._from_table(run)):
+            known = self._refine(run)
+            self.plain = self.plain or (self.config.warmup is None and not known)
+        clean, known_rows = self.columns_by_row["clean_tango"], self.columns_by_row["refined_label"] >= 0
+        run.note(f"tango: {int(clean.sum()):,} of {int(known_rows.sum()):,} samples are clean")
+        if self.plain and self.config.warmup is None:
+            run.note(
+                "tango: the anchors do not say what the neighbours say, so they do not know the classes: plain training"
+            )
 
-    def _refine(self, run: Run) -> None:
+    def _refine(self, run: Run) -> bool:
+        """p, q and Ỹ anew; whether TAC and the neighbours agree about the classes."""
+
         def features(seen: Seen) -> Mapping[str, Tensor]:
             assert seen.labels is not None
             return {"vectors": seen.images["vectors"], "labels": seen.labels}
@@ -132,10 +130,11 @@ class Tango(Method):
         labels = np.nan_to_num(measured["labels"], nan=-1).astype(np.int64)
         classes = int(self.anchor_labels.max()) + 1
         k = self.config.k or default_k(int((labels >= 0).sum()), classes)
+        neighbours = find_neighbours(vectors, k, device="auto")
         refined = refine(
             labels,
             classes,
-            neighbours=find_neighbours(vectors, k, device="auto"),
+            neighbours=neighbours,
             images=vectors,
             anchors=self.anchors.cpu().numpy(),
             anchor_labels=self.anchor_labels.numpy(),
@@ -152,6 +151,11 @@ class Tango(Method):
             "clean_tango": refined.clean_tango,
             "refined_label": refined.label.astype(np.int64),
         }
+        valid = (labels >= 0) & np.isfinite(vectors).all(axis=1)
+        anchors = self.anchors.cpu()
+        predicted = text_anchored_logits(torch.from_numpy(vectors[valid]).float(), anchors, self.anchor_labels)
+        voted = visual_consistency(neighbours, labels, classes)[valid].argmax(axis=1)
+        return knows_classes(predicted.argmax(dim=1).numpy(), voted)
 
     def _from_table(self, run: Run) -> bool:
         """Take over what the table says; False where it says nothing of labels."""
@@ -171,10 +175,13 @@ class Tango(Method):
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         """Lines 10-15; clean and mixed samples are encoded together, so that one clean sample is no batch of its own."""
+        if self.plain:
+            seen = run.forward(batches[ALL])
+            return StepLoss(self.weigh(self.losses(seen), seen.rows).mean())
         batch = run.on_device(batches[ALL])
         assert batch.images is not None and batch.labels is not None
         images, rows = run.network().pixels(batch.images), batch.rows.cpu().numpy()
-        clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows] | self.as_given).to(images.device)
+        clean = torch.from_numpy(self.columns_by_row["clean_tango"][rows]).to(images.device)
         labels = self.weigh(self._soft_labels(rows, batch.labels), batch.rows)
         mixed, soft = mixup(images, labels, run.random("mixup"), self.config.mixup)
         logits = self._classify(run, torch.cat([images[clean], mixed]))
@@ -200,7 +207,7 @@ class Tango(Method):
 
     def _soft_labels(self, rows: NDArray[np.int64], labels: Tensor) -> Tensor:
         soft = torch.from_numpy(self.soft[rows]).to(labels.device)
-        return torch.where(soft.isnan() | self.as_given, one_hot(labels, soft.shape[1]), soft)
+        return torch.where(soft.isnan(), one_hot(labels, soft.shape[1]), soft)
 
     # --- what it remembers -------------------------------------------------------------------------------------------------
 
@@ -208,7 +215,7 @@ class Tango(Method):
         if self.anchors is None:
             return {}
         anchors = {"anchors": self.anchors.cpu().numpy(), "anchor_labels": self.anchor_labels.numpy()}
-        anchors["as_given"] = np.array(self.as_given)
+        anchors["plain"] = np.array(self.plain)
         return {**anchors, "soft": self.soft, **{f"column.{name}": v for name, v in self.columns_by_row.items()}}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -217,7 +224,7 @@ class Tango(Method):
         self.anchors, self.anchor_labels = (
             torch.from_numpy(state[name].copy()) for name in ("anchors", "anchor_labels")
         )
-        self.soft, self.as_given = state["soft"].copy(), bool(state["as_given"])
+        self.soft, self.plain = state["soft"].copy(), bool(state["plain"])
         self.columns_by_row = {name: state[f"column.{name}"].copy() for name in COLUMNS}
 
     def sample_columns(self) -> dict[str, Array]:

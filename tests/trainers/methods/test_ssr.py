@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate import train
+from noisegate.pipeline.neighbours import find_neighbours
 from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.methods import Seen
@@ -64,7 +65,8 @@ class FakeRun:
 
 
 def ssr(**how: Any) -> Ssr:
-    method = build_method(TrainConfig.parse({"method": {"name": "ssr", **how}, "task": {"name": "classification"}}))
+    how = {"name": "ssr", "warmup": 0, **how}
+    method = build_method(TrainConfig.parse({"method": how, "task": {"name": "classification"}}))
     assert isinstance(method, Ssr)
     return method
 
@@ -90,7 +92,8 @@ def by_loops(vectors: NDArray[Any], labels: NDArray[Any], classes: int, k: int, 
 def test_selection_is_the_balanced_vote_with_itself(k: int, threshold: float) -> None:
     rng = np.random.default_rng(1)
     vectors, labels = rng.standard_normal((40, 5)), rng.integers(0, 3, 40)
-    found = select_clean(vectors, labels, 3, k, threshold)
+    neighbours = find_neighbours(vectors.astype(np.float32), k, include_self=True)
+    found = select_clean(neighbours, np.ones(40, bool), labels, 3, threshold)
     assert found.tolist() == by_loops(vectors, labels, 3, k, threshold)
     assert 0 < found.sum() < 40
 
@@ -99,7 +102,9 @@ def test_rows_without_label_or_feature_are_never_selected() -> None:
     rng = np.random.default_rng(1)
     vectors, labels = rng.standard_normal((10, 5)), np.zeros(10, np.int64)
     labels[2], vectors[5] = -1, np.nan
-    assert np.flatnonzero(~select_clean(vectors, labels, 1, 4, 1.0)).tolist() == [2, 5]
+    valid = np.isfinite(vectors).all(axis=1) & (labels >= 0)
+    neighbours = find_neighbours(vectors.astype(np.float32), 4, include_self=True)
+    assert np.flatnonzero(~select_clean(neighbours, valid, labels, 1, 1.0)).tolist() == [2, 5]
 
 
 def test_class_weights_have_mean_one_and_equal_class_sums() -> None:
@@ -143,17 +148,18 @@ def test_warm_up_takes_everything_as_given() -> None:
     assert rows.tolist() == method.clean.tolist()
 
 
-def test_a_first_epoch_that_would_keep_too_little_takes_everything_as_given() -> None:
-    """Seven of nine have no feature and are never selected; after half of the epochs that counts."""
-    method, run = ssr(k=3), FakeRun()
-    assert method.epochs(4) == 4
-    run.vectors[:7] = np.nan
-    kept = []
-    for run.epoch in (1, 2):
-        method.prepare(run)  # type: ignore[arg-type]
+def test_a_network_that_does_not_say_what_the_neighbours_say_trains_plainly() -> None:
+    method, run = ssr(k=3, warmup=None), FakeRun()
+    method.prepare(run)  # type: ignore[arg-type]
+    for right, plain in ((4, True), (5, False)):  # of nine
+        run.logits[:] = np.eye(3)[(run.truth + 1) % 3]
+        run.logits[:right] = np.eye(3)[run.truth[:right]]
         method.begin_epoch(run)  # type: ignore[arg-type]
-        kept.append(int(method.clean.sum()))
-    assert kept == [9, 2]
+        assert method.plain[0] == plain
+        assert method.clean.all() == plain == (method.sample_columns() == {})
+        again = ssr(k=3)
+        again.load_state_dict(method.state_dict())
+        assert again.plain[0] == plain
 
 
 def test_loss_is_weighted_cross_entropy_of_mixed_pictures() -> None:

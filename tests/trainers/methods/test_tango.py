@@ -251,25 +251,21 @@ def test_invalid_rows_keep_their_label_and_are_not_clean() -> None:
     np.testing.assert_allclose(found[1], method.soft[4])
 
 
-def test_a_first_epoch_that_finds_hardly_a_clean_label_learns_them_as_given() -> None:
-    """Labels are such that neighbours and anchors speak against them; after half of the epochs that counts."""
+def test_anchors_that_do_not_say_what_the_neighbours_say_lead_to_plain_training() -> None:
+    """Labels are those of the farthest anchor, then those of the nearest; anchors are made anew after plain training."""
     method, run = with_anchors(k=4, warmup=None), FakeRun()
-    assert method.epochs(4) == 4
-    run.labels = (run.vectors @ method.anchors.numpy().T)[:, :3].argmin(axis=1)  # type: ignore[union-attr]
-    rows, given = np.arange(12), torch.from_numpy(run.labels)
-    for epoch, as_given in ((1, True), (2, False)):
-        run.epoch = epoch
-        method.begin_epoch(run)  # type: ignore[arg-type]
-        assert method.sample_columns()["clean"].mean() < 1 / 3
-        again = with_anchors(k=4)
-        again.load_state_dict(method.state_dict())
-        for one in (method, again):
-            soft = one._soft_labels(rows, given).numpy()
-            np.testing.assert_allclose(soft, np.eye(3)[run.labels] if as_given else method.soft)
-    sure, run = with_anchors(k=4, warmup=None), FakeRun()
-    run.labels = (run.vectors @ sure.anchors.numpy().T)[:, :3].argmax(axis=1)  # type: ignore[union-attr]
-    sure.begin_epoch(run)  # type: ignore[arg-type]
-    assert not sure.as_given
+    assert method.anchors is not None
+    nearest = text_anchored_logits(torch.from_numpy(run.vectors), method.anchors, method.anchor_labels).numpy()
+    run.labels = nearest.argmin(axis=1)
+    method.begin_epoch(run)  # type: ignore[arg-type]
+    assert method.plain
+    again = with_anchors(k=4)
+    again.load_state_dict(method.state_dict())
+    assert again.plain
+    method.plain = False
+    run.labels = nearest.argmax(axis=1)
+    method.begin_epoch(run)  # type: ignore[arg-type]
+    assert not method.plain
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------------
@@ -471,6 +467,7 @@ def test_a_run_trains_the_visual_tower_alone_and_resumes_exactly(scored: Path, t
         task={"name": "classification"},
         target=target,
         loop__epochs=3,
+        method={"name": "tango", "warmup": 0},
         loop__evaluate_every=0,
     )
     whole = train(plain, quiet=True)
