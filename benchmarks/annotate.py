@@ -37,8 +37,8 @@ from PIL import Image
 from benchmarks.memory import peak_mb
 from noisegate.pipeline.estimators.base import Identity, Pixels
 from noisegate.pipeline.settings import DecodeOptions
-from noisegate.pipeline.shards.decode import DECODER
 from noisegate.pipeline.shards.locate import Shard, find_shards
+from noisegate.pipeline.shards.pixels import describe_decoder
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import Decoded, decode_sample
@@ -161,7 +161,7 @@ def encoder_limited(pairs: int, rounds: int, threads: int, workers: int, folder:
 class Free:
     """An estimator that costs next to nothing and takes pictures of 224 px."""
 
-    identity = Identity("free", "free", "224", DECODER, "float32", ())
+    identity = Identity("free", "free", "224", describe_decoder("pillow"), "float32", ())
     batch_size = 64
     preprocess = Preprocess()
 

@@ -48,6 +48,7 @@ def annotate(
     model: str | None = None,
     pretrained: str | None = None,
     device: str = AnnotateSettings.device,
+    decoder: str = AnnotateSettings.decoder,
     task: str | Sequence[str] | None = None,
     classes: str | Path | Sequence[str] | ClassSet | None = None,
     estimator: Estimator | Callable[[], Estimator] | None = None,
@@ -95,12 +96,15 @@ def annotate(
         reading = replace(reading, tasks=read_tasks(task if isinstance(task, str) else ",".join(task)))
     if estimator is not None and (model is not None or pretrained is not None):
         raise ConfigError.of("model", model or pretrained, "is given, and an estimator too; give one of them")
+    if estimator is not None and decoder != AnnotateSettings.decoder:
+        raise ConfigError.of("decoder", decoder, "is a choice of the estimator that is given; leave it out")
     if classes is not None and "labels" not in reading.tasks:
         raise ConfigError.of("classes", str(classes)[:60], "are for labels, which are not scored; use task='labels'")
     settings = AnnotateSettings(
         model=model or AnnotateSettings.model,
         pretrained=pretrained,
         device=device,
+        decoder=decoder,
         classes=SOURCE if classes == SOURCE else None,
         beta=beta,
         cut=cut,

@@ -6,13 +6,14 @@ imported here, because `noisegate --help` shows these texts.
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .errors import ConfigError
 from .system.machine import read_size
 
 TASKS = ("pairs", "labels")
+DECODERS = ("auto", "pillow", "fast", "gpu")
 REPAIRS = ("never", "sure", "likely")
 CUTS = ("osa", "probability")
 BETA_MODES = {
@@ -41,6 +42,11 @@ class Limits:
             if value < 1:
                 raise ConfigError.of(name, value, "would refuse every sample; use a positive number, such as 1000000")
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, int]) -> "Limits":
+        """From a record; limits of other releases are left out."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
 
 @dataclass(frozen=True)
 class DecodeOptions:
@@ -63,7 +69,7 @@ class DecodeOptions:
     @classmethod
     def from_dict(cls, reading: Mapping[str, Any]) -> "DecodeOptions":
         """The inverse of `to_dict`."""
-        limits = Limits(**reading["limits"])
+        limits = Limits.from_dict(reading["limits"])
         return cls(tuple(reading["tasks"]), reading["text_field"], reading["label_field"], limits)
 
 
@@ -244,6 +250,12 @@ class AnnotateSettings:
         "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, slightly different scores (docs/speed.md).",
         MODEL,
     )
+    decoder: str = _setting(
+        "auto",
+        "fast (libjpeg-turbo and torch), pillow (the reference), gpu (decode JPEGs on the GPU) or auto: fast, or pillow for a "
+        "model that resizes by itself. Scores of two decoders differ by less than 0.001 (docs/speed.md).",
+        MODEL,
+    )
     compile: bool = _setting(
         False,
         "Compile the vision tower of an open_clip model with torch, and use it if it agrees and is faster; tables are then "
@@ -295,6 +307,7 @@ class AnnotateSettings:
 
     def __post_init__(self) -> None:
         _ = self.reading, self.scoring  # they check their own values
+        check_decoder(self.decoder, self.draft)
         if self.workers is not None and self.workers < 0:
             raise ConfigError.of("workers", self.workers, "is not a number of processes; use 0 (none) or more")
         ray_options = ("address", "ray_workers", "gpus_per_worker", "cpus_per_worker")
@@ -325,7 +338,7 @@ class AnnotateSettings:
     @property
     def model_values(self) -> dict[str, Any]:
         """The arguments of `ModelSpec`."""
-        names = ("model", "pretrained", "device", "dtype", "batch_size", "draft", "compile")
+        names = ("model", "pretrained", "device", "dtype", "batch_size", "draft", "compile", "decoder")
         return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
@@ -336,6 +349,15 @@ class AnnotateSettings:
     def from_dict(cls, values: Mapping[str, Any]) -> "AnnotateSettings":
         """The inverse of `to_dict`; what is not given has its default."""
         return cls(**{**values, **({"tasks": tuple(values["tasks"])} if "tasks" in values else {})})
+
+
+def check_decoder(decoder: str, draft: bool = False) -> str:
+    """Return it; raise ConfigError for an unknown decoder, and for one that cannot decode a part of a JPEG."""
+    if decoder not in DECODERS:
+        raise ConfigError.of("decoder", decoder, f"is unknown; use {', '.join(DECODERS)}")
+    if decoder == "gpu" and draft:
+        raise ConfigError.of("draft", True, "is not for --decoder gpu, which decodes JPEGs whole; leave it out")
+    return decoder
 
 
 def check_engine(engine: str, ray_options: Mapping[str, object]) -> None:

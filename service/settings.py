@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     pretrained: str | None = _setting(None, SCORER, "Tag of open_clip, or a checkpoint file", "--pretrained", "-p")
     device: str = _setting("auto", SCORER, "auto, cpu, cuda:0,cuda:1 for several, or all")
     dtype: str = _setting("auto", SCORER, "auto, float32, bfloat16 or float16")
+    decoder: Literal["auto", "pillow", "fast", "gpu"] = _setting(
+        "auto", SCORER, "auto (of the run, else fast), pillow, fast or gpu, as in annotate"
+    )
     batch_size: int | None = _setting(None, SCORER, "Items per encoder call (default: by device)", ge=1)
     runs: Annotated[dict[str, Path], NoDecode] = _setting(
         {},

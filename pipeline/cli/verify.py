@@ -18,7 +18,12 @@ SHOWN = 20
 def verify(
     folder: Folder,
     samples: Annotated[int, typer.Option(min=0, help="Number of random samples to score again.")] = 200,
-    tolerance: Annotated[float, typer.Option(min=0, help="Largest change of a score that is accepted.")] = 1e-4,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Largest change of a score that is accepted (default: 1e-4; 1e-3 with another --decoder)."
+        ),
+    ] = None,
     rescore: Annotated[
         bool, typer.Option("--rescore/--no-rescore", help="Score some samples again; needs the model.")
     ] = True,
@@ -27,6 +32,9 @@ def verify(
     pretrained: Pretrained = None,
     trust_run: TrustRun = False,
     device: Device = "auto",
+    decoder: Annotated[
+        str, option("decoder", help="Score with this decoder, pillow, fast or gpu (default: the run's own).")
+    ] = "auto",
     batch_size: BatchSize = None,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -53,7 +61,9 @@ def verify(
     if pretrained is not None and model is None:
         raise ConfigError.of("pretrained", pretrained, "belongs to a model; give --model too, or leave both out")
     run = RunFolder.to_read(folder).recorded()
-    named = None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size)
+    named = (
+        None if model is None else model_of_run(run, model, pretrained, device, batch_size=batch_size, decoder=decoder)
+    )
     verification = check(
         folder,
         samples=samples,
@@ -62,6 +72,7 @@ def verify(
         shards=shards,
         estimator=named,
         device=device,
+        decoder=decoder,
         batch_size=batch_size,
         trust=trust_run,
         seed=seed,

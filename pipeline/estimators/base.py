@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from textwrap import shorten
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 
 Pixels = NDArray[np.uint8]
+JPEG_LIBRARY = "simplejpeg"  # of all decoders but Pillow
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Identity:
     def from_dict(cls, values: dict[str, Any]) -> "Identity":
         """The inverse of `to_dict`."""
         return cls(**{**values, "versions": tuple(sorted(values["versions"].items()))})
+
+    def with_decoder_of(self, other: "Identity") -> "Identity":
+        """The same with the decoder of `other`."""
+        mine, theirs = dict(self.versions), dict(other.versions)
+        kept = {name: found for name, found in mine.items() if name != JPEG_LIBRARY}
+        decoding = {JPEG_LIBRARY: theirs[JPEG_LIBRARY]} if JPEG_LIBRARY in theirs else {}
+        return replace(self, decoder=other.decoder, versions=tuple(sorted((kept | decoding).items())))
 
     def differences(self, other: "Identity", versions: bool = True) -> list[str]:
         """One line for each field in which `other` differs, for a message to the user.
@@ -85,6 +94,12 @@ class Estimator(Protocol):
 
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Embed `count` random pictures and `count` random texts, for OSA's β (Eq. 4)."""
+
+
+def library_versions(*packages: str, decoder: str) -> tuple[tuple[str, str], ...]:
+    """The `versions` of an identity: of `packages`, and of the JPEG decoder if it is not Pillow's."""
+    more = () if decoder == "pillow" else (JPEG_LIBRARY,)
+    return tuple((package, version(package)) for package in sorted((*packages, *more)))
 
 
 def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:

@@ -5,7 +5,6 @@ import string
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import DECODER
+from noisegate.pipeline.settings import check_decoder
+from noisegate.pipeline.shards.pixels import describe_decoder
 
-from .base import Estimator, Identity, Pixels, describe_error
+from .base import Estimator, Identity, Pixels, describe_error, library_versions
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class ModelSpec:
     batch_size: int | None = None
     draft: bool = False
     compile: bool = False
+    decoder: str = "auto"
 
     def __call__(self) -> Estimator:
         return load_estimator(**vars(self))
@@ -55,7 +56,8 @@ class ModelSpec:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, without the device and `compile`, which change scores only by rounding."""
         drafted = {"draft": True} if self.draft else {}
-        return {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype, **drafted}
+        values = {"model": self.model, "pretrained": self.pretrained, "dtype": self.dtype, "decoder": self.decoder}
+        return values | drafted
 
 
 def load_estimator(
@@ -67,6 +69,7 @@ def load_estimator(
     batch_size: int | None = None,
     draft: bool = False,
     compile: bool = False,
+    decoder: str = "auto",
 ) -> Estimator:
     """Load an image-text model.
 
@@ -74,8 +77,10 @@ def load_estimator(
     a checkpoint file, `hf-hub:ORG/NAME`, `local-dir:FOLDER`, `hf:NAME` (transformers: CLIP, ALIGN, SigLIP) or
     `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, with
     slightly different scores and so another identity. With `compile` the vision tower of an open_clip model is compiled with
-    torch, and used if it agrees and is faster; the estimator's `notes` tell. Raises ConfigError for what cannot work.
+    torch, and used if it agrees and is faster; the estimator's `notes` tell. `decoder` is `pillow`, `fast`, `gpu` or `auto`:
+    fast, or pillow for a model that resizes by itself. Raises ConfigError for what cannot work.
     """
+    check_decoder(decoder, draft)
     if batch_size is not None and batch_size < 1:
         raise ConfigError.of("batch-size", batch_size, "is not a batch; leave it out or use 64")
     if pretrained is not None and model.startswith(("python:", "hf:")):
@@ -88,17 +93,20 @@ def load_estimator(
                 raise ConfigError.of(name, value, f"is what {model} chooses by itself; leave it out")
         if draft:
             raise ConfigError.of("draft", True, f"shrinks JPEGs, and {model} resizes by itself; leave it out")
+        if decoder not in ("auto", "pillow"):
+            raise ConfigError.of("decoder", decoder, f"resizes pictures, and {model} does that by itself; leave it out")
         return CustomEstimator.load(model, batch_size)
     from .device import Device
 
     place = Device.choose(device, dtype)
+    decoder = "fast" if decoder == "auto" else decoder
     if model.startswith("hf:"):
         from .transformers_model import TransformersEstimator
 
-        return TransformersEstimator.load(model, place, batch_size, draft)
+        return TransformersEstimator.load(model, place, batch_size, draft, decoder)
     from .openclip import OpenClipEstimator
 
-    return OpenClipEstimator.load(model, pretrained, place, batch_size, draft, compile)
+    return OpenClipEstimator.load(model, pretrained, place, batch_size, draft, compile, decoder)
 
 
 def as_estimator(given: Any) -> Estimator:
@@ -129,7 +137,12 @@ class CustomEstimator:
         if hasattr(inner, "find_truncated"):
             self.find_truncated = inner.find_truncated  # optional
         self.identity = Identity(
-            name, inner.identity, "by the estimator itself", DECODER, "its own", (("pillow", version("pillow")),)
+            name,
+            inner.identity,
+            "by the estimator itself",
+            describe_decoder("pillow"),
+            "its own",
+            library_versions("pillow", decoder="pillow"),
         )
 
     @classmethod

@@ -15,6 +15,7 @@ from noisegate.pipeline.shards.preprocess import Preprocess, ProcessorPixels
 from noisegate.pipeline.system.machine import reuse_memory
 
 from .base import Pixels, length_batches
+from .gpu_jpegs import GpuJpegs, load_torchvision
 
 P = TypeVar("P", Preprocess, ProcessorPixels)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -80,6 +81,9 @@ class TorchEstimator(Generic[P]):
         self._device = device
         self.preprocess: P = preprocess
         self.batch_size = batch_size or device.batch_size
+        self.jpegs: GpuJpegs[P] | None = None
+        if preprocess.decoder == "gpu":
+            self.jpegs = GpuJpegs(preprocess, device.name, load_torchvision(device.name))
         self._mean = torch.tensor(preprocess.mean, device=device.name).view(1, 3, 1, 1)
         self._std = torch.tensor(preprocess.std, device=device.name).view(1, 3, 1, 1)
 
@@ -101,8 +105,14 @@ class TorchEstimator(Generic[P]):
         return self._encode_image_tensor(self._normalise_pixels(pixels))
 
     def _normalise_pixels(self, pixels: Sequence[Pixels]) -> torch.Tensor:
-        batch = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True)
-        return batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
+        if self.jpegs is not None:
+            batch, broken = self.jpegs(pixels)
+        else:
+            batch, broken = torch.from_numpy(np.stack(pixels)).to(self._device.name, non_blocking=True), []
+        floats = batch.permute(0, 3, 1, 2).float().div_(255).sub_(self._mean).div_(self._std)
+        if broken:
+            floats[broken] = torch.nan  # so that their embedding is invalid
+        return floats
 
     def _place(self, batch: torch.Tensor) -> torch.Tensor:
         return batch.to(self._device.name).contiguous(memory_format=torch.channels_last)

@@ -5,7 +5,6 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
+from noisegate.pipeline.shards.pixels import describe_decoder
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.system.output_files import write_atomically
 
 from . import openclip_towers as towers
-from .base import Identity, Pixels, array_digest, describe_error, surely_fits
+from .base import Identity, Pixels, array_digest, describe_error, library_versions, surely_fits
 from .device import Device, TorchEstimator
 from .foreign_code import never_ask_to_run_code, refuse_code_in_file
 from .loading import allow_torchvision, find_mismatch, hub_or_cache, quietly, weights_only
@@ -42,8 +41,9 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         config: dict[str, Any] | None = None,
         draft: bool = False,
         compiler: towers.Compiler | None = None,
+        decoder: str = "fast",
     ) -> None:
-        super().__init__(device, batch_size, preprocess_of(model, draft))
+        super().__init__(device, batch_size, preprocess_of(model, draft, decoder))
         self._model = device.place(model)
         self._tokenizer = tokenizer
         self.config = config  # open_clip's, as needed to build the model again
@@ -60,9 +60,9 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
             model=name,
             weights=array_digest(weights | {"config": architecture}),
             preprocess=f"{self.preprocess}; {_describe_tokenizer(tokenizer)}",
-            decoder=DRAFT_DECODER if draft else DECODER,
+            decoder=describe_decoder(decoder, draft),
             dtype=device.dtype_name,
-            versions=tuple((p, version(p)) for p in ("open_clip_torch", "pillow", "torch")),
+            versions=library_versions("open_clip_torch", "pillow", "torch", decoder=decoder),
         )
 
     @classmethod
@@ -74,6 +74,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         batch_size: int | None = None,
         draft: bool = False,
         compile: bool = False,
+        decoder: str = "fast",
     ) -> "OpenClipEstimator":
         """Load by name. `pretrained` is a tag or a checkpoint file; `random:SEED` gives untrained weights for trials."""
         allow_torchvision()
@@ -123,7 +124,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
             raise ConfigError.of("model", name, f"{weights}cannot be loaded: {reason}{advice}") from error
         label = short_name(name) if not pretrained else f"{name}/{Path(pretrained).name}"
         compiler = towers.Compiler(towers.torch_compile) if compile else None
-        return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler)
+        return cls(model.eval(), tokenizer, label, device, batch_size, config, draft, compiler, decoder)
 
     @property
     def module(self) -> Any:
@@ -227,7 +228,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
             return towers.encode_tokens(self._model, tokens.to(self._device.name))
 
 
-def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
+def preprocess_of(model: Any, draft: bool = False, decoder: str = "pillow") -> Preprocess:
     """The preprocessing of an open_clip model."""
     config = model.visual.preprocess_cfg
     size = config.get("size", 224)
@@ -242,6 +243,7 @@ def preprocess_of(model: Any, draft: bool = False) -> Preprocess:
         std=tuple(config["std"]),
         fill=config.get("fill_color") or 0,
         draft=draft,
+        decoder=decoder,
     )
 
 

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from PIL import Image
 from safetensors import SafetensorError
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards.decode import DECODER, DRAFT_DECODER
+from noisegate.pipeline.shards.pixels import describe_decoder
 from noisegate.pipeline.shards.preprocess import ProcessorPixels
 from noisegate.pipeline.system.extras import install_line
 
-from .base import Identity, array_digest, describe_error, normalise, surely_fits
+from .base import Identity, array_digest, describe_error, library_versions, normalise, surely_fits
 from .device import Device, TorchEstimator
 from .foreign_code import refuse_code, refuse_code_in_file
 from .loading import allow_torchvision, hub_or_cache
@@ -35,12 +34,19 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
     """A transformers dual encoder as an estimator."""
 
     def __init__(
-        self, model: Any, processor: Any, name: str, device: Device, batch_size: int | None = None, draft: bool = False
+        self,
+        model: Any,
+        processor: Any,
+        name: str,
+        device: Device,
+        batch_size: int | None = None,
+        draft: bool = False,
+        decoder: str = "fast",
     ) -> None:
         self._tokenizer, tokenizer_digest = processor.tokenizer, _tokenizer_digest(processor.tokenizer)
         self._context = context_length(model, processor)
         self._model = device.place(model.float())  # version 5 loads in the checkpoint's own type, version 4 in float32
-        super().__init__(device, batch_size, ProcessorPixels.of(processor.image_processor, name, draft))
+        super().__init__(device, batch_size, ProcessorPixels.of(processor.image_processor, name, draft, decoder))
         self._check_pixels(processor.image_processor, name)
         self._common_width = self._measure_width(name)
         self.trims_texts = self._trimming_is_exact()
@@ -48,17 +54,22 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
             model=name,
             weights=array_digest({k: v.detach().cpu().numpy() for k, v in model.state_dict().items()}),
             preprocess=f"{self.preprocess}; {self._context} tokens of tokenizer {tokenizer_digest}",
-            decoder=DRAFT_DECODER if draft else DECODER,
+            decoder=describe_decoder(decoder, draft),
             dtype=device.dtype_name,
-            versions=tuple((p, version(p)) for p in ("pillow", "tokenizers", "torch", "transformers")),
+            versions=library_versions("pillow", "tokenizers", "torch", "transformers", decoder=decoder),
         )
 
     @classmethod
     def load(
-        cls, spec: str, device: Device, batch_size: int | None = None, draft: bool = False
+        cls,
+        spec: str,
+        device: Device,
+        batch_size: int | None = None,
+        draft: bool = False,
+        decoder: str = "fast",
     ) -> "TransformersEstimator":
         """Load `hf:NAME` from the hub or its cache, or `hf:FOLDER` as written by `save_pretrained`."""
-        return cls(*load_transformers(spec), device, batch_size, draft)
+        return cls(*load_transformers(spec), device, batch_size, draft, decoder)
 
     @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -113,7 +113,7 @@ def gallery(
     reading, album = recorded.get("reading") or {}, Album()
     if "limits" in reading:  # else scored from embeddings, without pictures
         urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
-        limits = Limits(**reading["limits"])
+        limits = Limits.from_dict(reading["limits"])
         album = fetch(rows, urls, reading.get("text_field"), limits, lambda text: None)
     title = f"{count(len(rows), 'sample')}, {title}{f', where {rule.text}' if rule else ''}"
     return Gallery(title, rows, album, read_class_names(folder))

@@ -184,7 +184,7 @@ def process_executor(count: int) -> Iterator[RunTasks]:
         raise ConfigError.of("neighbour-workers", count, "is too few; use 2, or leave it out")
     threads = max(1, count_threads() // count)
     context = spawn_context()
-    with ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(os.getpid(), threads)) as pool:
+    with ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(threads,)) as pool:
 
         def run(tasks: Iterable[Task]) -> Iterator[Task]:
             waiting: set[Future[Task]] = set()
@@ -206,10 +206,10 @@ def process_executor(count: int) -> Iterator[RunTasks]:
         yield run
 
 
-def _start_worker(parent: int, threads: int) -> None:
+def _start_worker(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read by `count_threads`
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; the parent prints the message
-    exit_with_parent(parent)  # another search may start in the same folder
+    exit_with_parent()  # another search may start in the same folder
 
 
 def task_resources(nodes: Sequence[Mapping[str, float]], on_gpus: bool) -> tuple[int, int, int]:

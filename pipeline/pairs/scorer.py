@@ -25,8 +25,10 @@ from noisegate.pipeline.estimators.base import (
     row_cosines,
 )
 from noisegate.pipeline.runs.table import TRUNCATED, RunFolder, read_metadata
-from noisegate.pipeline.settings import ScoreSettings, check_beta_mode
+from noisegate.pipeline.settings import Limits, ScoreSettings, check_beta_mode, check_decoder
+from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, decode_pair
+from noisegate.pipeline.shards.pixels import decode_array, decoder_name
 from noisegate.pipeline.shards.workers import Decoded
 from noisegate.pipeline.system.array_types import Float32, Mask
 
@@ -108,7 +110,7 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
     for part, rows, present in (("image", images, pictures), ("text", texts, captions)):
         for i in present:
             if samples[i].status == "ok" and not rows[i].any():
-                samples[i].status, samples[i].error = "invalid", invalid_embedding(part)
+                samples[i].status, samples[i].error = _explain_zeros(samples[i], part)
     if images.shape[1] != texts.shape[1] and (images.any(axis=1) & texts.any(axis=1)).any():
         raise ConfigError.of(
             "model",
@@ -116,6 +118,16 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
             f"gives pictures {images.shape[1]} numbers and texts {texts.shape[1]}; use one with a space for both",
         )
     return Encoded(images, texts, row_cosines(images, texts))
+
+
+def _explain_zeros(sample: Decoded, part: str) -> tuple[str, str]:
+    """Status and error of a sample without an embedding: what is wrong with its file, if the GPU was to decode it."""
+    if part == "image" and sample.pixels is not None and sample.pixels.ndim == 1:
+        try:
+            decode_array(sample.pixels.tobytes(), Limits())
+        except BadSample as error:
+            return error.status, str(error)
+    return "invalid", invalid_embedding(part)
 
 
 def _encode_both(estimator: Estimator, pixels: Sequence[Any], texts: Sequence[str]) -> tuple[Float32, Float32]:
@@ -303,10 +315,11 @@ def model_of_run(
     dtype: str = "auto",
     batch_size: int | None = None,
     trust: bool = False,
+    decoder: str = "auto",
 ) -> ModelSpec:
     """The model that `_run.json` names, or another `model`, with the precision and decoding that the run was scored with.
 
-    The recorded precision replaces `auto`, which may choose differently on another machine. Raises ConfigError for a
+    The recorded precision and decoder replace `auto`, which may choose differently elsewhere. Raises ConfigError for a
     recorded model that is not open_clip's own, unless the caller says `trust`.
     """
     recorded = run.get("model") or {}
@@ -326,4 +339,8 @@ def model_of_run(
             device = dtype = "auto"  # a user's own model chooses both itself
     if dtype == "auto" and not model.startswith("python:"):
         dtype = str(run["scorer"]["dtype"])
-    return ModelSpec(model, pretrained, device, dtype, batch_size, bool(recorded.get("draft")))
+    if decoder == "auto" and not model.startswith("python:"):
+        decoder = decoder_name(run["scorer"])
+    return ModelSpec(
+        model, pretrained, device, dtype, batch_size, bool(recorded.get("draft")), decoder=check_decoder(decoder)
+    )

@@ -83,7 +83,7 @@ RECORD = Fields(
         "shards": [SHARD],
         "beta": (BETA, NOTHING),
         "model": (
-            Fields({"model": TEXT, "pretrained": MAYBE_TEXT}, {"dtype": TEXT, "draft": (bool,)}),
+            Fields({"model": TEXT, "pretrained": MAYBE_TEXT}, {"dtype": TEXT, "draft": (bool,), "decoder": TEXT}),
             NOTHING,
         ),
     },

@@ -17,6 +17,7 @@ from noisegate.pipeline.errors import MismatchError, ShardError, TableError
 from noisegate.pipeline.estimators.base import Identity
 from noisegate.pipeline.settings import AnnotateSettings, ScoreSettings
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.pixels import decoder_name
 from noisegate.pipeline.system.output_files import remove_half_written
 
 from .digests import digest_file, is_unchanged
@@ -107,6 +108,9 @@ def check_settings(
         lines = "\n  ".join(("was made with other settings:", *differences))
         hint = f" Without the model, in seconds: noisegate rescore {folder}" if cheap else ""
         advice = "Use the same settings to go on, another --out, or --overwrite to start again."
+        decoder, chosen = (decoder_name(run["scorer"]) for run in (before, wanted))
+        if decoder != chosen:
+            advice = f"--decoder {decoder} goes on with the decoder of this run. {advice}"
         raise MismatchError.of("out", folder, f"{lines}\n{advice}{hint}")
 
 

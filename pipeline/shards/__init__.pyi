@@ -8,6 +8,8 @@ from .gunzip import plain_bytes as plain_bytes
 from .locate import Shard as Shard
 from .locate import expand_braces as expand_braces
 from .locate import find_shards as find_shards
+from .pixels import decode_array as decode_array
+from .pixels import decode_pixels as decode_pixels
 from .preprocess import Preprocess as Preprocess
 from .preprocess import ProcessorPixels as ProcessorPixels
 from .random_access import TarSamples as TarSamples
@@ -21,6 +23,7 @@ from .read import MAX_PART_BYTES as MAX_PART_BYTES
 from .read import READ_PARTS as READ_PARTS
 from .read import RawSample as RawSample
 from .read import ShardReader as ShardReader
+from .resize import resize_pixels as resize_pixels
 from .workers import Decoded as Decoded
 from .workers import DecodePool as DecodePool
 from .workers import decode_sample as decode_sample

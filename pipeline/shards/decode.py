@@ -4,7 +4,8 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from .read import MAX_JSON_BYTES
 
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
-DECODER = "pillow: first frame, exif-transposed, rgb"
-DRAFT_DECODER = f"{DECODER}, large JPEGs at 1/2, 1/4 or 1/8"  # as small as still covers what the model takes
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; other formats are refused
 _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -49,18 +48,36 @@ def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> 
     (libjpeg's scaled DCT: faster, and slightly other pixels). 16-bit grey is scaled to 8 bits (Pillow's own conversion
     clips it to white). Raises BadSample `bad_image` or `too_large`.
     """
+    with refuse_broken(data, limits):
+        image = open_image(data, limits)
+        if least_side is not None:
+            image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
+        return upright_rgb(image)
+
+
+def open_image(data: bytes, limits: Limits) -> Image.Image:
+    """Read the header and check the limits; pixels are not decoded yet. Call it within `refuse_broken`."""
     if len(data) > limits.max_image_bytes:
         raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its own limit, so this one must not be lower
+    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
+    _check_size(*image.size, limits)
+    if is_jpeg(image) and _count_scans(data) > MAX_SCANS:
+        raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
+    return image
+
+
+def is_jpeg(image: Image.Image) -> bool:
+    """Whether an opened picture is a JPEG file; MPO is one with several pictures."""
+    return image.format in ("JPEG", "MPO")
+
+
+@contextmanager
+def refuse_broken(data: bytes, limits: Limits) -> Iterator[None]:
+    """Raise BadSample for whatever Pillow raises while it opens or decodes `data`."""
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-        _check_size(*image.size, limits)
-        if image.format in ("JPEG", "MPO") and _count_scans(data) > MAX_SCANS:
-            raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
-        if least_side is not None:
-            image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
-        return _upright_rgb(image)
+        yield
     except BadSample:
         raise
     except Image.DecompressionBombError as error:
@@ -76,7 +93,7 @@ def to_upright_rgb(image: Image.Image, limits: Limits) -> Image.Image:
     """The same for a Pillow image that a program has opened; it may still fail to load."""
     try:
         _check_size(*image.size, limits)
-        return _upright_rgb(image)
+        return upright_rgb(image)
     except BadSample:
         raise
     except Exception as error:  # as above
@@ -107,13 +124,15 @@ def _count_scans(data: bytes) -> int:
     return scans
 
 
-def _upright_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Decode an opened picture, turn it upright and convert it."""
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
+    turn = _UPRIGHT.get(orientation(image))
     return _to_rgb(image if turn is None else image.transpose(turn))
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) if there is none."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # the picture may be readable though its EXIF is not
@@ -197,4 +216,5 @@ def _parse_json(parts: dict[str, bytes], status: str) -> dict[str, Any]:
     return record
 
 
-Preprocessor = Callable[[Image.Image], NDArray[np.uint8]]
+Preprocessor = Callable[..., NDArray[np.uint8]]
+"""A function of a picture (Pillow's) that returns the pixels a model takes; it may have the attributes of `Preprocess`."""

@@ -10,7 +10,8 @@ from PIL import Image
 from noisegate.pipeline.settings import Limits
 
 from .decode import BadSample, Preprocessor, decode_image, decode_text, to_upright_rgb
-from .workers import Decoded, preprocess_image
+from .pixels import decode_pixels, preprocess_image
+from .workers import Decoded
 
 Picture: TypeAlias = Image.Image | NDArray[np.uint8] | bytes | str | Path
 _LIMITS = Limits()
@@ -23,16 +24,25 @@ def decode_pair(pair: Any, preprocess: Preprocessor) -> Decoded:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             size = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
             raise BadSample("broken", f"a {type(pair).__name__}{size} is not a pair; give (picture, caption)")
-        image = open_picture(pair[0], getattr(preprocess, "least_side", None))
+        picture = _read_picture(pair[0])
         sample.text = _read_caption(pair[1])
-        sample.pixels = preprocess_image(image, preprocess)
+        if isinstance(picture, bytes):
+            sample.pixels = decode_pixels(picture, preprocess, _LIMITS)
+        else:
+            sample.pixels = preprocess_image(picture, preprocess)
     except BadSample as error:
         sample.status, sample.error, sample.text = error.status, str(error), None
     return sample
 
 
-def open_picture(picture: Any, least_side: int | None = None) -> Image.Image:
-    """Open a picture of any form as upright RGB; raise BadSample for what is none. `least_side` is as in `decode_image`."""
+def open_picture(picture: Any) -> Image.Image:
+    """Open a picture of any form as upright RGB; raise BadSample for what is none."""
+    data = _read_picture(picture)
+    return decode_image(data, _LIMITS) if isinstance(data, bytes) else data
+
+
+def _read_picture(picture: Any) -> bytes | Image.Image:
+    """The bytes of a file, or an upright RGB picture of what a program has opened already."""
     if isinstance(picture, str | Path):
         try:
             picture = Path(picture).read_bytes()
@@ -40,7 +50,7 @@ def open_picture(picture: Any, least_side: int | None = None) -> Image.Image:
             reason = getattr(error, "strerror", None) or str(error)
             raise BadSample("no_image", f"{picture}: {reason}"[:300]) from error
     if isinstance(picture, bytes | bytearray | memoryview):
-        return decode_image(bytes(picture), _LIMITS, least_side)
+        return bytes(picture)
     if isinstance(picture, np.ndarray):
         grey = picture.ndim == 2
         if picture.dtype != np.uint8 or not (grey or (picture.ndim == 3 and picture.shape[2] in (3, 4))):

@@ -1,19 +1,23 @@
-"""Resize and crop a decoded picture to the pixels an encoder takes, with Pillow alone, for open_clip and transformers.
+"""Resize and crop a decoded picture to the pixels an encoder takes, for open_clip and transformers.
 
-Runs in the decode workers, so nothing here imports torch. The result is uint8 (H, W, 3); scaling to [0, 1] and
-normalising happen on the device. Equal to open_clip's inference transform (a test compares them).
+Runs in the decode workers. The result is uint8 (H, W, 3); scaling to [0, 1] and normalising happen on the device. With the
+decoder `pillow` it equals open_clip's inference transform (a test compares them); the others resize with torch.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+SPARE = (
+    6  # a scaled JPEG keeps at least this many pixels for each one of the model: values then move by 2 of 255 at most
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Preprocess:
     """How an RGB picture becomes (size, size, 3) uint8 pixels, and the normalisation that follows on the device.
 
     `shortest` fits the short side and crops the centre (CLIP), `squash` ignores the aspect ratio (SigLIP), `longest` fits
-    the long side and pads with `fill`.
+    the long side and pads with `fill`. `decoder` is one of `pixels.py`.
 
     >>> Preprocess(size=4)(Image.new("RGB", (9, 5))).shape
     (4, 4, 3)
@@ -34,11 +38,12 @@ class Preprocess:
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     fill: int = 0
     draft: bool = field(default=False, repr=False)  # the decoder's part of the identity has it
+    decoder: str = field(default="pillow", repr=False)
 
     @property
     def least_side(self) -> int | None:
         """The shortest side, in pixels, to which a JPEG may shrink while it is decoded; None decodes it at full size."""
-        return self.size if self.draft else None
+        return _least_side(self.size, self.draft, self.decoder)
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -48,33 +53,62 @@ class Preprocess:
         if self.interpolation not in _FILTERS:
             raise ConfigError.of("interpolation", self.interpolation, "is unknown; use 'bicubic' or 'bilinear'")
 
-    def __call__(self, image: Image.Image) -> NDArray[np.uint8]:
-        width, height = image.size
-        kind = _FILTERS[self.interpolation]
+    def __call__(
+        self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        """Preprocess an RGB picture, Pillow's or (H, W, 3); `size` is its own if it was decoded at a part of that."""
+        resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
+        return np.ascontiguousarray(self.cut(resized))
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height to which such a picture is resized, before it is cropped."""
         if self.resize == "squash":
-            image = image.resize((self.size, self.size), kind)
-        elif self.resize == "shortest":
-            short, long = min(width, height), max(width, height)
-            long = max(self.size, int(self.size * long / short))
-            target = (self.size, long) if width <= height else (long, self.size)
-            image = _crop_centre(image.resize(target, kind) if target != image.size else image, self.size, self.fill)
-        else:
-            ratio = max(width, height) / self.size
-            target = (max(1, round(width / ratio)), max(1, round(height / ratio)))
-            image = _crop_centre(image.resize(target, kind), self.size, self.fill)
-        return np.asarray(image.convert("RGB"), dtype=np.uint8)
+            return self.size, self.size
+        if self.resize == "shortest":
+            long = max(self.size, int(self.size * max(width, height) / min(width, height)))
+            return (self.size, long) if width <= height else (long, self.size)
+        ratio = max(width, height) / self.size
+        return max(1, round(width / ratio)), max(1, round(height / ratio))
+
+    def cut(self, pixels: Any) -> Any:
+        """Cut the centre out of resized pixels (H, W, 3), numpy's or torch's; numpy's are padded where they are smaller."""
+        height, width = pixels.shape[:2]
+        if width < self.size or height < self.size:
+            left, top = max(0, (self.size - width) // 2), max(0, (self.size - height) // 2)
+            below, right = max(0, self.size - height - top), max(0, self.size - width - left)
+            pixels = np.pad(pixels, ((top, below), (left, right), (0, 0)), constant_values=self.fill)
+            height, width = pixels.shape[:2]
+        top, left = round((height - self.size) / 2), round((width - self.size) / 2)
+        return pixels[top : top + self.size, left : left + self.size]
 
 
-def _crop_centre(image: Image.Image, size: int, fill: int) -> Image.Image:
-    """Crop the central size x size of a picture, padded where it is smaller."""
-    width, height = image.size
-    if width < size or height < size:
-        left, top = max(0, (size - width) // 2), max(0, (size - height) // 2)
-        border = (left, top, max(0, size - width - left), max(0, size - height - top))
-        image = ImageOps.expand(image, border, fill=(fill, fill, fill) if image.mode == "RGB" else fill)
-        width, height = image.size
-    left, top = round((width - size) / 2.0), round((height - size) / 2.0)
-    return image.crop((left, top, left + size, top + size))
+def _least_side(size: int, draft: bool, decoder: str) -> int | None:
+    if draft:
+        return size
+    return SPARE * size if decoder != "pillow" else None
+
+
+def _size(image: Image.Image | NDArray[np.uint8]) -> tuple[int, int]:
+    return image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
+
+
+def _resize(
+    image: Image.Image | NDArray[np.uint8],
+    size: tuple[int, int],
+    target: Callable[[int, int], tuple[int, int]],
+    interpolation: Literal["bicubic", "bilinear"],
+    decoder: str,
+) -> NDArray[np.uint8]:
+    width, height = target(*size)
+    if decoder == "pillow":
+        picture = (image if isinstance(image, Image.Image) else Image.fromarray(image)).convert("RGB")
+        if picture.size != (width, height):
+            picture = picture.resize((width, height), _FILTERS[interpolation])
+        return np.asarray(picture)
+    from .resize import resize_pixels
+
+    pixels = np.array(image.convert("RGB")) if isinstance(image, Image.Image) else image
+    return resize_pixels(pixels, width, height, interpolation, size)
 
 
 @dataclass(frozen=True)
@@ -95,24 +129,34 @@ class ProcessorPixels:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     draft: bool = field(default=False, repr=False)
+    decoder: str = field(default="pillow", repr=False)
 
     @property
     def least_side(self) -> int | None:
         """As in `Preprocess`."""
-        return self.size if self.draft else None
+        return _least_side(self.size, self.draft, self.decoder)
 
-    def __call__(self, image: Image.Image) -> NDArray[np.uint8]:
-        width, height = image.size
-        target = (self.size, self.size)
-        if self.resize == "shortest":
-            long = int(self.size * max(width, height) / min(width, height))
-            target = (self.size, long) if width <= height else (long, self.size)
-        image = image.resize(target, Image.Resampling[self.interpolation.upper()])
-        left, top = (target[0] - self.crop) // 2, (target[1] - self.crop) // 2
-        return np.asarray(image.crop((left, top, left + self.crop, top + self.crop)).convert("RGB"), dtype=np.uint8)
+    def __call__(
+        self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        """As in `Preprocess`."""
+        resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
+        return np.ascontiguousarray(self.cut(resized))
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """As in `Preprocess`."""
+        if self.resize == "squash":
+            return self.size, self.size
+        long = int(self.size * max(width, height) / min(width, height))
+        return (self.size, long) if width <= height else (long, self.size)
+
+    def cut(self, pixels: Any) -> Any:
+        """Cut the centre out of resized pixels (H, W, 3), numpy's or torch's."""
+        top, left = (pixels.shape[0] - self.crop) // 2, (pixels.shape[1] - self.crop) // 2
+        return pixels[top : top + self.crop, left : left + self.crop]
 
     @classmethod
-    def of(cls, processor: Any, name: str, draft: bool = False) -> "ProcessorPixels":
+    def of(cls, processor: Any, name: str, draft: bool = False, decoder: str = "pillow") -> "ProcessorPixels":
         """Read the steps off a transformers image processor; `name` is the model's, for messages."""
 
         def setting(key: str, default: Any = None) -> Any:
@@ -144,4 +188,5 @@ class ProcessorPixels:
             mean=tuple((m + offset) / factor for m in mean),
             std=tuple(s / factor for s in std),
             draft=draft,
+            decoder=decoder,
         )

@@ -1,5 +1,6 @@
 """Decode in worker processes, in order; a crash of the decoder costs one sample, not the job."""
 
+import gc
 import hashlib
 import pickle
 from collections.abc import Sequence
@@ -10,17 +11,18 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.machine import count_processors, limit_memory, reuse_memory
-from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
+from noisegate.pipeline.system.processes import UNGUARDED, forkserver_context, is_of_main, spawn_context
 from noisegate.pipeline.system.worker_pool import STARTS, WorkerLost, WorkerNotStarted, WorkerPool, WorkerSetup
 
-from .decode import BadSample, Preprocessor, decode_image, decode_label, decode_text
+from .decode import BadSample, Preprocessor, decode_label, decode_text
+from .pixels import decode_pixels
 from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample, part_limit
 
+WITH_TORCH = ("noisegate.pipeline.shards.workers", "noisegate.pipeline.shards.resize")  # imported once for all workers
 TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
 KEPT_BYTES = 400 << 20  # of memory after a task: base, spare heap, and some growth
 TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
@@ -63,7 +65,7 @@ def decode_sample(
             raise _loss(raw, wanted, options.limits) or _missing_file(raw, wanted, "no_image") or absent
         sample.image_sha256 = hashlib.sha256(image).digest()
         if preprocess is not None:
-            sample.pixels = _pixels(image, preprocess, options.limits)
+            sample.pixels = decode_pixels(image, preprocess, options.limits)
     except BadSample as error:
         problems["image"] = error
     source = "json" if options.text_field or "txt" not in raw.names else "txt"
@@ -115,27 +117,19 @@ def _missing_file(raw: RawSample, parts: Sequence[str], status: str) -> BadSampl
     return None if reason is None else BadSample(status, reason.rstrip(b"\0").decode("utf-8", "replace")[:300])
 
 
-def _pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
-    return preprocess_image(decode_image(data, limits, getattr(preprocess, "least_side", None)), preprocess)
-
-
-def preprocess_image(image: Image.Image, preprocess: Preprocessor) -> NDArray[np.uint8]:
-    """Make a decoded picture what the model takes; raise BadSample for one that cannot be resized."""
-    try:
-        return preprocess(image)
-    except (MemoryError, ArithmeticError, ValueError, OSError) as error:
-        reason = f"{image.width} x {image.height} pixels cannot be resized: {type(error).__name__}: {error}"
-        raise BadSample("bad_image", reason[:300]) from error
-
-
 def default_workers() -> int:
     """One worker for each processor this process may use, at most sixteen."""
     return min(16, count_processors())
 
 
-def _set_up_worker(memory: int | None) -> None:
+def _set_up_worker(memory: int | None, resizes_with_torch: bool) -> None:
     # new pages for chunks of pixels take longer than copying them (benchmarks/stages.py)
     reuse_memory(16 << 20, 64 << 20)
+    gc.freeze()  # a collection would touch, and so copy, all that a forked worker shares with the others
+    if resizes_with_torch:
+        import torch
+
+        torch.set_num_threads(1)
     if memory is not None:
         limit_memory(memory)
 
@@ -211,12 +205,13 @@ def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | No
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         problem = f"cannot go to worker processes ({error}); use a function of a module, or workers=0"
         raise ConfigError.of("preprocess", type(preprocess).__name__, problem) from error
-    # spawn, because this process may already run torch's threads, which do not survive a fork
-    context = spawn_context(preprocess)
+    # not fork, because this process may already run torch's threads, which do not survive it
+    with_torch = getattr(preprocess, "decoder", "pillow") != "pillow"
+    context = forkserver_context(preprocess, WITH_TORCH) if with_torch else spawn_context(preprocess)
     setup = WorkerSetup(
         decode,
         context,
-        partial(_set_up_worker, memory),
+        partial(_set_up_worker, memory, with_torch),
         max_bytes=None if memory is None else KEPT_BYTES,
         starts=1 if of_main else STARTS,
     )

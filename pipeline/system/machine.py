@@ -1,17 +1,16 @@
 """Processors, threads and memory to use, and processes that end with the one that started them."""
 
 import ctypes
+import multiprocessing
 import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from noisegate.pipeline.errors import ConfigError
 
-LOOK_SECONDS = 0.5  # between two looks at the parent
 LEAST = 16_000_000  # bytes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGEST_BLOCK = 32 << 20  # bytes; the most that every 64-bit glibc accepts
@@ -28,12 +27,13 @@ def count_threads() -> int:
     return int(given) if given.isdigit() and int(given) else count_processors()
 
 
-def exit_with_parent(parent: int) -> None:
-    """End this process, whatever it is doing, soon after its parent has ended."""
+def exit_with_parent() -> None:
+    """End this process of `multiprocessing`, whatever it is doing, once the process that started it has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "the main process has no parent to watch"
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

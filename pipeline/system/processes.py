@@ -8,15 +8,17 @@ of noisegate only need its own modules, unless what is sent to them is defined i
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import context, spawn
+from tempfile import gettempdir
 from typing import Any
 
 UNGUARDED = (
     "what workers need is defined in your script or notebook: move it to a module of its own, or in a script call this under "
     "`if __name__ == '__main__':`"
 )
+LONGEST_TEMPDIR = 70  # characters: the server adds 32, and paths of sockets end at 104 (macOS) or 108 (Linux)
 _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # of spawn's preparation data
 _this_thread = threading.local()
 _spawn_preparation = spawn.get_preparation_data
@@ -73,9 +75,18 @@ def spawn_context(sent: object = None) -> context.SpawnContext:
     return context.SpawnContext() if _needs_main(sent) else _SpawnContext()
 
 
-def forkserver_context(sent: object = None) -> context.ForkServerContext:
-    """The same for processes that a server forks, which has imported what they need."""
-    return context.ForkServerContext() if _needs_main(sent) else _ForkServerContext()
+def forkserver_context(
+    sent: object = None, preload: Sequence[str] = ()
+) -> context.SpawnContext | context.ForkServerContext:
+    """The same for processes that a server forks, which has imported the modules `preload` once for all of them.
+
+    Where there is no such server they start afresh: on Windows, and where the path of its socket would be too long.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods() or len(gettempdir()) > LONGEST_TEMPDIR:
+        return spawn_context(sent)
+    chosen = context.ForkServerContext() if _needs_main(sent) else _ForkServerContext()
+    chosen.set_forkserver_preload(list(preload))
+    return chosen
 
 
 def _needs_main(sent: object) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class WorkerSetup:
     """
 
     work: Callable[..., Any]
-    context: SpawnContext
+    context: SpawnContext | ForkServerContext
     set_up: Callable[[], None] | None = None
     max_bytes: int | None = None
     starts: int = STARTS
@@ -152,7 +152,7 @@ class _Worker:
             ours, theirs = self._setup.context.Pipe()
             process = self._setup.context.Process(
                 target=_serve,
-                args=(theirs, os.getpid(), self._setup.work, self._setup.set_up, self._setup.max_bytes),
+                args=(theirs, self._setup.work, self._setup.set_up, self._setup.max_bytes),
                 name="noisegate-worker",
                 daemon=True,
             )
@@ -226,14 +226,13 @@ class _Worker:
 
 def _serve(
     connection: "Connection[Any, Any]",
-    parent: int,
     work: Callable[..., Any],
     set_up: Callable[[], None] | None,
     max_bytes: int | None,
 ) -> None:
     """Main function of a worker: do tasks until the pool closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    exit_with_parent(parent)
+    exit_with_parent()
     if set_up is not None:
         set_up()
     send(connection, None)

@@ -72,14 +72,12 @@ class EncodeReply:
     truncated: frozenset[int] = frozenset()
 
 
-def run_encoder(
-    connection: "Connection[Any, Any]", parent: int, spec: Callable[[], Estimator], measure: bool, threads: int
-) -> None:
+def run_encoder(connection: "Connection[Any, Any]", spec: Callable[[], Estimator], measure: bool, threads: int) -> None:
     """Main function of the process: load, warm up, report, encode until the service closes the pipe."""
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported
     for number in (signal.SIGINT, signal.SIGTERM):  # the service handles signals to the group: it drains
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent(parent)  # frees the memory of the device
+    exit_with_parent()  # frees the memory of the device
     try:
         model = as_estimator(spec)
         send(connection, _warm(model, measure))
@@ -172,7 +170,7 @@ class EncoderProcess:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
             target=run_encoder,
-            args=(theirs, os.getpid(), spec, measure, threads),
+            args=(theirs, spec, measure, threads),
             name="noisegate-encoder",
             daemon=True,
         )

@@ -217,7 +217,7 @@ def _find_local(folder: Path, url: str) -> Path | None:
 def caption_of(raw: RawSample, reading: Mapping[str, Any]) -> str | None:
     """The caption as the run read it, None where there is none."""
     try:
-        return decode_text(raw.parts, reading.get("text_field"), Limits(**reading["limits"]))
+        return decode_text(raw.parts, reading.get("text_field"), Limits.from_dict(reading["limits"]))
     except BadSample:
         return None
 

@@ -112,7 +112,13 @@ def plan_scorer(settings: Settings) -> ServiceScorer:
     batch_size = settings.batch_size
     name = settings.scorer_run or (next(iter(settings.runs), None) if settings.model is None else None)
     if name is None:
-        spec = ModelSpec(settings.model or "embedded", settings.pretrained, dtype=settings.dtype, batch_size=batch_size)
+        spec = ModelSpec(
+            settings.model or "embedded",
+            settings.pretrained,
+            dtype=settings.dtype,
+            batch_size=batch_size,
+            decoder=settings.decoder,
+        )
         scorer = ServiceScorer(spec)
     else:
         recorded = read_scorer(settings.runs[name])
@@ -123,6 +129,7 @@ def plan_scorer(settings: Settings) -> ServiceScorer:
             dtype=settings.dtype,
             batch_size=batch_size,
             trust=settings.trust_run,
+            decoder=settings.decoder,
         )
         pool = read_pool(RunFolder(recorded.folder))
         scorer = ServiceScorer(spec, recorded.beta, recorded.calibration, recorded, name, pool=pool, cut=recorded.cut)

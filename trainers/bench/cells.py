@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,7 +99,7 @@ def _run_in_processes(
     while left:
         before, broken = len(left), False
         context, others = spawn_context(run), set(multiprocessing.active_children())
-        with ProcessPoolExecutor(jobs, context, exit_with_parent, (os.getpid(),)) as pool:
+        with ProcessPoolExecutor(jobs, context, exit_with_parent) as pool:
             waiting = {pool.submit(run, cells[place]): place for place in left[: jobs * CELLS_PER_PROCESS]}
             try:
                 for future in as_completed(waiting):

@@ -222,8 +222,7 @@ def make_loader(
     context = None
     if workers:
         # forkserver: torch's threads in this process do not survive a fork, and the server imports torch only once
-        context = forkserver_context(source)
-        context.set_forkserver_preload(["noisegate.trainers.data.batch_loader"])
+        context = forkserver_context(source, ["noisegate.trainers.data.batch_loader"])
     return DataLoader(
         source,
         batch_size=None,

@@ -149,6 +149,10 @@ class SampleReader:
             data = next((parts[name] for name in self._image_parts if name in parts), None)
             if data is None:
                 raise BadSample("no_image", "no part jpg, jpeg, png or webp")
+            decode = getattr(transform, "decode", None)  # of noisegate's own transforms, which take the file itself
+            if decode is not None:
+                image: Tensor = decode(data, limits, rng=np.random.default_rng([self._seed, epoch, number, 0]))
+                return image
             picture = decode_image(data, limits)
         if self._takes_rng:
             return transform(picture, rng=np.random.default_rng([self._seed, epoch, number, 0]))

@@ -90,7 +90,7 @@ class Clip(Target):
         recorded = {"architecture": architecture, "preprocess": preprocess}  # so that a checkpoint needs no other file
         super().__init__(config.model_copy(update=recorded))
         self.model = model
-        self.preprocess = preprocess_of(model)
+        self.preprocess = preprocess_of(model, decoder="fast")
         self._full_tokenizer = tokenizer
         whole = ClipTokenizer(tokenizer, config.vocabulary.ids, trim=False)
         was_training = model.training

@@ -67,7 +67,7 @@ class Dual(Target):
     def __init__(self, config: DualConfig, weights: bool = True) -> None:
         super().__init__(config)
         self.width = config.width
-        self.preprocess = Preprocess(size=config.image_size)
+        self.preprocess = Preprocess(size=config.image_size, decoder="fast")
         self.backbone: nn.Module | None = None
         features = config.features
         if config.backbone is not None:
@@ -153,7 +153,8 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
         raise ConfigError.of("target.backbone", name, problem)
     own = timm.data.resolve_model_data_config(network)
     interpolation = "bilinear" if own["interpolation"] == "bilinear" else "bicubic"
-    preprocess = Preprocess(config.image_size, "shortest", interpolation, tuple(own["mean"]), tuple(own["std"]))  # type: ignore[arg-type]
+    mean, std = tuple(own["mean"]), tuple(own["std"])
+    preprocess = Preprocess(config.image_size, "shortest", interpolation, mean, std, decoder="fast")  # type: ignore[arg-type]
     return network, int(grid.shape[1] if grid.ndim == 4 else grid.shape[2]), preprocess
 
 

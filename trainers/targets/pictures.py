@@ -12,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.shards import Preprocess, ProcessorPixels
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards import (
+    Preprocess,
+    ProcessorPixels,
+    decode_array,
+    decode_image,
+    decode_pixels,
+    resize_pixels,
+)
 
 _RATIO = (3 / 4, 4 / 3)  # width over height of a random crop
 _TRIES = 10  # to fit a crop of the drawn area and aspect ratio
@@ -39,7 +47,10 @@ class Augment(BaseModel):
 
 @dataclass(frozen=True)
 class PictureTransform:
-    """PIL picture to uint8 (3, size, size); random parts draw from `rng`, or without one from torch's generator."""
+    """Picture, Pillow's or (H, W, 3), to uint8 (3, size, size).
+
+    Random parts draw from `rng`, or without one from torch's generator.
+    """
 
     preprocess: Preprocess
     augment: Augment | None = None
@@ -49,18 +60,39 @@ class PictureTransform:
         """Whether nothing is drawn."""
         return self.augment is None or (self.augment.crop is None and not self.augment.flip)
 
-    def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
-        image = image.convert("RGB")
+    @property
+    def least_side(self) -> int | None:
+        """As in `Preprocess`, for the smallest random crop."""
+        least = self.preprocess.least_side
+        if least is None or self.augment is None or self.augment.crop is None:
+            return least
+        return math.ceil(least / math.sqrt(self.augment.crop[0] * _RATIO[0]))
+
+    def decode(self, data: bytes, limits: Limits, rng: np.random.Generator | None = None) -> Tensor:
+        """Decode a file as `annotate` does, and transform it; raise BadSample for a bad one."""
+        if self.deterministic:
+            return channels_first(decode_pixels(data, self.preprocess, limits))
+        if self.preprocess.decoder == "pillow":
+            return self(decode_image(data, limits), rng)
+        return self(decode_array(data, limits, self.least_side), rng)
+
+    def __call__(self, image: Image.Image | NDArray[np.uint8], rng: np.random.Generator | None = None) -> Tensor:
+        if isinstance(image, Image.Image):
+            image = image.convert("RGB")
         if self.augment is None or self.deterministic:
             return channels_first(self.preprocess(image))
         rng = np.random.default_rng(int(torch.randint(2**62, ()))) if rng is None else rng
         if self.augment.crop is not None:
-            size = self.preprocess.size
-            box = crop_box(image.width, image.height, self.augment.crop, _RATIO, rng)
-            kind = (
-                Image.Resampling.BILINEAR if self.preprocess.interpolation == "bilinear" else Image.Resampling.BICUBIC
-            )
-            pixels: NDArray[np.uint8] = np.asarray(image.resize((size, size), kind, box=box), dtype=np.uint8)
+            size, interpolation = self.preprocess.size, self.preprocess.interpolation
+            if self.preprocess.decoder == "pillow":
+                picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+                box = crop_box(*picture.size, self.augment.crop, _RATIO, rng)
+                kind = Image.Resampling[interpolation.upper()]
+                pixels: NDArray[np.uint8] = np.asarray(picture.resize((size, size), kind, box=box), dtype=np.uint8)
+            else:
+                whole = np.array(image) if isinstance(image, Image.Image) else image
+                left, top, right, bottom = crop_box(whole.shape[1], whole.shape[0], self.augment.crop, _RATIO, rng)
+                pixels = resize_pixels(whole[top:bottom, left:right], size, size, interpolation)
         else:
             pixels = self.preprocess(image)
         if self.augment.flip and rng.random() < self.augment.flip:

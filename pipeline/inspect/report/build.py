@@ -134,7 +134,7 @@ def _fetch_album(
     urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
     rows = [*data.worst, *data.best, *data.borderline, *data.duplicates, *data.originals.values()]
     rows += [row for label in shown_classes for row in data.suspects[label]]
-    album = fetch(rows, urls, reading.get("text_field"), Limits(**reading["limits"]), note)
+    album = fetch(rows, urls, reading.get("text_field"), Limits.from_dict(reading["limits"]), note)
     if not album.missing:
         return album, None
     stem, reason = next(iter(album.missing.items()))

@@ -18,6 +18,7 @@ from noisegate.pipeline.pairs.scorer import is_from_training, model_of_run
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
+from noisegate.pipeline.shards.pixels import decoder_name
 from noisegate.pipeline.system.progress import Progress, counted
 
 from .check_shard import Drift, Problem, Problems, Rescoring, check_shard
@@ -31,6 +32,9 @@ from .check_table import (
     check_whole,
     settings_of,
 )
+
+TOLERANCE = 1e-4  # of a similarity or a weight that is scored again with the same decoder
+DECODER_TOLERANCE = 1e-3  # the same with another decoder (benchmarks/decode.py)
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,12 @@ def verify(
     folder: str | Path,
     *,
     samples: int = 200,
-    tolerance: float = 1e-4,
+    tolerance: float | None = None,
     rescore: bool = True,
     shards: int | None = None,
     estimator: Estimator | Callable[[], Estimator] | None = None,
     device: str = "auto",
+    decoder: str = "auto",
     batch_size: int | None = None,
     trust: bool = False,
     seed: int = 0,
@@ -92,10 +97,13 @@ def verify(
 
     Then up to `samples` random samples are scored again by `estimator` (default: the model that the run records, on
     `device` in batches of `batch_size`; if that is code, a folder or on the hub, only with `trust`), and a similarity or
-    weight that moved by more than `tolerance` is a problem.
+    weight that moved by more than `tolerance` (default: 1e-4) is a problem. A `decoder` other than the run's own is
+    accepted if it is named, with a default tolerance of 1e-3.
     Nothing in the folder is changed. Raises TableError if there is no run, ConfigError for settings that cannot work;
     everything else becomes a Problem.
     """
+    if tolerance is None:
+        tolerance = TOLERANCE if decoder == "auto" else DECODER_TOLERANCE
     for setting, value, example in (("samples", samples, 200), ("tolerance", tolerance, 1e-4), ("seed", seed, 0)):
         if not value >= 0:
             raise ConfigError.of(setting, value, f"must be 0 or more; use {example}")
@@ -118,8 +126,8 @@ def verify(
             "be scored again; all else is checked"
         )
     elif rescore and samples:
-        model = estimator or model_of_run(recorded, device=device, batch_size=batch_size, trust=trust)
-        check.load(model() if callable(model) else model, tolerance)
+        model = estimator or model_of_run(recorded, device=device, batch_size=batch_size, trust=trust, decoder=decoder)
+        check.load(model() if callable(model) else model, tolerance, any_decoder=decoder != "auto")
     try:
         return check.go(samples, shards, arrays)
     finally:
@@ -138,9 +146,16 @@ class _Check:
         self.scored_rows: dict[str, int] = {}
         self.samples = 0
 
-    def load(self, model: Estimator, tolerance: float) -> None:
+    def load(self, model: Estimator, tolerance: float, any_decoder: bool) -> None:
         """Take the model to score again with; it is a problem if it is not the one of the tables."""
-        differences = Identity.from_dict(self.recorded["scorer"]).differences(model.identity)
+        recorded = Identity.from_dict(self.recorded["scorer"])
+        if any_decoder and recorded.decoder != model.identity.decoder:
+            self.notes.append(
+                f"scored again with the decoder {decoder_name(model.identity.to_dict())}, the tables were made with "
+                f"{decoder_name(recorded.to_dict())}: changes up to {tolerance:g} are accepted"
+            )
+            recorded = recorded.with_decoder_of(model.identity)
+        differences = recorded.differences(model.identity)
         if differences:
             self.problems.add(f"the model is not the one that scored the tables: {'; '.join(differences)}")
         self.rescoring = Rescoring(model, tolerance)

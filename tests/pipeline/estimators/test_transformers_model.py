@@ -145,7 +145,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def estimators(folders: dict[str, Path]) -> dict[str, TransformersEstimator]:
     return {
-        kind: TransformersEstimator.load(f"hf:{folder}", Device("cpu", "float32")) for kind, folder in folders.items()
+        kind: TransformersEstimator.load(f"hf:{folder}", Device("cpu", "float32"), decoder="pillow")
+        for kind, folder in folders.items()
     }
 
 
@@ -299,7 +300,7 @@ class TensorFeatures:
 
 def test_features_may_come_as_tensors_as_in_version_4(estimators: dict[str, TransformersEstimator]) -> None:
     older = TransformersEstimator(
-        TensorFeatures(model("clip")), processor("clip"), "hf:older", Device("cpu", "float32")
+        TensorFeatures(model("clip")), processor("clip"), "hf:older", Device("cpu", "float32"), decoder="pillow"
     )
     assert np.abs(older.encode_texts(TEXTS) - estimators["clip"].encode_texts(TEXTS)).max() < 1e-5
     assert np.abs(older.encode_images(pictures()) - estimators["clip"].encode_images(pictures())).max() < 1e-5
@@ -334,7 +335,7 @@ def test_the_oldest_form_of_a_processor_file_is_read(
     old |= {"feature_extractor_type": "CLIPFeatureExtractor"}
     old |= {"image_mean": estimators["clip"].preprocess.mean, "image_std": estimators["clip"].preprocess.std}
     (folder / "preprocessor_config.json").write_text(json.dumps(old))
-    assert load_estimator(f"hf:{folder}", device="cpu").identity == estimators["clip"].identity
+    assert load_estimator(f"hf:{folder}", device="cpu", decoder="pillow").identity == estimators["clip"].identity
 
 
 def test_preprocessing_pickles_and_needs_no_torch(estimators: dict[str, TransformersEstimator]) -> None:
@@ -365,7 +366,7 @@ def test_identity_does_not_depend_on_where_the_folder_lies(
     folders: dict[str, Path], estimators: dict[str, TransformersEstimator], tmp_path: Path
 ) -> None:
     shutil.copytree(folders["clip"], tmp_path / "elsewhere" / "tiny-clip")
-    moved = load_estimator(f"hf:{tmp_path / 'elsewhere' / 'tiny-clip'}/", device="cpu")
+    moved = load_estimator(f"hf:{tmp_path / 'elsewhere' / 'tiny-clip'}/", device="cpu", decoder="pillow")
     assert moved.identity == estimators["clip"].identity
 
 
@@ -395,7 +396,7 @@ def test_identity_changes_with_weights_pixels_and_tokens(
     folder = tmp_path / "tiny-clip"
     shutil.copytree(folders["clip"], folder)
     change(folder)
-    changed = load_estimator(f"hf:{folder}", device="cpu").identity
+    changed = load_estimator(f"hf:{folder}", device="cpu", decoder="pillow").identity
     part = "weights" if change is other_weights else "preprocess"
     (difference,) = estimators["clip"].identity.differences(changed)
     assert difference.startswith(f"{part}: ")

@@ -215,8 +215,12 @@ def test_recorded_models_that_need_trust(model: str, pretrained: str | None, ask
 
 def test_the_model_of_a_run_has_its_precision_and_decoding() -> None:
     run = {"model": {"model": "ViT-B-32", "pretrained": "openai", "draft": True}, "scorer": {"dtype": "bfloat16"}}
-    assert model_of_run(run, device="cpu") == ModelSpec("ViT-B-32", "openai", "cpu", "bfloat16", draft=True)
-    assert model_of_run(run, "RN50", dtype="float32") == ModelSpec("RN50", dtype="float32", draft=True)
+    assert model_of_run(run, device="cpu") == ModelSpec(
+        "ViT-B-32", "openai", "cpu", "bfloat16", draft=True, decoder="pillow"
+    )
+    assert model_of_run(run, "RN50", dtype="float32") == ModelSpec(
+        "RN50", dtype="float32", draft=True, decoder="pillow"
+    )
     own = {"model": {"model": COLOURS, "pretrained": None}, "scorer": {"dtype": "its own"}}
     assert model_of_run(own, device="cpu", batch_size=4, trust=True) == ModelSpec(COLOURS, batch_size=4)
     with refused("model", None):

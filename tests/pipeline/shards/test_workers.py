@@ -223,14 +223,15 @@ IMPORTS = (
 
 
 class TestProcesses:
-    def test_workers_do_not_outlive_a_killed_parent(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("decoder", ["pillow", "fast"])
+    def test_workers_do_not_outlive_a_killed_parent(self, decoder: str, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
             "import os, signal\n"
             "from noisegate.pipeline.shards.preprocess import Preprocess\n"
             "from noisegate.pipeline.shards.workers import DecodeOptions, DecodePool\n"
             "if __name__ == '__main__':\n"
-            "    with DecodePool(2, Preprocess(size=4), DecodeOptions()) as pool:\n"
+            f"    with DecodePool(2, Preprocess(size=4, decoder={decoder!r}), DecodeOptions()) as pool:\n"
             "        print(pool.pids[0], flush=True)\n"
             "        signal.pause()\n"
         )

@@ -1,5 +1,7 @@
 """What training and evaluation do to pictures."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
+from noisegate.pipeline.settings import Limits
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.trainers.targets.pictures import Augment, PictureTransform, crop_box, pixel_scaling
+from tests.pipeline.shards.tars import encoded
 
 PLAIN = Preprocess(size=16)
 
@@ -39,6 +43,24 @@ def test_the_same_generator_gives_the_same_picture() -> None:
     pictures = [how(gradient(), np.random.default_rng(seed)) for seed in (1, 1, 2)]
     assert torch.equal(pictures[0], pictures[1]) and not torch.equal(pictures[0], pictures[2])
     assert pictures[0].shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(crop=(0.5, 1), flip=0.5), Augment(crop=None, flip=0.5)])
+def test_both_decoders_see_the_same_part_of_a_file(augment: Augment | None) -> None:
+    data, limits = encoded(gradient(160, 120), "JPEG", quality=95), Limits()
+    ours, pillows = (
+        PictureTransform(Preprocess(size=32, decoder=decoder), augment).decode(data, limits, np.random.default_rng(5))
+        for decoder in ("fast", "pillow")
+    )
+    assert ours.shape == pillows.shape == (3, 32, 32) and ours.is_contiguous()
+    assert (ours.int() - pillows.int()).abs().max() <= 2
+
+
+def test_a_large_jpeg_keeps_enough_pixels_for_the_smallest_crop() -> None:
+    how = PictureTransform(Preprocess(size=16, decoder="fast"), Augment(crop=(0.25, 1)))
+    assert how.least_side == math.ceil(6 * 16 / math.sqrt(0.25 * 0.75))
+    assert PictureTransform(PLAIN, Augment()).least_side is None
+    assert how.decode(encoded(gradient(640, 480), "JPEG"), Limits(), np.random.default_rng(1)).shape == (3, 16, 16)
 
 
 def test_flip_mirrors() -> None:
