@@ -211,8 +211,8 @@ class AnnotateSettings:
     k: int | None = _setting(ScoreSettings.k, "Number of neighbours (default: chosen by the size of the data).", LABELS)
     repair: str = _setting(
         ScoreSettings.repair,
-        "When refined_label differs from the given label: never, sure (another class is likelier than all others together) or "
-        "likely (another class is the likeliest).",
+        "When refined_label differs from the given label: never, sure (another class is likelier by more than 0.1) or likely "
+        "(another class is likelier at all).",
         LABELS,
     )
     neighbourhood: bool = _setting(

@@ -6,7 +6,7 @@
    Then π predicts the true class: its maximum is the predicted label.
 3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the chance that the label
    is right.
-4. Change a label where noise is shown and another class is likely enough (`repair`).
+4. Change a label where noise is shown and right labels are expected to be gained (`repair`).
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ given labels. Three are fitted:
   numbers, by maximum likelihood. It is exact for symmetric noise and for noise towards the nearest class, however few the
   labels.
 - `detailed`: T class by class, by confident joint (Northcutt et al. 2021, "Confident learning", Eq. 1-3), drawn towards
-  `simple` by `pseudo_rows` rows for every entry. People confuse some classes more than others, and more on hard pictures,
-  which no two numbers describe.
+  `simple` where classes have few rows: their sources err more, which confident joint counts as noise. People confuse some
+  classes more than others, and more on hard pictures, which no two numbers describe.
 
 Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better.
 Noise is shown where one of the two is clearly better than `none`, and the interval of the noise rate does not reach 0.
 
 What cannot be known: pictures that lie between two classes and labels that were confused look the same in the given labels.
-`simple` believes in overlap, `detailed` more in confusion; the interval of the noise rate spans both.
+`simple` believes in overlap, `detailed` more in confusion.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class NoiseEstimate(NamedTuple):
 def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.random.Generator) -> NoiseEstimate:
     """Fit the models to log votes (S, n, C) and labels y (n,), and choose between them by cross-validation over the rows.
 
-    The interval has the error of leaving out one fold of the rows at a time (jackknife), and spans the models that the
-    labels do not refute. Its upper end spans the share of confident disagreement too, and what so few labels cannot
-    exclude; its lower end is 0 where noise is not shown.
+    The interval has the error of leaving out one fold of the rows at a time (jackknife), the larger one of both models with
+    noise. Its upper end spans the share of confident disagreement too, and what so few labels cannot exclude; its lower end
+    is 0 where noise is not shown.
     """
     models = fit_models(votes, y, policy)
     fold = rng.permutation(len(y)) % policy.folds
@@ -66,23 +66,21 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
         inside, outside = fold != number, fold == number
         parts = fit_models(votes[:, inside], y[inside], policy, models)
         held_out[:, outside] = [pool.log_likelihood(votes[:, outside], y[outside]) for pool in parts]
-        rates.append(_rates(parts, votes[:, inside], y[inside]))
+        rates.append([_rate(pool, votes[:, inside], y[inside]) for pool in parts[1:]])
         del parts
     none, simple, detailed = held_out
-    refuted = _gain(detailed, simple) < -policy.refuted
-    whole, spread = np.array(_rates(models, votes, y)), np.sqrt(policy.folds - 1) * np.std(rates, axis=0)
-    chance = np.sqrt(whole * (1 - whole) / len(y))  # of the labels drawn, at the least
-    error = np.maximum(t.ppf(0.975, policy.folds - 1) * spread, 1.96 * chance)
-    considered = slice(1, 2 if refuted else 3)
-    low = (whole - error)[considered].min()
+    name = "simple" if _gain(simple, detailed) > policy.shown else "detailed"
+    model: Pool = getattr(models, name)
+    rate, spread = _rate(model, votes, y), np.sqrt(policy.folds - 1) * np.std(rates, axis=0).max()
+    chance = np.sqrt(rate * (1 - rate) / len(y))  # of the labels drawn, at the least
+    error = max(t.ppf(0.975, policy.folds - 1) * spread, 1.96 * chance)
     joint = confident_joint(models.detailed.predict(votes), y)
     unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which so many labels may all be right by chance
-    high = max((whole + error)[considered].max(), 1 - np.trace(joint) / joint.sum() + error.max(), unseen)
+    low, high = rate - error, max(rate + error, 1 - np.trace(joint) / joint.sum() + error, unseen)
     shown = low > 0 and max(_gain(simple, none), _gain(detailed, none)) > policy.shown
-    model, classes = models.simple if refuted else models.detailed, votes.shape[2]
     return NoiseEstimate(
-        model._replace(transition=(1 - LEAST) * model.transition + LEAST / classes),
-        "simple" if refuted else "detailed",
+        model._replace(transition=(1 - LEAST) * model.transition + LEAST / votes.shape[2]),
+        name,
         bool(shown),
         (float(low) if shown else 0.0, min(1.0, float(high))),
     )
@@ -98,7 +96,7 @@ def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels
     starts = [near.simple] if near else [_noisy_start(none, rate, len(parts)) for rate in STARTS]
     simple = min((fit_pool(votes, y, parts, start) for start in starts), key=lambda pool: pool.loss)
     del parts, same  # matrices of classes by classes are the most memory of a run with thousands of classes
-    transition = policy.pseudo_rows * classes * simple.transition
+    transition = policy.pseudo_rows * classes * (classes / len(y)) * simple.transition
     transition += confident_joint(none.predict(votes), y).T
     transition /= transition.sum(axis=1, keepdims=True)
     return NoiseModels(none, simple, fit_pool(votes, y, transition[None], near.detailed if near else none))
@@ -162,9 +160,9 @@ def _noisy_start(none: Pool, rate: float, parts: int) -> Pool:
     return none._replace(weights=none.weights / (1 - rate), shares=shares)
 
 
-def _rates(models: NoiseModels, votes: Float64, y: Index) -> list[float]:
-    """The noise rate by each model."""
-    return [1 - float(pool.true_given(votes, y)[np.arange(len(y)), y].mean()) for pool in models]
+def _rate(pool: Pool, votes: Float64, y: Index) -> float:
+    """The noise rate by a model."""
+    return 1 - float(pool.true_given(votes, y)[np.arange(len(y)), y].mean())
 
 
 def _gain(log_likelihood: Float64, other: Float64) -> float:

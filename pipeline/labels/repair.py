@@ -13,15 +13,16 @@ class RepairPolicy:
 
     Numerical floors stand beside what they guard, in `pool` and `noise`.
 
-    A label is changed where noise is shown in the run and the posterior of another class, P(true c | x, given y), is
-    above `sure`; with `repair="likely"`, where another class is the likeliest; with `"never"`, nowhere.
+    A label is changed where noise is shown in the run and the posterior of another class, P(true c | x, given y), is larger
+    than that of the given one by more than `sure`, which is the expected gain in right labels; with `repair="likely"`, where
+    it is larger at all; with `"never"`, nowhere.
     """
 
     repair: str = "sure"
-    pseudo_rows: float = 10.0  # rows for each entry of T by which the detailed noise model is drawn to the simple one
-    refuted: float = 2.0  # standard errors by which the simple model must explain held-out labels better to be used
-    shown: float = 3.0  # standard errors by which noise must explain held-out labels better than no noise
-    sure: float = 0.5  # more likely than the given label and all other classes together
+    pseudo_rows: float = 3000.0  # by which the detailed noise model is drawn to the simple one: each entry of T by
+    # pseudo_rows / rows per class, so that both weigh the same in classes of √(pseudo_rows · classes) rows
+    shown: float = 3.0  # standard errors by which one model must explain held-out labels better than another
+    sure: float = 0.1  # a change must be expected to gain a tenth of a right label
     folds: int = 5  # parts of the rows that are held out in turn
 
     def repair_labels(self, posterior: Float64, label: Index, shown: bool) -> Index:
@@ -32,6 +33,5 @@ class RepairPolicy:
         array([1, 1, 0])
         """
         least = {"never": np.inf, "sure": self.sure, "likely": 0.0}[self.repair] if shown else np.inf
-        likeliest, largest = posterior.argmax(axis=1), posterior.max(axis=1, initial=0)
-        better = largest > posterior[np.arange(len(label)), label]
-        return np.asarray(np.where(better & (largest > least), likeliest, label))
+        gain = posterior.max(axis=1, initial=0) - posterior[np.arange(len(label)), label]
+        return np.asarray(np.where(gain > least, posterior.argmax(axis=1), label))

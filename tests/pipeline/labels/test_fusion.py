@@ -91,7 +91,8 @@ def test_the_user_sets_how_sure_a_change_must_be() -> None:
     assert (never.refined_label == labels).all() and never.changed == 0 and never.repairs
     assert 0 < sure.changed < likely.changed
     assert ((sure.refined_label == labels) | (sure.refined_label == likely.refined_label)).all()
-    assert (sure.refined_confidence[sure.refined_label != labels] > 0.5).all()
+    changed = sure.refined_label != labels
+    assert (sure.refined_confidence - sure.label_quality > 0.0999)[changed].all()
     for found in (never, sure):
         np.testing.assert_array_equal(found.predicted_label, likely.predicted_label)
         np.testing.assert_array_equal(found.label_quality, likely.label_quality)

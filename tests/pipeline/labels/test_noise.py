@@ -98,7 +98,7 @@ def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
     votes = log_votes(posterior, np.arange(2))[None]
     found = estimate_noise(votes, y, RepairPolicy(), rng)
     assert (found.name, found.shown, found.interval[0]) == ("simple", False, 0.0)
-    assert estimate_noise(votes, y, RepairPolicy(refuted=1e9), rng).name == "detailed"
+    assert estimate_noise(votes, y, RepairPolicy(shown=1e9), rng).name == "detailed"
 
 
 @pytest.mark.parametrize("count", [2, 30, 300])

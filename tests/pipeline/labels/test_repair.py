@@ -7,15 +7,15 @@ from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.settings import REPAIRS, ScoreSettings
 from tests.errors import refused
 
-POSTERIOR = np.array([[0.3, 0.7, 0.0], [0.3, 0.45, 0.25], [0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])
-LABELS = np.array([0, 0, 0, 1])
+POSTERIOR = np.array([[0.3, 0.7, 0.0], [0.3, 0.45, 0.25], [0.3, 0.39, 0.31], [0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])
+LABELS = np.array([0, 0, 0, 0, 1])
 
 
 @pytest.mark.parametrize(
     ("repair", "changed"),
-    [("never", [0, 0, 0, 1]), ("sure", [1, 0, 0, 0]), ("likely", [1, 1, 0, 0])],
+    [("never", [0, 0, 0, 0, 1]), ("sure", [1, 1, 0, 0, 0]), ("likely", [1, 1, 1, 0, 0])],
 )
-def test_a_label_is_changed_where_another_class_is_likely_enough(repair: str, changed: list[int]) -> None:
+def test_a_label_is_changed_where_right_labels_are_expected_to_be_gained(repair: str, changed: list[int]) -> None:
     assert RepairPolicy(repair).repair_labels(POSTERIOR, LABELS, shown=True).tolist() == changed
 
 
