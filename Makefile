@@ -1,4 +1,4 @@
-# make setup | demo | test | check | docs | docker-check | wheel-check | bench
+# make setup | demo | test | check | docs | docker-check | wheel-check | bench | lock | audit
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO := demo
 LINKS := .links/noisegate
 
-.PHONY: setup demo test check docs docker-check wheel-check bench clean
+.PHONY: setup demo test check docs docker-check wheel-check bench lock audit clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,15 @@ bench: setup
 	$(BIN)/python -m benchmarks.service
 	$(BIN)/python -m benchmarks.train
 	$(BIN)/python -m benchmarks.train_data
+
+# After a change of constraints.txt: digests of all files that pip may choose, from the package index.
+lock: setup
+	$(BIN)/python .ci/lock
+
+# Known vulnerabilities of the pinned packages, asked of the package index by a tool in an environment of its own.
+audit:
+	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit==2.10.1; }
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean:
 	rm -rf $(VENV) $(DEMO) build site *.egg-info
