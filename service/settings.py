@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     )
     request_timeout: float = _setting(60, LIMIT, "Seconds until an admitted request gets 504", gt=0)
     hang_seconds: float = _setting(
-        5,
+        3,
         LIMIT,
         "Seconds after which a silent decoder or encoder is replaced; large pictures and slow batches get more",
         gt=0,

@@ -42,7 +42,7 @@ class Decoder:
     """
 
     def __init__(
-        self, workers: int, limits: Limits, memory: int = 2 << 30, seconds: float = 5.0, pixels: int = 1_000_000_000
+        self, workers: int, limits: Limits, memory: int = 2 << 30, seconds: float = 3.0, pixels: int = 1_000_000_000
     ) -> None:
         self._workers, self._options = workers, DecodeOptions(limits=limits)
         self._memory, self._seconds, self._pixels = memory, seconds, pixels
