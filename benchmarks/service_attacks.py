@@ -24,7 +24,7 @@ GOALS = {
     "encoder_hang_seconds": "≤ 10",
     "decoder_hang_seconds": "≤ 10",
     "peak_over_budget": "≤ 1",
-    "others_during_attacks_worst_ms": "",
+    "others_refused": "0",
 }
 
 
@@ -62,7 +62,7 @@ def memory(budget: str) -> dict[str, float]:
         "long_captions": _send_long_captions,
     }
     figures: dict[str, float] = {}
-    worst = 0.0
+    worst, refused = 0.0, 0
     with serving("--model", "embedded", "--memory-budget", budget) as server:
         small = json.dumps({"pairs": [{"image": _encode(_picture((64, 64), "PNG")), "text": "a red square"}]}).encode()
         server.post(small)
@@ -73,18 +73,19 @@ def memory(budget: str) -> dict[str, float]:
                 attacker.start()
                 while attacker.is_alive():
                     code, seconds, _ = server.post(small)
-                    if code != 200:
-                        raise SystemExit(f"another client got {code} during {name}")
+                    refused += code != 200
                     worst = max(worst, seconds)
                     attacker.join(0.2)
             figures[f"peak_mb_{name}"] = max(peaks) / 1e6
+            print(name, code, round(max(peaks) / 1e6), "MB", round(1000 * worst), "ms", flush=True)
         figures["log_mb"] = (server.log.stat().st_size - log_bytes) / 1e6
         with _watch(server) as after:
             time.sleep(1)
         figures["after_mb"] = after[-1] / 1e6
     figures["budget_mb"] = read_size(budget) / 1e6
     figures["peak_over_budget"] = max(v for n, v in figures.items() if n.startswith("peak_mb")) / figures["budget_mb"]
-    figures["others_during_attacks_worst_ms"] = 1000 * worst
+    figures["others_refused"] = refused
+    figures["others_worst_ms"] = 1000 * worst
     return figures
 
 

@@ -9,7 +9,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class BatchQueue(Generic[T]):
-    """Items handed out in batches of at most `size`: clients in turn, the items of each in order of arrival.
+    """Items handed out in batches that weigh at most `size`: clients in turn, the items of each in order of arrival.
 
     An idle encoder gets all waiting items at once. A busy one gets a full batch, or the waiting items once the oldest has
     waited `wait` seconds. An item can leave the queue while it waits.
@@ -24,7 +24,7 @@ class BatchQueue(Generic[T]):
 
     def __init__(self, size: int, wait: float) -> None:
         self.size, self.wait = size, wait
-        self._waiting: dict[T, float] = {}  # in order of arrival
+        self._waiting: dict[T, tuple[float, int]] = {}  # arrival and weight, in order of arrival
         self._turns: FairQueue[T] = FairQueue()
 
     def __len__(self) -> int:
@@ -33,11 +33,11 @@ class BatchQueue(Generic[T]):
     @property
     def oldest(self) -> float | None:
         """Arrival time of the item that has waited longest."""
-        return next(iter(self._waiting.values()), None)
+        return next((arrived for arrived, _ in self._waiting.values()), None)
 
-    def put(self, item: T, now: float, client: str = "") -> None:
-        self._waiting[item] = now
-        self._turns.put(item, client)
+    def put(self, item: T, now: float, client: str = "", weight: int = 1) -> None:
+        self._waiting[item] = now, weight
+        self._turns.put(item, client, weight)
 
     def discard(self, item: T) -> bool:
         """Remove an item; False if it is not waiting."""
@@ -63,7 +63,12 @@ class BatchQueue(Generic[T]):
         if due is None or (due > 0 and not idle):
             return []
         batch: list[T] = []
-        while len(batch) < self.size and (item := self._turns.take()) is not None:
-            del self._waiting[item]
+        room = self.size
+
+        def fits(item: T) -> bool:
+            return not batch or self._waiting[item][1] <= room
+
+        while room > 0 and (item := self._turns.take(fits)) is not None:
+            room -= self._waiting.pop(item)[1]
             batch.append(item)
         return batch

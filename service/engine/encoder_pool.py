@@ -30,6 +30,7 @@ log = logging.getLogger("noisegate.encoders")
 
 OUTSTANDING = 2  # batches per process
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
+CHARS_PER_WEIGHT = 1000  # of a text; 20,000 characters take 5 to 20 times as long as a few words (embedded model)
 BATCH_SECONDS = 0.25  # of work in one batch at most: who comes next waits no longer for it. Chosen; see the benchmark
 HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
 LOOK_SECONDS = 0.25  # between two looks for processes that hang
@@ -54,6 +55,10 @@ class EncodeTask:
     client: str = ""
     arrived: float = 0.0
     size: int = 0
+
+    def __post_init__(self) -> None:
+        # how long it takes, as a multiple of a picture or a short text: tokenizers read long ones to their end
+        self.weight = 1 + (len(self.payload) // CHARS_PER_WEIGHT if self.kind == "texts" else 0)
 
 
 @dataclass(eq=False)
@@ -137,7 +142,7 @@ class EncoderPool:
             task.done.set_exception(_worker_lost())
             return
         task.arrived = time.monotonic()
-        self._queues[task.kind].put(task, task.arrived, task.client)
+        self._queues[task.kind].put(task, task.arrived, task.client, task.weight)
         self.waiting_bytes += task.size
         self._on_change()
         self._plan_pump()
@@ -202,7 +207,7 @@ class EncoderPool:
         batch = next(iter(slot.outstanding.values()), None)
         if batch is None or slot.process is None:
             return
-        usual = max(slot.slowest, slot.item_seconds * len(batch))
+        usual = max(slot.slowest, slot.item_seconds * _weight(batch))
         silent = time.monotonic() - slot.busy_since
         if silent > max(self._hang_seconds, HANG_FACTOR * usual):
             seconds = round(silent, 1)
@@ -295,13 +300,17 @@ class EncoderPool:
         batch = slot.outstanding.pop(reply.number)
         slot.busy_since, slot.slowest = time.monotonic(), max(slot.slowest, reply.seconds)
         self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
-        kind, seconds = batch[0].kind, reply.seconds / len(batch)
+        kind, seconds = batch[0].kind, reply.seconds / _weight(batch)
         self._item_seconds[kind] = 0.8 * self._item_seconds.get(kind, seconds) + 0.2 * seconds
         self._queues[kind].size = _fit_batch(self._item_seconds[kind], self._largest)
         for i, task in enumerate(batch):
             if not task.done.done():
                 task.done.set_result(EncodedRow(reply.rows[i], reply.errors.get(i), i in reply.truncated))
         self._plan_pump()
+
+
+def _weight(batch: Sequence[EncodeTask]) -> int:
+    return sum(task.weight for task in batch)
 
 
 def _fit_batch(item_seconds: float, largest: int) -> int:

@@ -41,6 +41,18 @@ def test_who_leaves_is_in_no_batch_and_the_next_one_counts_the_wait() -> None:
     assert not queue.discard(2)
 
 
+def test_clients_take_turns_and_heavy_items_make_small_batches() -> None:
+    queue = BatchQueue[str](4, wait=0.0)
+    for i in range(6):
+        queue.put(f"bulk {i}", 0.0, "bulk")
+    queue.put("one", 0.1, "interactive")
+    assert "one" in queue.take(1.0, idle=True)[:2]
+    queue.clear()
+    for item, weight in (("a", 3), ("b", 3), ("c", 1), ("d", 9)):
+        queue.put(item, 0.0, "x", weight)
+    assert [queue.take(1.0, idle=True) for _ in range(4)] == [["a"], ["b", "c"], ["d"], []]
+
+
 def test_clear_gives_back_all() -> None:
     queue = BatchQueue[int](3, wait=0.0)
     for i in range(5):
