@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.neighbours import NeighbourSearch, near_duplicates
 from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import LIKELY
+from noisegate.pipeline.pairs.calibration import LIKELY, QUALITY
 from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScores, score_neighbourhood
 from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
 from noisegate.pipeline.pairs.pair_pool import RECORD, RunPool
@@ -247,6 +247,12 @@ def _learn_with_neighbours(
         neighbourhood = score_neighbourhood(
             images, texts, graph, near_texts, around, settings.seed, cosines, decides="pairs" in settings.tasks
         )
+        by_pairs = pairs.calibration if pairs else None
+        fused = neighbourhood.calibration
+        if by_pairs and fused and by_pairs.score == QUALITY and by_pairs.loss <= fused.loss:
+            neighbourhood = replace(
+                neighbourhood, weight=0.0
+            )  # pair_quality alone says more than cosine and neighbours
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 
 
