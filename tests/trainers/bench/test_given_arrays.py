@@ -53,9 +53,9 @@ def bench(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Paper
     return _run(folder, out), out
 
 
-def _run(folder: Path, out: Path, **options: object) -> PaperBench:
+def _run(folder: Path, out: Path, setup: str = "vse", **options: object) -> PaperBench:
     given = {"methods": ["baseline", "osa"], "rates": [0.0, 0.4], "seeds": [0, 1], "settings": SMALL, **options}
-    return run_paper_bench(load_paper_preset("flickr8k"), "vse", folder, out, **given)  # type: ignore[arg-type]
+    return run_paper_bench(load_paper_preset("flickr8k"), setup, folder, out, **given)  # type: ignore[arg-type]
 
 
 def test_captions_are_paired_with_the_images_of_the_noise_file(bench: tuple[PaperBench, Path], folder: Path) -> None:
@@ -92,6 +92,13 @@ def test_every_cell_is_trained_and_kept(bench: tuple[PaperBench, Path], folder: 
     assert again == []
     text = paper_markdown(found)
     assert "of 2 seeds." in text and "in brackets" not in text
+
+
+def test_the_other_target_reads_the_same_data(bench: tuple[PaperBench, Path], folder: Path) -> None:
+    _, out = bench
+    found = _run(folder, out, setup="sgr", rates=[0.4], seeds=[0], note=lambda text: pytest.fail(text))
+    assert [cell.error for cells in found.cells.values() for cell in cells] == [None, None]
+    assert (out / "flickr8k/sgr/cells/osa-shuffle-captions-40-0.json").exists()
 
 
 def test_tables_of_what_is_finished(bench: tuple[PaperBench, Path], folder: Path) -> None:
