@@ -15,9 +15,7 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-SPARE = (
-    6  # a scaled JPEG keeps at least this many pixels for each one of the model: values then move by 2 of 255 at most
-)
+SPARE = 3  # a scaled JPEG keeps at least this many pixels for each one of the model (benchmarks/decode.py)
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,10 @@ def _size(image: Image.Image | NDArray[np.uint8]) -> tuple[int, int]:
     return image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
 
 
+def _rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")  # which copies also what is RGB
+
+
 def _resize(
     image: Image.Image | NDArray[np.uint8],
     size: tuple[int, int],
@@ -101,13 +103,13 @@ def _resize(
 ) -> NDArray[np.uint8]:
     width, height = target(*size)
     if decoder == "pillow":
-        picture = (image if isinstance(image, Image.Image) else Image.fromarray(image)).convert("RGB")
+        picture = _rgb(image if isinstance(image, Image.Image) else Image.fromarray(image))
         if picture.size != (width, height):
             picture = picture.resize((width, height), _FILTERS[interpolation])
         return np.asarray(picture)
     from .resize import resize_pixels
 
-    pixels = np.array(image.convert("RGB")) if isinstance(image, Image.Image) else image
+    pixels = np.array(_rgb(image)) if isinstance(image, Image.Image) else image
     return resize_pixels(pixels, width, height, interpolation, size)
 
 

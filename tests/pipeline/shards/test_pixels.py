@@ -111,12 +111,12 @@ def test_preprocessing_of_transformers() -> None:
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        ((500, 400), (250, 200)),
-        ((500, 384), (250, 192)),  # twelve times the size: half of it is still six times too large
-        ((501, 385), (251, 193)),
-        ((500, 383), (500, 383)),
-        ((900, 850), (225, 213)),
-        ((383, 900), (383, 900)),
+        ((250, 200), (125, 100)),
+        ((250, 192), (125, 96)),  # six times the size: half of it is still three times too large
+        ((251, 193), (126, 97)),
+        ((250, 191), (250, 191)),
+        ((450, 425), (113, 107)),
+        ((191, 450), (191, 450)),
     ],
 )
 def test_large_jpegs_are_decoded_at_a_part_of_their_size(size: tuple[int, int], expected: tuple[int, int]) -> None:
@@ -125,19 +125,19 @@ def test_large_jpegs_are_decoded_at_a_part_of_their_size(size: tuple[int, int], 
     assert decode_array(data, Limits(), preprocess.least_side).shape[1::-1] == expected
     assert decode_array(encoded(photo(*size), "PNG"), Limits(), preprocess.least_side).shape[1::-1] == size
     ours, pillows = (decode_pixels(data, one, Limits()).astype(int) for one in (preprocess, Preprocess(32)))
-    assert np.abs(ours - pillows).max() <= 2
+    assert np.abs(ours - pillows).mean() < 1.5 and np.abs(ours - pillows).max() < 16
 
 
 def test_a_scaled_picture_is_cropped_where_the_whole_one_is() -> None:
     """The scale is that of the whole picture: half of an odd side ends in half a pixel."""
-    for width, height in ((513, 385), (385, 513), (799, 771)):
+    for width, height in ((257, 193), (193, 257), (399, 387)):
         data = encoded(photo(width, height), "JPEG")
         for resize in ("shortest", "squash"):
             ours, pillows = (
                 decode_pixels(data, Preprocess(32, resize, decoder=d), Limits()).astype(int)  # type: ignore[arg-type]
                 for d in ("fast", "pillow")
             )
-            assert np.abs(ours - pillows).max() <= 3
+            assert np.abs(ours - pillows).mean() < 1.5 and np.abs(ours - pillows).max() < 16
 
 
 def test_workers_and_given_pairs_decode_alike() -> None:

@@ -58,7 +58,7 @@ def test_both_decoders_see_the_same_part_of_a_file(augment: Augment | None) -> N
 
 def test_a_large_jpeg_keeps_enough_pixels_for_the_smallest_crop() -> None:
     how = PictureTransform(Preprocess(size=16, decoder="fast"), Augment(crop=(0.25, 1)))
-    assert how.least_side == math.ceil(6 * 16 / math.sqrt(0.25 * 0.75))
+    assert how.least_side == math.ceil(3 * 16 / math.sqrt(0.25 * 0.75))
     assert PictureTransform(PLAIN, Augment()).least_side is None
     assert how.decode(encoded(gradient(640, 480), "JPEG"), Limits(), np.random.default_rng(1)).shape == (3, 16, 16)
 
