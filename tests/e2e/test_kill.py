@@ -102,8 +102,10 @@ def test_ten_kills_change_nothing(shards: Path, undisturbed: dict[str, bytes], t
 
 
 def children_of(pid: int) -> set[int]:
-    """Worker processes, as Linux lists them."""
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    """Worker processes, as Linux lists them by the thread that started them, and those that they started."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    own = {int(child) for text in lists for child in text.split()}
+    return own.union(*(children_of(child) for child in own))
 
 
 def is_running(pid: int) -> bool:
