@@ -104,6 +104,7 @@ class EncoderPool:
         self._item_seconds: dict[Kind, float] = {}  # of the latest batches
         self._largest = 1  # batch that the model takes
         self._numbers = itertools.count()
+        self._last_batch: dict[Kind, int] = {"images": -2, "texts": -1}  # number of the latest batch
         self._tasks: list[asyncio.Task[None]] = []
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -273,7 +274,11 @@ class EncoderPool:
                 return  # the next reply calls this again
             slot = min(slots, key=lambda slot: len(slot.outstanding))
             now = time.monotonic()
-            filled = sorted((queue for queue in self._queues.values() if len(queue)), key=lambda q: q.oldest or 0.0)
+            # pictures and texts in turn: a queue of one kind does not hold up the other
+            kinds = sorted(
+                (kind for kind, queue in self._queues.items() if len(queue)), key=self._last_batch.__getitem__
+            )
+            filled = [self._queues[kind] for kind in kinds]
             batch = next((b for q in filled if (b := q.take(now, idle=not slot.outstanding))), None)
             if batch is None:
                 due = [wait for queue in filled if (wait := queue.due(now)) is not None]
@@ -288,6 +293,7 @@ class EncoderPool:
         if not slot.outstanding:
             slot.busy_since = now
         slot.outstanding[number] = batch
+        self._last_batch[kind] = number
         self._metrics.batch_size.labels(kind).observe(len(batch))
         for task in batch:
             self._metrics.wait.labels(kind).observe(now - task.arrived)

@@ -29,6 +29,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.address = client_address(self.client)
         # whoever sends waits until all is with the system, and `pause_writing` is called as long as it is not
         transport.set_write_buffer_limits(high=0)
         if self._is_one_too_many():
@@ -38,8 +39,8 @@ class Connection(H11Protocol):
         self._set_timer()
 
     def _is_one_too_many(self) -> bool:
-        address, free = client_address(self.client), self.most - len(self.connections)
-        of_address = sum(client_address(other.client) == address for other in self.connections)  # type: ignore[union-attr]
+        free = self.most - len(self.connections)
+        of_address = sum(getattr(other, "address", None) == self.address for other in self.connections)
         return free < 0 or (of_address > 1 and of_address > free)
 
     def pause_writing(self) -> None:
