@@ -31,7 +31,7 @@ log = logging.getLogger("noisegate.encoders")
 OUTSTANDING = 2  # batches per process
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
 CHARS_PER_WEIGHT = 1000  # of a text; 20,000 characters take 5 to 20 times as long as a few words (embedded model)
-BATCH_SECONDS = 0.25  # of work in one batch at most: who comes next waits no longer for it. Chosen; see the benchmark
+BATCH_FACTOR = 4  # a batch takes at most this many times a single item, so that who comes next waits little. Chosen
 HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
 LOOK_SECONDS = 0.25  # between two looks for processes that hang
 STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
@@ -229,7 +229,7 @@ class EncoderPool:
     async def _accept_model(self, slot: _Slot, ended: asyncio.Event, ready: ModelReady) -> None:
         self._largest = ready.batch_size
         for queue in self._queues.values():
-            queue.size = _fit_batch(ready.seconds, ready.batch_size)
+            queue.size = min(BATCH_FACTOR, ready.batch_size)  # until its batches are measured
         try:
             await self._on_ready(ready)
         except NoisegateError as error:
@@ -308,7 +308,8 @@ class EncoderPool:
         self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
         kind, seconds = batch[0].kind, reply.seconds / _weight(batch)
         self._item_seconds[kind] = 0.8 * self._item_seconds.get(kind, seconds) + 0.2 * seconds
-        self._queues[kind].size = _fit_batch(self._item_seconds[kind], self._largest)
+        longest = BATCH_FACTOR * slot.item_seconds
+        self._queues[kind].size = _fit_batch(longest, self._item_seconds[kind], self._largest)
         for i, task in enumerate(batch):
             if not task.done.done():
                 task.done.set_result(EncodedRow(reply.rows[i], reply.errors.get(i), i in reply.truncated))
@@ -319,13 +320,13 @@ def _weight(batch: Sequence[EncodeTask]) -> int:
     return sum(task.weight for task in batch)
 
 
-def _fit_batch(item_seconds: float, largest: int) -> int:
-    """How many items fit into a batch.
+def _fit_batch(seconds: float, item_seconds: float, largest: int) -> int:
+    """How many items are encoded in so many seconds, at most `largest`.
 
-    >>> _fit_batch(0.03, 32), _fit_batch(0.0001, 32), _fit_batch(3.0, 32), _fit_batch(0.0, 32)
+    >>> _fit_batch(0.25, 0.03, 32), _fit_batch(0.25, 0.0001, 32), _fit_batch(0.25, 3.0, 32), _fit_batch(0.25, 0.0, 32)
     (8, 32, 1, 32)
     """
-    return max(1, min(largest, int(BATCH_SECONDS / item_seconds) if item_seconds else largest))
+    return max(1, min(largest, int(seconds / item_seconds) if item_seconds else largest))
 
 
 def _worker_lost() -> Unavailable:
