@@ -39,7 +39,7 @@ class DivideMixConfig(MethodConfig):
     mixmatch: bool = True
     """false: plain cross-entropy on what the other network found clean"""
     warmup: int | None = Field(default=None, ge=1)
-    """epochs on everything as given; None: a tenth of all, at least one (published: 10 or 30 of 300)"""
+    """epochs on everything as given; None: a third of all, at least one and at most 10 (published: 10 or 30 of 300)"""
     threshold: float = Field(default=0.5, gt=0, lt=1)
     sharpen: float = Field(default=0.5, gt=0)
     """T of ŷ^(1/T)"""
@@ -68,7 +68,7 @@ class DivideMix(Method):
         self.refined_confidence = np.zeros(0, np.float32)
 
     def epochs(self, wanted: int) -> int:
-        self.warmup = self.config.warmup if self.config.warmup is not None else max(1, wanted // 10)
+        self.warmup = self.config.warmup if self.config.warmup is not None else max(1, min(10, wanted // 3))
         if self.warmup >= wanted:
             problem = f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}"
             raise ConfigError.of("method.warmup", self.warmup, problem)

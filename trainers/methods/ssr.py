@@ -8,8 +8,8 @@ and the epoch learns y' of the selected samples with Mixup, again and again unti
 samples, as the published code does. That code draws classes equally often; here each sample weighs inversely to the size of
 its class instead, which has the same mean. Its extra consistency loss is left out.
 
-Features that do not know the classes yet would call most labels wrong. So an epoch that begins with a network whose
-predictions are mostly not what the neighbours say is one of plain training (`knows_classes`).
+Features that do not know the classes yet would call most labels wrong. So an epoch that begins with a network that says
+what the neighbours say of less than two thirds of the samples is one of plain training (`knows_classes`).
 """
 
 from collections.abc import Mapping

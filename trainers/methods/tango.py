@@ -14,8 +14,8 @@ Every epoch begins with p, q and Ỹ anew, from the features of the network as i
 visual tower learns: no gradient reaches the texts. The network is measured by TAC with the same anchors.
 
 Features and anchors that do not know the classes would call most labels wrong and put worse ones in their place. So an epoch
-that begins with a network whose TAC mostly does not say what the neighbours say is one of plain training, in which a text tower
-learns too where the target trains it (`knows_classes`).
+that begins with TAC saying what the neighbours say of less than two thirds of the samples is one of plain training, in which a
+text tower learns too where the target trains it (`knows_classes`).
 """
 
 from collections.abc import Mapping

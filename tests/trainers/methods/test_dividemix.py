@@ -193,7 +193,7 @@ def test_the_unlabelled_weight_rises_in_a_line() -> None:
     method = dividemix(40, warmup=4, ramp=16)
     assert [method.unlabelled_weight(epoch) for epoch in (4, 8, 20, 39)] == [0, 6.25, 25, 25]
     assert dividemix(40, ramp=0).unlabelled_weight(4) == 25
-    assert [dividemix(epochs).warmup for epochs in (2, 19, 300)] == [1, 1, 30]
+    assert [dividemix(epochs).warmup for epochs in (2, 19, 300)] == [1, 6, 10]
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------------

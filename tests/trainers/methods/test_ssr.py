@@ -151,7 +151,7 @@ def test_warm_up_takes_everything_as_given() -> None:
 def test_a_network_that_does_not_say_what_the_neighbours_say_trains_plainly() -> None:
     method, run = ssr(k=3, warmup=None), FakeRun()
     method.prepare(run)  # type: ignore[arg-type]
-    for right, plain in ((4, True), (5, False)):  # of nine
+    for right, plain in ((5, True), (6, False)):  # of nine
         run.logits[:] = np.eye(3)[(run.truth + 1) % 3]
         run.logits[:right] = np.eye(3)[run.truth[:right]]
         method.begin_epoch(run)  # type: ignore[arg-type]

@@ -252,20 +252,18 @@ def test_invalid_rows_keep_their_label_and_are_not_clean() -> None:
 
 
 def test_anchors_that_do_not_say_what_the_neighbours_say_lead_to_plain_training() -> None:
-    """Labels are those of the farthest anchor, then those of the nearest; anchors are made anew after plain training."""
-    method, run = with_anchors(k=4, warmup=None), FakeRun()
+    """Pictures stand on three anchors, four on each, with the label of another anchor, then with its own."""
+    method, run = with_anchors(3, k=3, warmup=None), FakeRun()
     assert method.anchors is not None
-    nearest = text_anchored_logits(torch.from_numpy(run.vectors), method.anchors, method.anchor_labels).numpy()
-    run.labels = nearest.argmin(axis=1)
-    method.begin_epoch(run)  # type: ignore[arg-type]
-    assert method.plain
-    again = with_anchors(k=4)
-    again.load_state_dict(method.state_dict())
-    assert again.plain
-    method.plain = False
-    run.labels = nearest.argmax(axis=1)
-    method.begin_epoch(run)  # type: ignore[arg-type]
-    assert not method.plain
+    run.vectors = method.anchors.numpy()[np.arange(12) % 3]
+    for shift, plain in ((1, True), (0, False)):
+        method.plain = False
+        run.labels = (np.arange(12) + shift) % 3
+        method.begin_epoch(run)  # type: ignore[arg-type]
+        assert method.plain == plain
+        again = with_anchors(3)
+        again.load_state_dict(method.state_dict())
+        assert again.plain == plain
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------------
