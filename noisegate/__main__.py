@@ -1,5 +1,5 @@
 """`python -m noisegate` is the command `noisegate`."""
 
-from noisegate.pipeline.cli import main
+from noisegate.pipeline.cli import program
 
-main()
+program()

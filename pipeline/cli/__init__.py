@@ -3,7 +3,22 @@
 `options.py`, `output.py` and `help_layout.py` are shared with the commands of `service` and `trainers`.
 """
 
-__all__ = ["main"]
+import os
+import sys
+
+from noisegate.pipeline.estimators.light_import import EMBED_ONLY
+
+__all__ = ["main", "program"]
+
+EMBEDDING = ("annotate", "calibrate", "plan", "score", "serve", "verify")
+"""commands whose process uses a model for nothing but embedding"""
+
+
+def program() -> None:
+    """The command as a process of its own, which need not import what its command does not use."""
+    if sys.argv[1:2] and sys.argv[1] in EMBEDDING:
+        os.environ.setdefault(EMBED_ONLY, "1")
+    main()
 
 
 def main() -> None:

@@ -22,7 +22,8 @@ from . import openclip_towers as towers
 from .base import Identity, Pixels, array_digest, describe_error, library_versions, surely_fits
 from .device import Device, TorchEstimator
 from .foreign_code import never_ask_to_run_code, refuse_code_in_file
-from .loading import allow_torchvision, find_mismatch, hub_or_cache, quietly, weights_only
+from .light_import import import_open_clip, needs_other_libraries
+from .loading import find_mismatch, hub_or_cache, quietly, weights_only
 from .openclip_names import check_name, needs_hub, open_clip_source, random_seed, short_name
 
 _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \u2014 \u732b!", "word " * 300)
@@ -77,10 +78,8 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         decoder: str = "fast",
     ) -> "OpenClipEstimator":
         """Load by name. `pretrained` is a tag or a checkpoint file; `random:SEED` gives untrained weights for trials."""
-        allow_torchvision()
-        import open_clip
-
         source = open_clip_source(name)
+        open_clip = import_open_clip(source)
         pretrained = str(Path(pretrained).expanduser()) if pretrained else None
         check_name(name, source, pretrained)
         seed = random_seed(pretrained)
@@ -97,7 +96,8 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                     from huggingface_hub import hf_hub_download
 
                     refuse_code_in_file(name, Path(hf_hub_download(source.removeprefix("hf-hub:"), CONFIG_FILE)))
-                stack.enter_context(never_ask_to_run_code())
+                if needs_other_libraries(source):
+                    stack.enter_context(never_ask_to_run_code())
                 if seed is not None:
                     stack.enter_context(torch.random.fork_rng(devices=[]))
                     torch.manual_seed(seed)

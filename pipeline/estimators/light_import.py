@@ -1,0 +1,83 @@
+"""Import open_clip without what the model at hand does not need, in a process that does nothing else with it.
+
+`import open_clip` brings timm and transformers, for towers that most models do not have, and torchvision brings torch's
+compiler, for detection: together about twice what torch itself takes. A command that only embeds pictures and texts leaves them
+out; a program that imports noisegate gets open_clip whole, because it may use the rest of it.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+OPTIONAL = ("timm", "transformers")  # open_clip does without either, if its import fails
+_COMPILER = ("torch._dynamo", "torch._dynamo.utils")
+EMBED_ONLY = "NOISEGATE_EMBED_ONLY"  # set by the commands that only embed, for themselves and the processes they start
+
+
+def import_open_clip(source: str) -> Any:
+    """open_clip as the model `source` needs it."""
+    if "open_clip" in sys.modules or not os.environ.get(EMBED_ONLY) or needs_other_libraries(source):
+        return _import_whole()
+    from .loading import allow_torchvision  # brings torch, which whoever asks for EMBED_ONLY need not wait for
+
+    before = set(sys.modules)
+    try:
+        with _left_out():
+            allow_torchvision()
+            return importlib.import_module("open_clip")
+    except (ImportError, AttributeError):  # another release, which wants more of what was left out
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+        return _import_whole()
+
+
+def needs_other_libraries(source: str) -> bool:
+    """Whether the towers or the tokenizer of an open_clip model are of timm or transformers; True if that is not known.
+
+    >>> [needs_other_libraries(name) for name in ("ViT-B-32", "xlm-roberta-base-ViT-B-32", "hf-hub:a/b")]
+    [False, True, True]
+    """
+    if source.startswith("local-dir:"):
+        path = Path(source.removeprefix("local-dir:")) / "open_clip_config.json"
+    else:
+        spec = importlib.util.find_spec("open_clip")
+        path = Path(spec.origin if spec and spec.origin else "").parent / "model_configs" / f"{source}.json"
+    try:
+        text = json.dumps(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return True
+    return any(
+        f'"{key}"' in text for key in ("timm_model_name", "hf_model_name", "hf_tokenizer_name", "tokenizer_kwargs")
+    )
+
+
+def _import_whole() -> Any:
+    from .loading import allow_torchvision
+
+    allow_torchvision()
+    return importlib.import_module("open_clip")
+
+
+@contextlib.contextmanager
+def _left_out() -> Iterator[None]:
+    """Let imports of OPTIONAL fail, and give torchvision the one name of torch's compiler that it asks for."""
+    absent: dict[str, ModuleType | None] = {name: None for name in OPTIONAL if name not in sys.modules}
+    if not set(_COMPILER) & set(sys.modules):
+        package, part = (ModuleType(name) for name in _COMPILER)
+        package.__path__ = []
+        package.utils = part  # type: ignore[attr-defined]
+        part.is_compile_supported = lambda device: False  # type: ignore[attr-defined]
+        absent |= dict(zip(_COMPILER, (package, part), strict=True))
+    sys.modules.update(absent)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)

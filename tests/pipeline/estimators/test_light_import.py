@@ -1,0 +1,37 @@
+"""A command that only embeds leaves out timm, transformers and torch's compiler; a program gets open_clip whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from noisegate.pipeline.estimators.light_import import EMBED_ONLY
+
+PROGRAM = """
+import sys
+import numpy as np
+from noisegate.pipeline.estimators import load_estimator
+model = load_estimator({name!r}, {pretrained!r}, device="cpu")
+row = model.encode_texts(["a red circle"])[0]
+print(np.round(row[:4], 5).tolist(), *(name for name in ("timm", "transformers", "torch._dynamo") if name in sys.modules))
+"""
+
+
+def embed(name: str, pretrained: str | None, **variables: str) -> list[str]:
+    code = PROGRAM.format(name=name, pretrained=pretrained)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=Path(__file__).parent,
+    )
+    return done.stdout.strip().split("] ")
+
+
+def test_a_process_that_only_embeds_imports_less_and_gives_the_same_rows() -> None:
+    whole, light = embed("embedded", None), embed("embedded", None, **{EMBED_ONLY: "1"})
+    assert whole[0].rstrip("]") == light[0].rstrip("]")
+    assert whole[1:] == ["timm transformers torch._dynamo"] and light[1:] == []
