@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
 from noisegate.pipeline.estimators import context_length, load_transformers, pooled_features
-from noisegate.pipeline.shards import ProcessorPixels
+from noisegate.pipeline.settings import Limits
+from noisegate.pipeline.shards import ProcessorPixels, decode_pixels
 
 from .base import Encoded, Target, TargetConfig, unit
 from .pictures import channels_first
@@ -52,7 +54,7 @@ class Hf(Target):
         super().__init__(config)
         self.model, self._processor, name = load_transformers(config.model, weights and not config.random)
         self.model.float()
-        self.preprocess = ProcessorPixels.of(self._processor.image_processor, name)
+        self.preprocess = ProcessorPixels.of(self._processor.image_processor, name, decoder="fast")
         self.tokenizer = HfTokenizer(self._processor.tokenizer, context_length(self.model, self._processor))
         self.scale_pixels(self.preprocess)
         with torch.no_grad():
@@ -132,8 +134,14 @@ class ProcessorTransform:
     def deterministic(self) -> bool:
         return self.flip == 0
 
+    def decode(self, data: bytes, limits: Limits, rng: np.random.Generator | None = None) -> Tensor:
+        """Decode a file as `annotate` does, and transform it; raise BadSample for a bad one."""
+        return self._mirror(decode_pixels(data, self.preprocess, limits), rng)
+
     def __call__(self, image: Image.Image, rng: np.random.Generator | None = None) -> Tensor:
-        pixels = self.preprocess(image.convert("RGB"))
+        return self._mirror(self.preprocess(image.convert("RGB")), rng)
+
+    def _mirror(self, pixels: NDArray[np.uint8], rng: np.random.Generator | None) -> Tensor:
         if self.flip:
             drawn = rng.random() if rng is not None else float(torch.rand(()))
             pixels = pixels[:, ::-1] if drawn < self.flip else pixels
