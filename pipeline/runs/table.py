@@ -47,7 +47,10 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
         pa.float32(),
         "cosine minus what picture and caption give to other pairs: s_ii - τ/2 [log mean exp(s_ij/τ) + log mean exp(s_ji/τ)]",
     ),
-    "clean": (pa.bool_(), "keep it: osa_weight > 0 for pairs, label_quality >= 1/2 for labels"),
+    "clean": (
+        pa.bool_(),
+        "keep it: osa_weight > 0 for pairs (with --cut probability: clean_probability > 1/2), label_quality >= 1/2 for labels",
+    ),
     "clean_tango": (pa.bool_(), "argmax q is the given class, the paper's rule"),
     "predicted_label": (pa.int32(), "class that picture, neighbours and texts suggest, apart from the given label"),
     "predicted_confidence": (pa.float32(), "probability of predicted_label"),
