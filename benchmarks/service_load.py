@@ -117,7 +117,7 @@ def _check_retry_after(server: Server, requests: Sequence[bytes]) -> float:
             burst = [pool.submit(server.post, requests[i % len(requests)]) for i in range(64)]
             while not any(future.done() and future.result()[0] == 429 for future in burst):
                 if all(future.done() for future in burst):
-                    raise SystemExit("64 requests at once were all admitted; use a larger model")
+                    return float("nan")  # 64 requests at once were all admitted: the model is too quick for this
                 time.sleep(0.01)
             began = time.perf_counter()
             code, _, promised = server.post(requests[0])
