@@ -1,13 +1,16 @@
 """How close the job comes to its bare encoder and to its bare decoder, what cutting texts saves, and whether memory stays flat.
 
-    python -m benchmarks.annotate [--pairs 192] [--pictures 2048] [--workers 1] [--threads 1] [--rounds 3] [--json]
+    python -m benchmarks.annotate [--pairs 192] [--pictures 2048] [--workers 1] [--threads 1] [--rounds 3]
+        [--decoder fast] [--only encoder|decoder|texts|memory] [--json]
 
 All figures are ratios of two things measured in the same run, by turns, because machines differ and are busy.
 
 - Encoder the limit (ViT-B-32 of random numbers, VGA JPEGs): the bare encoder takes decoded batches out of memory, with as
   many torch threads as in the job. Decoding has `--workers` processes of its own beside it.
 - Decoder the limit (an encoder that costs nothing, the same JPEGs): the bare decoder is the same number of processes that
-  read whole shards and decode and resize them where they are: nothing is handed on, encoded or written.
+  read whole shards and decode and resize them where they are: nothing is handed on, encoded or written. They start as the
+  job's own workers do.
+- Memory: peaks of the main process and of a decode worker's own pages, with 20 shards and with 200.
 
 `wall` ratios mean something on a machine with a free core for each thread and worker. `cpu` ratios are of processor seconds,
 which do not depend on what else it does, of the processes that are the limit: the encoding one, or the decode workers.
@@ -18,15 +21,16 @@ in which the encoder had none.
 import argparse
 import io
 import json
-import multiprocessing
 import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +38,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.memory import peak_mb
+from benchmarks.memory import peak_mb, private_mb
+from benchmarks.peers.turns import child_seconds, descendants
 from noisegate.pipeline.estimators.base import Identity, Pixels
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard, find_shards
 from noisegate.pipeline.shards.pixels import describe_decoder
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
-from noisegate.pipeline.shards.workers import Decoded, decode_sample
+from noisegate.pipeline.shards.workers import WITH_TORCH, Decoded, _set_up_worker, decode_sample
+from noisegate.pipeline.system.processes import forkserver_context, spawn_context
 
 WORDS = ["a", "small", "red", "bird", "sits", "on", "the", "old", "wooden", "fence", "beside", "our", "garden", "house"]
 GOALS = {
@@ -51,6 +57,7 @@ GOALS = {
     "end_to_end_over_bare_decoder_cpu": "≥ 0.9",
     "trimmed_over_untrimmed": "≥ 3",
     "memory_10x_over_1x": "≤ 1.05",
+    "worker_memory_10x_over_1x": "≤ 1.05",
 }
 
 
@@ -84,9 +91,9 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def used(who: int = resource.RUSAGE_SELF) -> float:
-    """Processor seconds so far, of this process or of its children that have ended."""
-    found = resource.getrusage(who)
+def used() -> float:
+    """Processor seconds of this process so far."""
+    found = resource.getrusage(resource.RUSAGE_SELF)
     return found.ru_utime + found.ru_stime
 
 
@@ -161,9 +168,11 @@ def encoder_limited(pairs: int, rounds: int, threads: int, workers: int, folder:
 class Free:
     """An estimator that costs next to nothing and takes pictures of 224 px."""
 
-    identity = Identity("free", "free", "224", describe_decoder("pillow"), "float32", ())
     batch_size = 64
-    preprocess = Preprocess()
+
+    def __init__(self, decoder: str) -> None:
+        self.preprocess = Preprocess(decoder=decoder)
+        self.identity = Identity("free", "free", "224", describe_decoder(decoder), "float32", ())
 
     def encode_pixels(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
         return np.stack([p[::56, ::56, 0].ravel() for p in pixels]).astype(np.float32) + 1
@@ -175,33 +184,37 @@ class Free:
         return np.stack([np.frombuffer(t.ljust(16)[:16].encode(), np.uint8) for t in texts]).astype(np.float32)
 
 
-def decode_shard(url: str) -> int:
+def decode_shard(preprocess: Preprocess, url: str) -> int:
     """Read, decode and forget; how many samples are fine."""
-    samples = (decode_sample(raw, Free.preprocess, DecodeOptions()) for raw in ShardReader(Shard(url)))
+    samples = (decode_sample(raw, preprocess, DecodeOptions()) for raw in ShardReader(Shard(url)))
     return sum(sample.status == "ok" for sample in samples)
 
 
-def decoder_limited(pictures: int, rounds: int, workers: int, folder: Path) -> dict[str, float]:
+def decoder_limited(pictures: int, rounds: int, workers: int, decoder: str, folder: Path) -> dict[str, float]:
+    from benchmarks.annotate import decode_shard  # by this name, not __main__'s, workers find it
     from noisegate.pipeline.annotate import annotate
 
+    free, with_torch = Free(decoder), decoder != "pillow"
     urls = [s.url for s in find_shards(write_shards(folder / "decoder", 2, pictures // 2, 640, 480, 64))]
-    context = multiprocessing.get_context("spawn")
+    context = forkserver_context(preload=WITH_TORCH) if with_torch else spawn_context()
+    begin = partial(_set_up_worker, None, with_torch)
 
     def bare() -> None:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            if sum(pool.map(decode_shard, urls)) != pictures:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=begin) as pool:
+            if sum(pool.map(partial(decode_shard, free.preprocess), urls)) != pictures:
                 raise SystemExit("not all pictures were decoded")
 
     walls, cpus, limits, rates = [], [], [], []
+    bare()  # starts the server that forks workers, which both ways then have
     for turn in range(rounds):
         took = []
         for work in (
             bare,
-            lambda: annotate(urls, folder / f"d{turn}", estimator=Free(), beta="fixed:0.2", workers=workers),  # noqa: B023
+            lambda: annotate(urls, folder / f"d{turn}", estimator=free, beta="fixed:0.2", workers=workers),  # noqa: B023
         ):
-            own, children = used(), used(resource.RUSAGE_CHILDREN)
+            own, children = used(), child_seconds()
             wall = seconds(work)
-            children = used(resource.RUSAGE_CHILDREN) - children
+            children = child_seconds() - children
             took.append((wall, used() - own + children, children))
         for ratios, (alone, whole) in zip((walls, cpus, limits), zip(*took, strict=True), strict=True):
             ratios.append(alone / whole)
@@ -234,42 +247,42 @@ def trimming(rounds: int) -> dict[str, float]:
     return {"trimmed_over_untrimmed": float(np.median(ratios)), "tokens": float(tokens)}
 
 
-class Null:
-    """Encodes nothing worth mentioning, so that memory shows the job's own."""
-
-    identity = "null"
-
-    def encode_images(self, images: list[Image.Image]) -> NDArray[np.float32]:
-        return np.stack([np.asarray(image.resize((16, 16)), np.float32).ravel()[:512] for image in images])
-
-    def encode_texts(self, texts: list[str]) -> NDArray[np.float32]:
-        return np.stack([np.frombuffer(text.ljust(512)[:512].encode(), np.uint8).astype(np.float32) for text in texts])
-
-
-def memory(folder: Path) -> dict[str, float]:
-    """Peak memory of the job's main process on 10 x the shards over 1 x."""
+def memory(decoder: str, folder: Path) -> dict[str, float]:
+    """Peak memory of the job's main process and of a worker's own pages, on 10 x the shards over 1 x."""
     peaks = {}
     for times in (1, 10):
-        pattern = write_shards(folder / f"m{times}", 20 * times, 500, 64, 64)
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.annotate",
-            "--annotate",
-            pattern,
-            "--out",
-            str(folder / f"mo{times}"),
-        ]
-        peaks[times] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return {"memory_10x_over_1x": peaks[10] / peaks[1], "memory_1x_mb": peaks[1]}
+        pattern = write_shards(folder / f"m{times}", 20 * times, 500, 64, 64, 50)
+        command = [sys.executable, "-m", "benchmarks.annotate", "--decoder", decoder]
+        command += ["--annotate", pattern, "--out", str(folder / f"mo{times}")]
+        peaks[times] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return {
+        "memory_10x_over_1x": peaks[10]["main"] / peaks[1]["main"],
+        "memory_1x_mb": peaks[1]["main"],
+        "worker_memory_10x_over_1x": peaks[10]["worker"] / peaks[1]["worker"],
+        "worker_memory_1x_mb": peaks[1]["worker"],
+    }
 
 
-def annotate_and_print_peak(pattern: str, out: str) -> None:
+def annotate_and_print_peaks(pattern: str, out: str, decoder: str) -> None:
+    """Annotate with two workers; what the main process and the largest worker needed at most, as JSON."""
     from noisegate.pipeline.annotate import annotate
-    from noisegate.pipeline.estimators.by_name import CustomEstimator
 
-    annotate(pattern, out, estimator=CustomEstimator(Null(), "null"), beta="intersection")
-    print(peak_mb())
+    done, largest = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            below = descendants()
+            forks = [pid for pid, fields in below.items() if int(fields[1]) in below]
+            largest.extend(map(private_mb, forks or below))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        annotate(pattern, out, estimator=Free(decoder), beta="intersection", workers=2)
+    finally:
+        done.set()
+        watcher.join()
+    print(json.dumps({"main": peak_mb(), "worker": max(largest)}))
 
 
 def main() -> None:
@@ -279,19 +292,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--workers", type=int, default=1, help="decoding processes")
+    parser.add_argument("--decoder", choices=["fast", "pillow"], default="fast", help="of the decoder and memory parts")
     parser.add_argument("--only", choices=["encoder", "decoder", "texts", "memory"], help="one part alone")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--annotate", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.annotate:
-        return annotate_and_print_peak(given.annotate, given.out)
+        return annotate_and_print_peaks(given.annotate, given.out, given.decoder)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, float]]] = {
-            "memory": lambda: memory(folder),
+            "memory": lambda: memory(given.decoder, folder),
             "texts": lambda: trimming(given.rounds),
-            "decoder": lambda: decoder_limited(given.pictures, given.rounds, given.workers, folder),
+            "decoder": lambda: decoder_limited(given.pictures, given.rounds, given.workers, given.decoder, folder),
             "encoder": lambda: encoder_limited(given.pairs, given.rounds, given.threads, given.workers, folder),
         }
         figures = {k: v for part, run in parts.items() if given.only in (None, part) for k, v in run().items()}

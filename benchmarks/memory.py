@@ -6,13 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["peak_mb", "peak_of_its_own_mb"]
+__all__ = ["peak_mb", "peak_of_its_own_mb", "private_mb"]
 
 
 def peak_mb() -> float:
     """Megabytes this program needed at most, from Linux; getrusage would also count what its parent had at the fork."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024
+
+
+def private_mb(pid: int) -> float:
+    """Megabytes that a process shares with no other; 0 for one that has ended."""
+    try:
+        pages = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, re.findall(r"Private_\w+:\s+(\d+) kB", pages))) / 1024
 
 
 @contextmanager

@@ -15,10 +15,35 @@ from pathlib import Path
 MARK = "turns:"
 
 
+def descendants() -> dict[int, list[str]]:
+    """Living children of this process, their children and so on, by id: the fields of /proc/ID/stat after the name."""
+    found: dict[int, list[str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found[int(path.parent.name)] = path.read_text().rpartition(") ")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since
+            continue
+
+    def is_below(pid: int) -> bool:
+        parent = int(found[pid][1])
+        return parent == os.getpid() or (parent in found and is_below(parent))
+
+    return {pid: fields for pid, fields in found.items() if is_below(pid)}
+
+
+def child_seconds() -> float:
+    """Processor seconds of all processes below this one, ended or alive, workers of a fork server among them."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = sum(
+        int(field) for fields in descendants().values() for field in fields[11:15]
+    )  # own, and of ended children
+    return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+
+
 def processor_seconds() -> float:
-    """Of this process and of the children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    """Of this process and of all below it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime + child_seconds()
 
 
 def serve(work: Callable[[str], object]) -> None:

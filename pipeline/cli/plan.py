@@ -12,6 +12,7 @@ from noisegate.pipeline.system.progress import counted
 
 from .options import (
     BatchSize,
+    Decoder,
     Device,
     Draft,
     Dtype,
@@ -57,6 +58,7 @@ def plan(
     dtype: Dtype = "auto",
     batch_size: BatchSize = None,
     draft: Draft = False,
+    decoder: Decoder = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Measure for a few seconds and predict time, disk and money for all SHARDS, here and on known devices.
@@ -76,7 +78,7 @@ def plan(
     with output.working(f"loading {model}, then measuring for {seconds:g} seconds"):
         forecast = make(
             located,
-            estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft),
+            estimator=ModelSpec(model, pretrained, device, dtype, batch_size, draft, decoder=decoder),
             options=options,
             seconds=seconds,
             workers=workers,
