@@ -10,7 +10,6 @@ The second part looks at what grows with the number of shards alone: listing the
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.memory import peak_mb
+from benchmarks.peers.turns import processor_seconds
 from benchmarks.tiny_shards import MODEL, tiny_shard
 
 SIZES = (1, 10, 100)
@@ -35,18 +35,16 @@ def annotate_and_print(shards: str, out: str, workers: int) -> None:
     from noisegate.pipeline.annotate import annotate
     from noisegate.pipeline.estimators import ModelSpec
 
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), processor_seconds()
     summary = annotate(shards, out, estimator=ModelSpec(MODEL), beta="intersection", workers=workers)
-    wall, own = time.perf_counter() - began, time.process_time() - cpu
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall, cpu = time.perf_counter() - began, processor_seconds() - cpu
     print(
         json.dumps(
             {
                 "samples": summary.samples,
                 "wall": wall,
-                "cpu": own + children.ru_utime + children.ru_stime,
+                "cpu": cpu,
                 "peak_mb": peak_mb(),
-                "worker_peak_mb": children.ru_maxrss / 1024,
                 "noise": summary.calibration.noise_rate if summary.calibration else None,
             }
         )
@@ -63,7 +61,14 @@ def list_and_print(count: int, folder: Path) -> None:
     shards = find_shards(f"https://host/data/x-{{000000..{count - 1:06d}}}.tar")
     listed = time.process_time() - began
     entries = [{"url": s.url, "table": s.stem, "modified": None, "rows": 10_000, "sha256": 64 * "0"} for s in shards]
-    run.write_run({"table_version": VERSION, "shards": entries})
+    scorer = dict.fromkeys(("model", "weights", "preprocess", "decoder", "dtype"), "") | {"versions": {}}
+    rest = {
+        "scoring": {"tasks": ["pairs"], "classes": None},
+        "reading": {"tasks": ["pairs"]},
+        "beta": None,
+        "model": None,
+    }
+    run.write_run({"table_version": VERSION, "scorer": scorer, **rest, "shards": entries})
     size = run.run_file.stat().st_size
     read = run.read_run()
     assert read is not None
@@ -112,7 +117,6 @@ def growth(samples: int, rounds: int, workers: int, folder: Path) -> dict[str, A
                 "cpu_us_least_most": [min(spread), max(spread)],
                 "wall_us_per_sample": (found["wall"] - start["wall"]) / more * 1e6,
                 "peak_mb": found["peak_mb"],
-                "worker_peak_mb": max(one["worker_peak_mb"] for one in taken[f"x{times}"]),
             }
         )
     first, last = rows[0], rows[-1]

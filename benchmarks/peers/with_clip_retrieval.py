@@ -1,10 +1,12 @@
 """clip-retrieval's inference: its own reader, mapper and writer, put together by its own runner.
 
 Its logger is left out: it starts a process that imports torch again, seconds that would count against it in a short run.
-Arguments: checkpoint, workers, batch size, threads, shard, shard, … ; each line on stdin is a folder to write to.
+Arguments: configuration of the model, checkpoint, workers, batch size, threads, shard, shard, … ; each line on stdin is a
+folder to write to.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 from turns import serve
@@ -18,6 +20,7 @@ from clip_retrieval.clip_inference.mapper import ClipMapper  # noqa: E402
 from clip_retrieval.clip_inference.reader import WebdatasetReader  # noqa: E402
 from clip_retrieval.clip_inference.runner import Runner  # noqa: E402
 from clip_retrieval.clip_inference.writer import NumpyWriter  # noqa: E402
+from open_clip import add_model_config  # noqa: E402
 
 
 class NoLogger:
@@ -28,9 +31,10 @@ class NoLogger:
     def __call__(self, stats: dict) -> None: ...
 
 
-def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
     torch.set_num_threads(int(threads))
-    model = {"clip_model": f"open_clip:ViT-B-32/{checkpoint}", "use_jit": False, "clip_cache_path": None}
+    add_model_config(config)
+    model = {"clip_model": f"open_clip:{Path(config).stem}/{checkpoint}", "use_jit": False, "clip_cache_path": None}
     parts = {"enable_image": True, "enable_text": True, "enable_metadata": False}
     size = int(batch_size)
 

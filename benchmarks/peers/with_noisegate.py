@@ -1,19 +1,25 @@
 """noisegate's whole job, tables and all. Arguments as of with_clip_retrieval.py; each line on stdin is a folder."""
 
 import sys
+from pathlib import Path
 
 from turns import serve
 
 
-def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
     import numpy as np  # not above: decoding processes import this file, and need no torch
     import torch
 
     from noisegate.pipeline.annotate import annotate
     from noisegate.pipeline.estimators import load_estimator
+    from noisegate.pipeline.estimators.loading import allow_torchvision
+
+    allow_torchvision()
+    from open_clip import add_model_config
 
     torch.set_num_threads(int(threads))
-    model = load_estimator("ViT-B-32", checkpoint, device="cpu", batch_size=int(batch_size))
+    add_model_config(config)
+    model = load_estimator(Path(config).stem, checkpoint, device="cpu", batch_size=int(batch_size))
     model.encode_pixels([np.zeros((224, 224, 3), np.uint8)] * 2)
     model.encode_texts(["warm", "warm up"])
     serve(lambda out: annotate(shards, out, estimator=model, beta="fixed:0.2", workers=int(workers)))

@@ -4,6 +4,7 @@ Arguments as of with_clip_retrieval.py; each line on stdin is a file for keys an
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ import open_clip  # noqa: E402
 import webdataset as wds  # noqa: E402
 
 
-def main(checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
     torch.set_num_threads(int(threads))
-    model, _, preprocess = open_clip.create_model_and_transforms("ViT-B-32", pretrained=checkpoint)
-    tokenizer = open_clip.get_tokenizer("ViT-B-32")
+    open_clip.add_model_config(config)
+    name = Path(config).stem
+    model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=checkpoint)
+    tokenizer = open_clip.get_tokenizer(name)
     model.eval()
 
     def sample(parts: dict) -> tuple:
