@@ -404,6 +404,8 @@ def test_the_json_has_a_fixed_shape(shards: Path) -> None:
         (["s", *FAKE, "--seconds", "0"], "seconds 0 is no time to measure; use 10"),
         (["s", *FAKE, "--workers", "-1"], "workers -1 is not a number of processes; use 0"),
         (["s", *FAKE, "--task", "nothing"], "task 'nothing' is unknown"),
+        (["s", "--decoder", "magic"], "decoder 'magic' is unknown; use"),
+        (["s", *FAKE, "--decoder", "fast"], "decoder 'fast' resizes pictures, and"),
     ],
 )
 def test_what_cannot_be_planned_gets_one_line(shards: Path, arguments: list[str], words: str) -> None:
