@@ -34,6 +34,7 @@ from .scoring.summary import FEW_PAIRS, summarise, tells_nothing, unknown_data
 from .settings import AnnotateSettings, DecodeOptions, read_tasks
 from .shards.locate import Shard, find_shards
 from .shards.sources import TableColumns, refuse_tasks
+from .shards.workers import start_server
 from .system.output_files import writing_to
 from .system.progress import Progress, progress_for
 from .system.stores import Store
@@ -169,6 +170,8 @@ def annotate_with(
         if isinstance(model, ModelSpec):
             only = ", which understands drawn scenes only; --model names another" if model.model == "embedded" else ""
             job.progress.note(f"loading {model.model}{only}")
+            if model.is_fast and settings.workers != 0 and isinstance(engine, Local):
+                start_server()
         return engine.start(model, len(job.shards), job.progress.note)
 
     try:

@@ -253,7 +253,7 @@ class AnnotateSettings:
     decoder: str = _setting(
         "auto",
         "fast (libjpeg-turbo and torch), pillow (the reference), gpu (decode JPEGs on the GPU) or auto: fast, or pillow for a "
-        "model that resizes by itself. Scores of two decoders differ by less than 0.001 (docs/speed.md).",
+        "model that resizes by itself. Scores of two decoders differ by less than 0.001 for a CLIP (docs/speed.md).",
         MODEL,
     )
     compile: bool = _setting(

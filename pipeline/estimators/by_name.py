@@ -32,6 +32,11 @@ class ModelSpec:
     compile: bool = False
     decoder: str = "auto"
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether its pictures go through the fast decoder."""
+        return self.decoder in ("auto", "fast") and not self.model.startswith("python:")
+
     def __call__(self) -> Estimator:
         return load_estimator(**vars(self))
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from typing import Self
 
 import numpy as np
@@ -195,6 +197,12 @@ class DecodePool:
             except WorkerLost as lost:
                 if lost.hung or tries >= (KILLED_TRIES if lost.killed else TRIES):
                     return lost_sample(raw, lost)
+
+
+def start_server() -> None:
+    """Start the process that fast workers are forked from, so that it imports torch while this one loads a model."""
+    if isinstance(forkserver_context(None, WITH_TORCH), ForkServerContext):
+        forkserver.ensure_running()
 
 
 def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | None) -> WorkerPool:
