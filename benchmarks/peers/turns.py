@@ -49,14 +49,14 @@ def processor_seconds() -> float:
 def serve(work: Callable[[str], object]) -> None:
     """Do `work(argument)` for each line on stdin; answer with its seconds of the clock and of the processor.
 
-    Peers print too, so an answer has a mark.
+    Where it returns a dict, that is added to the answer. Peers print too, so an answer has a mark.
     """
     print(f"{MARK} ready", flush=True)
     for line in sys.stdin:
         clock, processor = time.perf_counter(), processor_seconds()
-        work(line.strip())
+        more = work(line.strip())
         took = {"wall": time.perf_counter() - clock, "cpu": processor_seconds() - processor}
-        print(MARK, json.dumps(took), flush=True)
+        print(MARK, json.dumps(took | more if isinstance(more, dict) else took), flush=True)
 
 
 class Side:
