@@ -1,6 +1,6 @@
 """What each stage from tar to table costs for one pair, in milliseconds of processor time, and what each option changes.
 
-    python -m benchmarks.stages [--pictures 128] [--pairs 32] [--compiled] [--json]
+    python -m benchmarks.stages [--pictures 128] [--pairs 32] [--compiled] [--no-model] [--json]
 
 VGA JPEGs (and one of 12 megapixels), captions of about 12 tokens, a ViT-B-32 of random numbers on one thread. Ways of doing
 the same thing take turns in the same run; the least of the rounds counts. `--compiled` adds torch.compile (which compiles
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from noisegate.pipeline.runs.table import RunFolder, table_from
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.shards.decode import decode_image
 from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.shards.pixels import decode_array, decode_pixels
 from noisegate.pipeline.shards.preprocess import Preprocess
 from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.stream import Chunk
@@ -63,15 +65,21 @@ def jpeg(image: Image.Image) -> bytes:
 def reading_and_decoding(pictures: int, folder: Path) -> Figures:
     shard = find_shards(write_shards(folder / "vga", 1, pictures, 640, 480))[0]
     raws = list(ShardReader(shard))
-    whole, draft = Preprocess(), Preprocess(draft=True)
+    whole, draft, fast = Preprocess(), Preprocess(draft=True), Preprocess(decoder="fast")
     limits = Limits()
     images = [decode_image(raw.image or b"", limits) for raw in raws]
     small = [decode_image(raw.image or b"", limits, draft.least_side) for raw in raws]
+    arrays = [decode_array(raw.image or b"", limits) for raw in raws]
     times = pictures // 16
     found = by_turns(
         {
             "read the tar, hash the shard": lambda: list(ShardReader(shard)),
             "hash picture and caption": lambda: [hashlib.sha256(raw.image or b"").digest() for raw in raws],
+            "decode VGA, fast": lambda: [decode_array(raw.image or b"", limits) for raw in raws],
+            "resize and crop VGA, fast": lambda: [fast(array) for array in arrays],
+            "decode, resize VGA, fast with --draft": lambda: [
+                decode_pixels(raw.image or b"", replace(fast, draft=True), limits) for raw in raws
+            ],
             "decode VGA": lambda: [decode_image(raw.image or b"", limits) for raw in raws],
             "resize and crop VGA": lambda: [whole(image) for image in images],
             "decode VGA with --draft": lambda: [decode_image(raw.image or b"", limits, 224) for raw in raws],
@@ -86,16 +94,15 @@ def reading_and_decoding(pictures: int, folder: Path) -> Figures:
     return found
 
 
-def decoded(data: bytes, preprocess: Preprocess) -> Any:
-    return preprocess(decode_image(data, Limits(), preprocess.least_side))
-
-
 def large_jpeg() -> Figures:
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
     data = jpeg(coarse.resize((4000, 3000), Image.Resampling.BICUBIC))
     ways = {
-        f"decode, resize 12 MP{' with --draft' if draft else ''}": partial(decoded, data, Preprocess(draft=draft))
+        f"decode, resize 12 MP, {decoder}{' with --draft' if draft else ''}": partial(
+            decode_pixels, data, Preprocess(draft=draft, decoder=decoder), Limits()
+        )
+        for decoder in ("fast", "pillow")
         for draft in (False, True)
     }
     return by_turns(ways, 1)
@@ -240,13 +247,19 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=32)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--no-model", action="store_true", help="only what comes before and after the model")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found: dict[str, Figures] = {"draft": draft_scores(200)}
+        found: dict[str, Figures] = {
+            "draft": {} if given.no_model else draft_scores(200),
+            "encoding": {},
+            "changes": {},
+        }
         found["stages"] = reading_and_decoding(given.pictures, folder) | large_jpeg() | writing(folder)
-        found["encoding"], found["changes"] = encoding(given.pairs, given.compiled)
+        if not given.no_model:
+            found["encoding"], found["changes"] = encoding(given.pairs, given.compiled)
     if given.json:
         print(json.dumps(found))
         return

@@ -78,7 +78,7 @@ def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "aut
     if len(rows) < 2:
         return None
     images, texts = read_pairs_of_run(run, stems, places, rows)
-    pool = Pool(images, texts, _choose_device(device) if len(rows) == size else "cpu")
+    pool = Pool(images, texts, choose_device(device) if len(rows) == size else "cpu")
     own = read_metadata(run.table(stems[0])).get("temperature")
     tried = TEMPERATURES if own is None else (own,)
     shares = try_temperatures(pool, images, texts, seed, tried)
@@ -139,7 +139,7 @@ def share_above(given: Floats, wrong: Floats) -> float:
     return round(float(np.mean(given > np.quantile(wrong, 1 - MISTAKEN))), 6)
 
 
-def _choose_device(device: str) -> str:
+def choose_device(device: str) -> str:
     """Check the device; `auto` is the first GPU. Imports torch, which a run smaller than the pool need not wait for."""
     from noisegate.pipeline.estimators.device import Device
 

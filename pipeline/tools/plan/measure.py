@@ -14,8 +14,10 @@ from safetensors.numpy import save
 
 from noisegate.pipeline.engines.shard_task import EncodedShard
 from noisegate.pipeline.errors import ConfigError, ShardError
-from noisegate.pipeline.estimators.base import Estimator
+from noisegate.pipeline.estimators.base import Estimator, normalise
 from noisegate.pipeline.pairs.beta import Beta
+from noisegate.pipeline.pairs.pair_pool import POOL, choose_device
+from noisegate.pipeline.pairs.pair_quality import TEMPERATURE, Pool
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.table import VERSION, replace_columns, table_from
 from noisegate.pipeline.settings import DecodeOptions
@@ -76,6 +78,7 @@ class Measurements:
     score: list[float] = field(default_factory=list)
     score_start: float = 0.0
     table_bytes: int = 0
+    shards: int = 0  # in all
     table_start: int = 0
 
 
@@ -138,7 +141,7 @@ def measure(
         problem = "is too short to read a shard to its end, and the store does not tell how large shards are; use more"
         raise ConfigError.of("seconds", seconds, problem)
     width = max(part.images.shape[1] for part in parts)
-    measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops)
+    measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops, shards=len(shards))
     _write_in_memory(measured, parts, estimator, options, clock)
     measured.seconds = clock() - began
     return measured
@@ -257,8 +260,13 @@ def _write_in_memory(
         )
         return _pack(table_from({name: values[:rows] for name, values in columns.items()}, metadata))
 
+    pool = _draw_pool(measured) if images and texts else None
+
     def score(written: pa.Buffer) -> pa.Buffer:
         table = pq.read_table(pa.BufferReader(written))
+        if pool is not None:
+            left, right = (np.concatenate(side)[: len(table)] for side in (images, texts))
+            pool.quality(left, right, (TEMPERATURE,))
         return _pack(replace_columns(table, pair_columns(table, Beta(0.2, "fixed"), None), metadata))
 
     def time_both(rows: int) -> tuple[float, float, int]:
@@ -274,6 +282,16 @@ def _write_in_memory(
         measured.write.append(took_write)
         measured.score.append(took_score)
     measured.write_start, measured.score_start, measured.table_start = time_both(0)
+
+
+def _draw_pool(measured: Measurements) -> Pool:
+    """A pool as large as that of the job, of rows that are drawn: the cost of comparing with it does not depend on them."""
+    size = sum(measured.sizes) / max(1, len(measured.sizes))
+    looked = sum(shard.bytes for shard in measured.shards_read) / max(1, measured.rows)
+    pairs = min(POOL, max(2, round(measured.shards * size / max(1.0, looked))))
+    rng = np.random.default_rng(0)
+    left, right = (normalise(rng.standard_normal((pairs, measured.width), dtype=np.float32)) for _ in range(2))
+    return Pool(left, right, choose_device("auto") if pairs == POOL and "torch" in sys.modules else "cpu")
 
 
 def _pack(table: pa.Table) -> pa.Buffer:
