@@ -15,6 +15,8 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
     from noisegate.pipeline.annotate import annotate
     from noisegate.pipeline.estimators import load_estimator
     from noisegate.pipeline.estimators.loading import allow_torchvision
+    from noisegate.pipeline.settings import DecodeOptions
+    from noisegate.pipeline.shards.workers import DecodePool
 
     allow_torchvision()
     from open_clip import add_model_config
@@ -24,6 +26,8 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
     model = load_estimator(Path(config).stem, checkpoint, device="cpu", batch_size=int(batch_size))
     model.encode_pixels([np.zeros((224, 224, 3), np.uint8)] * 2)
     model.encode_texts(["warm", "warm up"])
+    with DecodePool(1, model.preprocess, DecodeOptions()):
+        pass  # starts the server that forks decode workers; those of the others are forked from a warm process too
 
     def work(out: str) -> dict[str, float]:
         clock, processor, last = time.perf_counter(), processor_seconds(), LastShard()

@@ -9,6 +9,7 @@ from noisegate.pipeline.system.array_types import Float32, Floats, Index
 
 TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
 BLOCK = 1 << 23  # cosines held at a time; the fastest of 2^21 to 2^24
+CACHED = 1 << 17  # of these, cosines that a processor works on at a time, because its cache holds them; of 2^15 to 2^20
 SAME_COSINE = 1e-4  # largest difference between the cosines of one pair, by rounding
 SAME_PROJECTION = 2e-3  # the same for a projection of a unit row on a standard normal vector
 PROJECTIONS = 4
@@ -81,25 +82,46 @@ class Pool:
 
     def _around(self, left: Float32, right: Float32, own: Float32, temperatures: tuple[float, ...]) -> Float32:
         """(T, B) the mean of both soft maxima τ log mean exp(s / τ), over all pairs of the pool but the same ones."""
-        xp = self._xp
         by_image, by_text = self._put(left) @ self._texts.T, self._put(right) @ self._images.T
-        same_text = self._same(by_image, own, right @ self._directions, self._marks[1])
-        same_image = self._same(by_text, own, left @ self._directions, self._marks[0])
+        of_texts, of_images = right @ self._directions, left @ self._directions
+        step = max(1, CACHED // len(self)) if self._xp is np else len(left)
+        spans = (slice(start, start + step) for start in range(0, len(left), step))
+        found = [
+            self._soft_maxima(
+                by_image[some],
+                by_text[some],
+                self._same(by_image[some], own[some], of_texts[some], self._marks[1]),
+                self._same(by_text[some], own[some], of_images[some], self._marks[0]),
+                temperatures,
+            )
+            for some in spans
+        ]
+        return np.concatenate(found, axis=1).astype(np.float32)
+
+    def _soft_maxima(
+        self,
+        by_image: Any,
+        by_text: Any,
+        same_text: tuple[Index, Index],
+        same_image: tuple[Index, Index],
+        temperatures: tuple[float, ...],
+    ) -> Floats:
+        """(T, B) what `_around` returns, from cosines (B, M), which it overwrites, and the places of the same pairs."""
+        xp = self._xp
         rows, columns = (np.concatenate(places) for places in zip(same_text, same_image, strict=True))
         pairs = np.unique(rows * len(self) + columns)
         rows, columns = np.divmod(pairs, len(self))
-        others = len(self) - np.bincount(rows, minlength=len(left))
-        for cosines in (by_image, by_text):
-            cosines[rows, columns] = -np.inf
-        around = np.zeros((len(temperatures), len(left)))
+        others = len(self) - np.bincount(rows, minlength=len(by_image))
+        around = np.zeros((len(temperatures), len(by_image)))
         with np.errstate(divide="ignore", invalid="ignore"):  # a pool of the same pairs only: NaN
             for cosines in (by_image, by_text):
+                cosines[rows, columns] = -np.inf
                 top = xp.amax(cosines, 1)
                 cosines -= top[:, None]
                 for i, temperature in enumerate(temperatures):
                     total = self._get(xp.exp(cosines / temperature).sum(1))
                     around[i] += (self._get(top) + temperature * np.log(total / others)) / 2
-        return around.astype(np.float32)
+        return around
 
     def _same(self, cosines: Any, own: Float32, marks: Float32, pool_marks: Float32) -> tuple[Index, Index]:
         """Rows and columns at which the pool has the row's own caption (or picture).
