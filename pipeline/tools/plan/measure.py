@@ -25,11 +25,13 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.stream import Chunk
 from noisegate.pipeline.shards.workers import Decoded, decode_sample
+from noisegate.pipeline.system.array_types import Float32
 
 SHARDS = 8  # most shards to read from
 SIZES_ASKED = 64  # most remote shards to ask for their size; local files are all looked up
 LEAST = 2  # batches to time, however long they take: one alone has no spread
 WARM_UP = 4  # samples to encode before timing starts
+COMPARED = 256  # rows to compare with a pool
 REPEATS = 3  # of the stages that are timed on all rows at once
 Clock = Callable[[], float]
 
@@ -78,7 +80,7 @@ class Measurements:
     score: list[float] = field(default_factory=list)
     score_start: float = 0.0
     table_bytes: int = 0
-    shards: int = 0  # in all
+    quality: float = 0.0  # seconds to compare one row with a full pool, for `pair_quality`
     table_start: int = 0
 
 
@@ -141,7 +143,7 @@ def measure(
         problem = "is too short to read a shard to its end, and the store does not tell how large shards are; use more"
         raise ConfigError.of("seconds", seconds, problem)
     width = max(part.images.shape[1] for part in parts)
-    measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops, shards=len(shards))
+    measured = Measurements(sizes, shards_read, batches, failed, reason, notes, 0.0, width, gflops)
     _write_in_memory(measured, parts, estimator, options, clock)
     measured.seconds = clock() - began
     return measured
@@ -260,13 +262,8 @@ def _write_in_memory(
         )
         return _pack(table_from({name: values[:rows] for name, values in columns.items()}, metadata))
 
-    pool = _draw_pool(measured) if images and texts else None
-
     def score(written: pa.Buffer) -> pa.Buffer:
         table = pq.read_table(pa.BufferReader(written))
-        if pool is not None:
-            left, right = (np.concatenate(side)[: len(table)] for side in (images, texts))
-            pool.quality(left, right, (TEMPERATURE,))
         return _pack(replace_columns(table, pair_columns(table, Beta(0.2, "fixed"), None), metadata))
 
     def time_both(rows: int) -> tuple[float, float, int]:
@@ -276,6 +273,8 @@ def _write_in_memory(
         scored = score(written)
         return middle - start, clock() - middle, scored.size
 
+    if images and texts:
+        measured.quality = _time_quality(np.concatenate(images), np.concatenate(texts), clock)
     time_both(0)
     for _ in range(REPEATS):
         took_write, took_score, measured.table_bytes = time_both(measured.rows)
@@ -284,14 +283,15 @@ def _write_in_memory(
     measured.write_start, measured.score_start, measured.table_start = time_both(0)
 
 
-def _draw_pool(measured: Measurements) -> Pool:
-    """A pool as large as that of the job, of rows that are drawn: the cost of comparing with it does not depend on them."""
-    size = sum(measured.sizes) / max(1, len(measured.sizes))
-    looked = sum(shard.bytes for shard in measured.shards_read) / max(1, measured.rows)
-    pairs = min(POOL, max(2, round(measured.shards * size / max(1.0, looked))))
+def _time_quality(left: Float32, right: Float32, clock: Clock) -> float:
+    """Seconds that one row takes against a full pool; its pairs are drawn, because the cost does not depend on them."""
     rng = np.random.default_rng(0)
-    left, right = (normalise(rng.standard_normal((pairs, measured.width), dtype=np.float32)) for _ in range(2))
-    return Pool(left, right, choose_device("auto") if pairs == POOL and "torch" in sys.modules else "cpu")
+    drawn = (normalise(rng.standard_normal((POOL, left.shape[1]), dtype=np.float32)) for _ in range(2))
+    pool = Pool(next(drawn), next(drawn), choose_device("auto") if "torch" in sys.modules else "cpu")
+    pool.quality(left[:WARM_UP], right[:WARM_UP], (TEMPERATURE,))
+    start = clock()
+    pool.quality(left[:COMPARED], right[:COMPARED], (TEMPERATURE,))
+    return (clock() - start) / len(left[:COMPARED])
 
 
 def _pack(table: pa.Table) -> pa.Buffer:

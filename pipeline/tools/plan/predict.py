@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.pairs.pair_pool import POOL
 
 from .devices import DEVICES, LEAST_GFLOPS, PAPER, PAPER_GFLOPS, Machine, paper_rate
 from .measure import Measurements
@@ -216,6 +217,11 @@ def forecast_run(
     per_shard = samples.value / shards
     stages = _stages(measured, per_shard)
     pace, limit = _pace(stages, machine)
+    tokens = ratio([batch.tokens for batch in measured.batches], [batch.samples for batch in measured.batches])
+    process_seconds = stages["read"].seconds.value + tokens.value + stages["write"].seconds.value
+    devices = _forecast_devices(samples.value, stages, process_seconds, measured.gflops, prices or {})
+    compared = Estimate(measured.quality * min(1.0, samples.value / POOL))  # a GPU does this in no time
+    stages["score"] = replace(stages["score"], seconds=stages["score"].seconds.plus(compared))
     total = pace.plus(stages["score"].seconds).times(samples)
     decode, device = stages["decode"].seconds.value, stages["encode"].seconds.value + stages["write"].seconds.value
     busy = stages["encode"].seconds.value * machine.threads
@@ -226,8 +232,6 @@ def forecast_run(
         embeddings=samples.value * 2 * 2 * measured.width if keep_embeddings else 0.0,
         neighbours=samples.value * neighbours * (8 if samples.value < 2**31 else 12),
     )
-    tokens = ratio([batch.tokens for batch in measured.batches], [batch.samples for batch in measured.batches]).value
-    process_seconds = stages["read"].seconds.value + tokens + stages["write"].seconds.value
     looked_at = {
         "shards": len(measured.shards_read),
         "samples": sum(shard.samples for shard in measured.shards_read),
@@ -248,7 +252,7 @@ def forecast_run(
         workers_needed=needed,
         money=total.scaled(machine.price / 3600),
         disk=disk,
-        devices=_forecast_devices(samples.value, stages, process_seconds, measured.gflops, prices or {}),
+        devices=devices,
         gflops_per_sample=measured.gflops,
         advice=tuple(advice(limit, "decode" if decode > busy else "encode", needed, machine)),
         assumptions=tuple(assumptions(measured, shards, machine, neighbours, process_seconds)),

@@ -50,6 +50,13 @@ def measurements(**other: Any) -> Measurements:
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 
+def test_every_row_is_compared_with_a_pool_of_at_most_32768() -> None:
+    few, many = (forecast_run(measurements(quality=0.002), "m", shards, MACHINE) for shards in (41, 1000))
+    seconds = [forecast.stages[-1].seconds.value for forecast in (few, many)]
+    assert seconds == pytest.approx([0.0005 + 0.002 * 41 * 200 / 32_768, 0.0025])
+    assert many.devices == forecast_run(measurements(), "m", 1000, MACHINE).devices
+
+
 def test_all_shards_by_hand() -> None:
     forecast = forecast_run(measurements(), "m", 100, MACHINE, neighbours=10)
     assert forecast.bytes.value == 200e6
