@@ -290,7 +290,7 @@ def annotate_and_print_peaks(pattern: str, out: str, decoder: str) -> None:
         while not done.wait(0.2):
             below = descendants()
             forks = [pid for pid, fields in below.items() if int(fields[1]) in below]
-            largest.extend(map(private_mb, forks or below))
+            largest.extend(map(private_mb, below if decoder == "pillow" else forks))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
