@@ -14,8 +14,8 @@ All figures are ratios of two things measured in the same run, by turns, because
 
 `wall` ratios mean something on a machine with a free core for each thread and worker. `cpu` ratios are of processor seconds,
 which do not depend on what else it does, of the processes that are the limit: the encoding one, or the decode workers.
-`cpu_of_all` counts the job's main process as well. `encoding` is until the last shard is encoded: what follows, β and the
-calibration, is learned from at most 10,000 pairs and takes as long for 10,000 as for a billion. `encoder_idle` is the share
+`cpu_of_all` counts the job's main process as well. `encoding` is until the last shard is encoded: what follows learns β and
+the calibration from at most 10,000 pairs, and compares every pair with a pool of at most 32,768. `encoder_idle` is the share
 of the time between its first and last batch in which the encoder had none.
 """
 

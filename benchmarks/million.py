@@ -4,7 +4,8 @@
 
 Pictures of 4 x 4 pixels, in shards of 1,000, and a model that costs next to nothing and gives 64 numbers. Each stage is a
 process of its own and works on what the one before it left: `annotate` (read, decode, encode, write tables and embeddings,
-learn β and score), `rescore` (the second pass alone), `neighbours` (exact, k of every picture's embedding, for sizes up to
+learn β and score), `rescore` (learn β, calibration and pool
+again; tables that have these scores are left), `neighbours` (exact, k of every picture's embedding, for sizes up to
 `--exact`). Exponents are slopes of log processor time, and of log peak memory, over log rows.
 """
 

@@ -7,7 +7,7 @@ The same shards (VGA JPEGs, captions of about 12 tokens), the same randomly init
 same torch, batch size, threads and decoding processes. Models are loaded and warm before anything is timed; the programs
 take turns, one at a time. Ratios are of medians; those of processor seconds (children counted) do not depend on what else
 the machine does. noisegate's `encoding` is its time until the last shard is encoded, which is all that the others do: what
-follows (β, calibration) is learned from at most 10,000 pairs, however many there are. `--tiny` puts a model of one narrow
+follows (β, calibration, `pair_quality`) has no counterpart there. `--tiny` puts a model of one narrow
 layer in the place of ViT-B-32, so that decoding is the limit.
 """
 
