@@ -70,7 +70,7 @@ class PairSample:
     @cached_property
     def calibration(self) -> PairCalibration | None:
         """The calibration learned from this sample; None if it has too few pairs."""
-        if min(len(self.given), len(self.mismatched)) < MIN_PAIRS:
+        if min(np.isfinite(self.given).sum(), np.isfinite(self.mismatched).sum()) < MIN_PAIRS:
             return None
         return calibrate_pairs(self.given, self.mismatched)
 

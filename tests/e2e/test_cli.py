@@ -216,7 +216,7 @@ def test_nothing_read_is_said_in_few_words(work: Path) -> None:
         ),
         (("evaluate", "nowhere"), "no run"),
         (("evaluate", "tables", "--truth", "nothing.parquet"), "truth: nothing.parquet is not there"),
-        (("evaluate", "tables", "--truth", "clean/x-0.tar"), "not a readable Parquet or CSV file"),
+        (("evaluate", "tables", "--truth", "clean/x-0.tar"), "not a readable Parquet, CSV or JSON-lines file"),
         (
             ("noise", "clean/*.tar", "--rate", "2", "--out", "o"),
             "rate 2.0 is no noise rate; use a number between 0 and 1",

@@ -84,7 +84,7 @@ def test_forty_percent_of_noise_is_found_and_mended(kind: str, labelled_run: Pat
     assert noise.rate == pytest.approx(0.4, abs=0.03)
     assert found.aurocs["label_quality"] >= 0.97
     assert found.refined_accuracy is not None
-    assert found.refined_accuracy >= (0.93 if kind == "next-shape" else 0.95)
+    assert found.refined_accuracy >= (0.91 if kind == "next-shape" else 0.95)
     assert low <= noise.rate <= high
 
 

@@ -90,7 +90,7 @@ def test_truth_that_does_not_fit_is_refused(scored: Path, tmp_path: Path) -> Non
         assert message in str(caught.value)
     path.write_text("key,noisy\n")
     for wrong, message in (
-        (path, "is not a readable Parquet or CSV file"),
+        (path, "is not a readable Parquet, CSV or JSON-lines file"),
         (tmp_path / "missing.parquet", "is not there"),
     ):
         with refused("truth", wrong) as caught:
