@@ -74,7 +74,7 @@ def test_141_when_nobody_reads_on(tmp_path: Path) -> None:
         (("train", "--set", "optimzer.lr=1", "--table", "t"), "did you mean optimizer?"),
         (("bench", "--preset", "scene-retrieval"), "did you mean scenes-retrieval?"),
         (("bench", "--preset", "scene"), "did you mean scenes?"),
-        (("bench", "--preset", "flickr"), "did you mean flickr30k?"),
+        (("bench", "--preset", "flicker30k"), "did you mean flickr30k?"),
         (("noise", "x.tar", "--protocol", "shufle-captions", "--out", "o"), "did you mean shuffle-captions?"),
         (("convert", "cifr100", "x", "--out", "o"), "did you mean cifar100?"),
         (("export", "x", "--as", "shard", "--out", "o"), "did you mean shards?"),

@@ -101,7 +101,7 @@ def test_commands_that_contributing_names_are_there() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     targets = re.findall(r"^make ([\w-]+)", text, re.MULTILINE)
     rules = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert targets == ["setup", "test", "check", "docs", "docker-check", "wheel-check"]
+    assert targets == ["setup", "test", "check", "docs", "docker-check", "wheel-check", "lock", "audit"]
     assert set(targets) <= set(rules)
     for path in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / path).is_file(), path

@@ -64,4 +64,4 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     assert set(metadata.get_all("Provides-Extra") or ()) >= {"service", "trainers", "ray", "hf", "gpu", "s3", "gs"}
     assert "# noisegate" in metadata.get_payload()
     points = wheel.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert "noisegate = noisegate.pipeline.cli:main" in points
+    assert "noisegate = noisegate.pipeline.cli:program" in points

@@ -326,7 +326,7 @@ def test_a_part_that_is_not_there_is_its_items_problem() -> None:
 @pytest.mark.parametrize(
     ("error", "expected", "retry"),
     [
-        (Overloaded("full", 7.4), (429, "overloaded"), "7"),
+        (Overloaded("full", 7.4), (429, "overloaded"), "8"),
         (Unavailable("worker_lost", "gone"), (503, "worker_lost"), "1"),
         (TimedOut("late"), (504, "timeout"), "1"),
         (ApiError(409, "other", "no"), (409, "other"), None),

@@ -119,7 +119,9 @@ def assert_equal(rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> N
         for name in FIELDS:
             here, there = result[name], row[name]
             assert (here is None) == (there is None), (row["key"], name)
-            assert here is None or math.isclose(here, there, rel_tol=0, abs_tol=1e-5), (row["key"], name)
+            # two batches of one model differ in the last bit, and pair_quality rounds to float16, as embeddings are kept
+            within = 3e-5 if name == "pair_quality" else 1e-5
+            assert here is None or math.isclose(here, there, rel_tol=0, abs_tol=within), (row["key"], name)
 
 
 def test_every_row_with_the_fake_model(tmp_path: Path) -> None:
