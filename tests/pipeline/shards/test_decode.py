@@ -139,7 +139,9 @@ class TestRefused:
             assert "0x" not in refusal(data)[1]
 
     def test_decompression_bomb_is_refused_by_its_header(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 89_478_485)  # Pillow's own; larger limits of other tests raise it
+        monkeypatch.setattr(
+            Image, "MAX_IMAGE_PIXELS", 89_478_485
+        )  # Pillow's own; larger limits of other tests raise it
         assert refusal(png(60_000, 60_000, b"")) == ("too_large", "image over the limit of 90,000,000 pixels")
         assert refusal(png(10_000, 10_000, b"")) == (
             "too_large",
