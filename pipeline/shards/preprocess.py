@@ -18,8 +18,39 @@ _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BI
 SPARE = 3  # a scaled JPEG keeps at least this many pixels for each one of the model (benchmarks/decode.py)
 
 
+class _Resizer:
+    """What both kinds of preprocessing share: decode small, resize to `target`, `cut`."""
+
+    size: int
+    interpolation: Literal["bicubic", "bilinear"]
+    draft: bool
+    decoder: str
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height to which such a picture is resized, before it is cropped."""
+        raise TypeError(f"{type(self).__name__} does not say to which size it resizes")
+
+    def cut(self, pixels: Any) -> Any:
+        """Cut the centre out of resized pixels (H, W, 3), numpy's or torch's."""
+        raise TypeError(f"{type(self).__name__} does not say what it cuts out")
+
+    @property
+    def least_side(self) -> int | None:
+        """The shortest side, in pixels, to which a JPEG may shrink while it is decoded; None decodes it at full size."""
+        if self.draft:
+            return self.size
+        return SPARE * self.size if self.decoder != "pillow" else None
+
+    def __call__(
+        self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
+    ) -> NDArray[np.uint8]:
+        """Preprocess an RGB picture, Pillow's or (H, W, 3); `size` is its own if it was decoded at a part of that."""
+        resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
+        return np.ascontiguousarray(self.cut(resized))
+
+
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(_Resizer):
     """How an RGB picture becomes (size, size, 3) uint8 pixels, and the normalisation that follows on the device.
 
     `shortest` fits the short side and crops the centre (CLIP), `squash` ignores the aspect ratio (SigLIP), `longest` fits
@@ -38,11 +69,6 @@ class Preprocess:
     draft: bool = field(default=False, repr=False)  # the decoder's part of the identity has it
     decoder: str = field(default="pillow", repr=False)
 
-    @property
-    def least_side(self) -> int | None:
-        """The shortest side, in pixels, to which a JPEG may shrink while it is decoded; None decodes it at full size."""
-        return _least_side(self.size, self.draft, self.decoder)
-
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigError.of("size", self.size, "is not a picture size; CLIP models use 224")
@@ -50,13 +76,6 @@ class Preprocess:
             raise ConfigError.of("resize", self.resize, "is unknown; use 'shortest', 'squash' or 'longest'")
         if self.interpolation not in _FILTERS:
             raise ConfigError.of("interpolation", self.interpolation, "is unknown; use 'bicubic' or 'bilinear'")
-
-    def __call__(
-        self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
-        """Preprocess an RGB picture, Pillow's or (H, W, 3); `size` is its own if it was decoded at a part of that."""
-        resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
-        return np.ascontiguousarray(self.cut(resized))
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Width and height to which such a picture is resized, before it is cropped."""
@@ -78,12 +97,6 @@ class Preprocess:
             height, width = pixels.shape[:2]
         top, left = round((height - self.size) / 2), round((width - self.size) / 2)
         return pixels[top : top + self.size, left : left + self.size]
-
-
-def _least_side(size: int, draft: bool, decoder: str) -> int | None:
-    if draft:
-        return size
-    return SPARE * size if decoder != "pillow" else None
 
 
 def _size(image: Image.Image | NDArray[np.uint8]) -> tuple[int, int]:
@@ -114,7 +127,7 @@ def _resize(
 
 
 @dataclass(frozen=True)
-class ProcessorPixels:
+class ProcessorPixels(_Resizer):
     """An RGB picture as (crop, crop, 3) uint8 pixels, and the normalisation of pixels / 255 that follows on the device.
 
     The short side (`shortest`: CLIP) or both sides (`squash`: SigLIP, ALIGN) become `size`, then the centre is cut out.
@@ -132,18 +145,6 @@ class ProcessorPixels:
     std: tuple[float, ...]
     draft: bool = field(default=False, repr=False)
     decoder: str = field(default="pillow", repr=False)
-
-    @property
-    def least_side(self) -> int | None:
-        """As in `Preprocess`."""
-        return _least_side(self.size, self.draft, self.decoder)
-
-    def __call__(
-        self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
-    ) -> NDArray[np.uint8]:
-        """As in `Preprocess`."""
-        resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
-        return np.ascontiguousarray(self.cut(resized))
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """As in `Preprocess`."""
