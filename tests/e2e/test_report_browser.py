@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import noisegate as ng
 from noisegate import ScoredPairs
@@ -118,10 +118,11 @@ def test_text_stands_out_in_both_schemes(browser: Browser, report: Path, scheme:
 def test_the_keyboard_reaches_the_content_first(browser: Browser, report: Path) -> None:
     page = opened(browser, report).page
     page.keyboard.press("Tab")
-    focused = page.locator(":focus")
-    assert focused.inner_text() == "Skip to the content" and focused.bounding_box()["x"] >= 0  # type: ignore[index]
+    skip = page.get_by_text("Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "content"
+    expect(page.locator("#content")).to_be_focused()
 
 
 @pytest.mark.parametrize(("ground", "ink"), [("#ffffff", "#111111"), ("#111111", "#e0e0e0")])
