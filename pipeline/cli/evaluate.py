@@ -23,7 +23,9 @@ def evaluate(
     ] = None,
     truth_field: Annotated[
         str | None,
-        typer.Option(help="Another json field, or column of --truth: true or false, or for labels the right class."),
+        typer.Option(
+            help="Another json field, or column of --truth: true or false, or for labels the right class, by number or name."
+        ),
     ] = None,
     what: Annotated[
         str | None,

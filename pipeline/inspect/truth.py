@@ -1,7 +1,7 @@
 """Read which samples are noisy in truth: from the json of the shards, or from a Parquet or CSV file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample, ShardReader
 
+from .show import read_class_names
+
 GIVE_TRUTH = "give --truth FILE (Parquet or CSV) with key and noisy"
 
 
@@ -33,11 +35,12 @@ class Truth:
 def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | None = None) -> Truth:
     """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json.
 
-    `field` is the column or the json field to read: true or false for a sample that is wrong, or the number of the right class,
-    with which the column `label` of `table` is compared. 1 and 0 are classes if the labels are 1 and 0 too, else true and
-    false. By default `noisy`, with `clean_label` where it is there.
+    `field` is the column or the json field to read: true or false for a sample that is wrong, or the right class by number or
+    by the name that the run knows it by, with which the column `label` of `table` is compared. 1 and 0 are classes if the
+    labels are 1 and 0 too, else true and false. By default `noisy`, with `clean_label` where it is there.
     """
-    columns = _columns_of_file(table, path, field) if path else _fields_of_shards(run, field)
+    numbers = {name: number for number, name in enumerate(read_class_names(run))}
+    columns = _columns_of_file(table, path, field, numbers) if path else _fields_of_shards(run, field, numbers)
     source = path or "the json of the shards"
     given = table["label"].cast(pa.int64()).fill_null(-1).to_numpy() if "label" in table.column_names else None
     names: tuple[str | None, str | None] = ("noisy", "clean_label")
@@ -75,8 +78,10 @@ def noised_part(run: RunFolder, path: Path | None) -> str | None:
     return protocol.noises if protocol else None
 
 
-def _columns_of_file(table: pa.Table, path: Path, field: str | None) -> dict[str, list[Any]]:
-    """The columns of a Parquet or CSV file in the order of the rows of `table`, by name.
+def _columns_of_file(
+    table: pa.Table, path: Path, field: str | None, numbers: Mapping[str, int]
+) -> dict[str, list[Any]]:
+    """The columns of a Parquet or CSV file in the order of the rows of `table`, by name; class names as their numbers.
 
     Joined by shard and index, by shard and key, or by key, depending on the columns of the file.
     """
@@ -90,8 +95,15 @@ def _columns_of_file(table: pa.Table, path: Path, field: str | None) -> dict[str
     lost = np.flatnonzero(rows < 0)
     if len(lost):
         example = "/".join(str(table[name][int(lost[0])]) for name in ("shard", "key"))
-        raise _error(path, f"lacks {len(lost):,} of {len(rows):,} samples, such as {example}")
-    return {name: _whole_numbers(truth[name]).take(rows).to_pylist() for name in wanted_names}
+        named = "/".join(str(truth[name][0]) for name in ("shard", "key") if name in names) if len(truth) else "none"
+        raise _error(path, f"lacks {len(lost):,} of {len(rows):,} samples, such as {example}; its first is {named}")
+    values = {name: _whole_numbers(truth[name]).take(rows).to_pylist() for name in wanted_names}
+    return {name: [_number(value, numbers) for value in column] for name, column in values.items()}
+
+
+def _number(value: Any, numbers: Mapping[str, int]) -> Any:
+    """The number of a class that is named, anything else as it is."""
+    return numbers.get(value, value) if isinstance(value, str) else value
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -104,8 +116,8 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column
 
 
-def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]:
-    """The fields of every sample's json, shard by shard."""
+def _fields_of_shards(run: RunFolder, field: str | None, numbers: Mapping[str, int]) -> dict[str, list[Any]]:
+    """The fields of every sample's json, shard by shard; class names as their numbers."""
     recorded = run.read_run() or {}
     if "limits" not in recorded["reading"]:
         raise ConfigError(f"{run.name} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
@@ -116,7 +128,8 @@ def _fields_of_shards(run: RunFolder, field: str | None) -> dict[str, list[Any]]
         reader = ShardReader(Shard(urls[stem]))
         for raw in _read_samples(reader):
             whole = _read_json(raw)
-            record = {name: value for name, value in whole.items() if isinstance(value, int)}
+            read = {name: _number(whole.get(name), numbers) for name in names}
+            record = {name: value for name, value in read.items() if isinstance(value, int)}
             if names[0] not in record:
                 found = f"{json.dumps(whole[names[0]])[:80]} in its" if names[0] in whole else "no"
                 problem = (
@@ -153,7 +166,7 @@ def _class_numbers(values: list[Any], source: object, column: str | None) -> NDA
     """Class numbers, -1 for what is none; raises ConfigError where there is not one number among them."""
     numbers = [value if isinstance(value, int) and not isinstance(value, bool) else -1 for value in values]
     if any(isinstance(value, str | float) for value in values):
-        raise _error(source, f"is no truth: the column {column} must hold class numbers")
+        raise _error(source, f"is no truth: the column {column} must hold class numbers, or names that the run knows")
     return np.array(numbers, np.int64)
 
 

@@ -104,10 +104,24 @@ def test_the_truth_may_be_a_csv_or_another_column(run: Path, tmp_path: Path) -> 
             evaluate_labels(run, tmp_path / name)
         with refused("truth", tmp_path / name):
             evaluate_labels(run, tmp_path / name, "other")
+    (tmp_path / "short.csv").write_text("key,noisy\n7,true\n")
+    with refused("truth", tmp_path / "short.csv") as caught:
+        evaluate_labels(run, tmp_path / "short.csv")
+    assert "000000000; its first is 7" in str(caught.value)
     classes = truth_file(tmp_path / "c.parquet", right=TRUE)
     scored(tmp_path / "pairs", IMAGES, captions(IMAGES))
     with refused("truth", classes):
         evaluate(tmp_path / "pairs" / "out", classes, "right")
+
+
+def test_the_right_class_may_be_given_by_its_name(tmp_path: Path) -> None:
+    scored(tmp_path, IMAGES, labels=GIVEN, class_names=[*NAMES, "grey"])
+    named = [(*NAMES, "grey")[number] for number in TRUE]
+    file = truth_file(tmp_path / "t.parquet", right=TRUE, named=named, odd=["pink", *named[1:]], lists=[[1]] * 160)
+    assert evaluate_labels(tmp_path / "out", file, "named") == evaluate_labels(tmp_path / "out", file, "right")
+    for column in ("odd", "lists"):
+        with refused("truth", file):
+            evaluate_labels(tmp_path / "out", file, column)
 
 
 def test_ones_and_zeros_are_true_and_false_where_there_are_more_classes(run: Path, tmp_path: Path) -> None:
