@@ -43,7 +43,9 @@ def rescore(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(help="Temperature of crcl and negcliploss (default: 0.01 for a pretrained CLIP, else 0.05)."),
+        typer.Option(
+            help="τ of negcliploss (default: that of pair_quality) and crcl (0.01 for a pretrained CLIP, else 0.05)."
+        ),
     ] = None,
     target: Annotated[
         Path | None, typer.Option(help="Target pictures of normsim: a folder of pictures, a run, or a .npy (M, d).")

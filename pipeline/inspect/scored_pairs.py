@@ -12,16 +12,18 @@ from PIL import Image
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import Estimator, ModelSpec, as_estimator
-from noisegate.pipeline.pairs.beta import PAIRS, Beta, estimate_beta, measure_beta, sample_pairs
+from noisegate.pipeline.estimators.base import own_temperature
+from noisegate.pipeline.pairs.beta import estimate_beta, measure_beta
 from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
+from noisegate.pipeline.pairs.pair_fit import fit_embeddings
 from noisegate.pipeline.pairs.scorer import Encoded, Scorer, encode_pairs, load_scorer, pair_columns
 from noisegate.pipeline.runs.frame import to_frame
 from noisegate.pipeline.runs.table import COLUMNS
 from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data, unknown_noise
-from noisegate.pipeline.settings import check_beta_mode
+from noisegate.pipeline.settings import ScoreSettings, check_beta_mode
 from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, open_picture
-from noisegate.pipeline.system.array_types import Float32
+from noisegate.pipeline.system.array_types import Float32, Floats, Mask
 from noisegate.pipeline.system.progress import counted
 
 from .notebook import SHOWN, draw_cards, paragraph, wrap
@@ -33,7 +35,7 @@ from .report.pictures import CAPTION, Album, Shown, data_uri, printable, thumbna
 if TYPE_CHECKING:
     import pandas
 
-_NAMES = ("status", "error", "similarity", "osa_weight", "clean_probability", "clean")
+_NAMES = ("status", "error", "similarity", "pair_quality", "osa_weight", "clean_probability", "clean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,10 +125,9 @@ def score(
 
     `run` is a folder of `annotate`, whose model, β and calibration are used (a model that is code,
     a folder or on the hub only if `model` names it, or with `trust`). Else `model` scores (default `embedded`, which
-    understands drawn scenes only): with 20 pairs or more (better 1,000) β and `clean_probability` are learned from the pairs
-    themselves, by mismatching them on purpose as `annotate` does; with fewer there is no `clean_probability`. A loaded
-    `scorer` is used again. `pairs` may be a generator: pictures are decoded batch by batch and not kept. A bad pair has a
-    status and no scores.
+    understands drawn scenes only), and the pairs are judged among themselves, with the result of an `annotate` of them: β,
+    `pair_quality` and, from 20 pairs on (better 1,000), `clean_probability`. A loaded `scorer` is used again. `pairs` may be
+    a generator: pictures are decoded batch by batch and not kept. A bad pair has a status and no scores.
     """
     _check_pairs(pairs)
     if scorer is None and run is not None:
@@ -143,7 +144,7 @@ def score(
     statuses: list[str] = []
     errors: list[str | None] = []
     cosines, qualities = [np.zeros(0, np.float32)], [np.zeros(0, np.float32)]
-    sample = _EmbeddingSample()
+    kept = _KeptEmbeddings()
     for samples, encoded in encode_pairs(estimator, given):
         statuses += [one.status for one in samples]
         errors += [one.error for one in samples]
@@ -151,16 +152,18 @@ def score(
         if scorer is not None:
             qualities.append(scorer.quality(encoded))
         else:
-            sample.add(encoded, np.array([one.status == "ok" for one in samples]))
-    quality = np.concatenate(qualities) if scorer is not None else None
+            kept.add(encoded, np.array([one.status == "ok" for one in samples]))
     if scorer is None:
-        scorer = sample.fit(estimator, beta)
+        scorer, quality = kept.fit(estimator, beta)
+    else:
+        quality = np.concatenate(qualities)
     ok = np.array([status == "ok" for status in statuses], bool)
     similarity = pa.array(np.concatenate(cosines), mask=~ok)
     columns = {"status": statuses, "error": errors, "similarity": similarity}
     table = pa.table({name: pa.array(columns[name], _plain(name)) for name in columns})
     scores = pair_columns(table, scorer.beta, scorer.calibration, quality, scorer.cut)
-    for name in ("osa_weight", "clean_probability"):
+    scores["pair_quality"] = quality
+    for name in ("osa_weight", "clean_probability", "pair_quality"):
         scores[name] = pa.array(scores[name].astype(np.float32), from_pandas=True)  # NaN is null
     everything = {"caption": pa.array(given.captions, pa.string()), **{name: table[name] for name in columns}, **scores}
     return ScoredPairs(
@@ -200,38 +203,38 @@ class _Given:
             yield pair
 
 
-class _EmbeddingSample:
-    """Embeddings of up to `PAIRS` good pairs, drawn evenly from all that are added."""
+class _KeptEmbeddings:
+    """Embeddings of all pairs in float16, as a run keeps them: 2 kB for a pair of 512 numbers. Failed pairs have none."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._draws = np.zeros(0)
-        self._images: Float32 | None = None
-        self._texts: Float32 | None = None
+    def __init__(self) -> None:
+        self._batches: list[tuple[Mask, Float32, Floats, Floats]] = []
 
-    def add(self, encoded: Encoded, ok: Any) -> None:
-        images, texts, draws = encoded.images[ok], encoded.texts[ok], self._rng.random(len(ok))[ok]
-        if not len(draws):
-            return
-        if self._images is not None and self._texts is not None:
-            images, texts = np.concatenate([self._images, images]), np.concatenate([self._texts, texts])
-            draws = np.concatenate([self._draws, draws])
-        if len(draws) > PAIRS:
-            keep = np.sort(np.argpartition(draws, PAIRS)[:PAIRS])
-            images, texts, draws = images[keep], texts[keep], draws[keep]
-        self._images, self._texts, self._draws = images, texts, draws
+    def add(self, encoded: Encoded, ok: Mask) -> None:
+        images, texts = encoded.images[ok].astype(np.float16), encoded.texts[ok].astype(np.float16)
+        self._batches.append((ok, encoded.similarity[ok], images, texts))
 
-    def fit(self, estimator: Estimator, mode: str) -> Scorer:
-        """A scorer whose β and calibration are learned from the sample; without calibration if there are too few pairs."""
-        pairs = None
-        if self._images is not None and self._texts is not None:
-            pairs = sample_pairs(self._images, self._texts, np.random.default_rng(0))
-        beta: Beta = estimate_beta(pairs=pairs, mode=mode, random_inputs=lambda: measure_beta(estimator))
-        calibration = pairs.calibration if pairs else None
-        notes: tuple[str, ...] = ()
-        if calibration is not None and tells_nothing(calibration):
-            notes = (unknown_data(estimator.identity.model, calibration),)
-        return Scorer(estimator, beta, calibration, notes)
+    def fit(self, estimator: Estimator, mode: str) -> tuple[Scorer, Float32]:
+        """A scorer whose β, pool and calibration are learned from all pairs, and their `pair_quality`, NaN for failed ones."""
+        scored = [batch for batch in self._batches if batch[0].any()]  # others may have no width
+        if not scored:
+            beta = estimate_beta(mode=mode, random_inputs=lambda: measure_beta(estimator))
+            return Scorer(estimator, beta), np.full(sum(len(ok) for ok, *_ in self._batches), np.nan, np.float32)
+        cosines, images, texts = (np.concatenate([batch[i] for batch in scored]) for i in (1, 2, 3))
+        fit = fit_embeddings(
+            cosines,
+            images,
+            texts,
+            ScoreSettings(beta=mode),
+            lambda: measure_beta(estimator),
+            own_temperature(estimator),
+        )
+        ok = np.concatenate([mask for mask, *_ in self._batches])
+        quality = np.full(len(ok), np.nan, np.float32)
+        if fit.pool is not None:
+            quality[ok] = fit.pool.quality(images, texts, cosines)
+        told = fit.calibration
+        notes = (unknown_data(estimator.identity.model, told),) if told and tells_nothing(told) else ()
+        return Scorer(estimator, fit.beta, told, notes, fit.pool), quality
 
 
 def printable_text(caption: str) -> str:

@@ -11,16 +11,17 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.neighbours import NeighbourSearch
 from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
+from noisegate.pipeline.pairs.calibration import QUALITY
 from noisegate.pipeline.pairs.pair_pool import POOL, draw_pairs
+from noisegate.pipeline.pairs.pair_quality import TEMPERATURE
 from noisegate.pipeline.runs.rows import MappedRows, RowBlocks, Rows
 from noisegate.pipeline.runs.table import RunFolder, digest_columns, read_metadata, replace_columns
-from noisegate.pipeline.system.array_types import Float32
+from noisegate.pipeline.system.array_types import Float32, Index
 
+from . import filters
 from .joined import joined_columns
 from .pair_batches import check_batches
 
-FILTERS = ("negcliploss", "csls", "normsim", "semdedup")
-"""scores of `filters`, which depend on the whole run or on target pictures, not on batches"""
 METHODS = ("lnc", "crcl", "gsl")
 """methods with columns that need no training: NAME_columns of the module NAME here, loaded late because it imports torch"""
 RECORD = "one_step"
@@ -31,7 +32,8 @@ HELD_NUMBERS = 2**29
 
 @dataclass(frozen=True)
 class OneStep:
-    """Which columns, in what batches. `temperature` is the τ of CRCL and negCLIPLoss; None: `default_temperature` of the run.
+    """Which columns, in what batches. `temperature` is the τ of CRCL and negCLIPLoss; None: `default_temperature` of the run
+    for CRCL, that of the run's `pair_quality` for negCLIPLoss.
 
     `target` names NormSim's target pictures (a folder of pictures, a run, a .npy), `norm` is its p, 2 or inf; `trust` allows
     the run's recorded model to encode them. `join` is a file of scores made elsewhere.
@@ -48,8 +50,8 @@ class OneStep:
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            if name not in METHODS + FILTERS:
-                raise ConfigError.of("with", name, f"is unknown; use some of {','.join(METHODS + FILTERS)}")
+            if name not in (*METHODS, *FILTERS):
+                raise ConfigError.of("with", name, f"is unknown; use some of {','.join((*METHODS, *FILTERS))}")
         if ("normsim" in self.methods) != (self.target is not None):
             problem = "needs target pictures; add --target FOLDER" if self.target is None else "is that of normsim"
             raise ConfigError.of("target", str(self.target or "normsim"), problem)
@@ -74,6 +76,32 @@ def default_temperature(run: Mapping[str, Any]) -> float:
     return 0.01 if model.get("pretrained") and not others else 0.05
 
 
+@dataclass(frozen=True)
+class MethodInputs:
+    """A run as the methods read it: unit rows (N, d) of both sides in the order of `stems`, and what was asked for."""
+
+    run: RunFolder
+    stems: Sequence[str]
+    images: Rows
+    texts: Rows
+    wanted: OneStep
+    seed: int
+    note: Callable[[str], None]
+    search: NeighbourSearch | None
+    device: str
+
+    def draw_pool(self) -> Index:
+        """Row numbers of the pairs that others are compared with: those of `pair_quality`."""
+        places, rows = draw_pairs(self.run, self.stems, POOL, self.seed)
+        lengths = [read_metadata(self.run.table(stem))["shard"]["rows"] for stem in self.stems]
+        starts: Index = np.cumsum([0, *lengths])[places]
+        return starts + rows
+
+
+Made = tuple[dict[str, Float32], dict[str, Any]]
+"""columns (N,) by name, and the record of how they were made"""
+
+
 def compute_columns(
     run: RunFolder,
     stems: Sequence[str],
@@ -86,80 +114,77 @@ def compute_columns(
     """Compute the columns of all pairs of the run; no table is changed. None where nothing is wanted."""
     if not wanted.methods and wanted.join is None:
         return None
-    columns: dict[str, Float32] = {}
-    records: dict[str, dict[str, Any]] = {}
+    all_made: dict[str, Made] = {}
     if wanted.join is not None:
-        made, record = joined_columns(run, stems, wanted.join)
-        columns |= made
-        records["join"] = record | {"columns": digest_columns(made)}
+        made, record = all_made["join"] = joined_columns(run, stems, wanted.join)
         note(f"join: {', '.join(made)} for {record['samples']:,} of {len(next(iter(made.values()))):,} samples")
-    if not wanted.methods:
-        return MethodColumns(columns, records)
-    images, texts = _read_rows(run, stems, "image"), _read_rows(run, stems, "text")
-    if not set(wanted.methods) <= {"normsim", "semdedup"} and (images.width != texts.width or not images.width):
-        raise TableError.of(
-            "with",
-            ",".join(wanted.methods),
-            f"compares pairs of one width, and {run.path} has {images.width} and {texts.width}; use a run of one model",
-        )
-    temperature = wanted.temperature or default_temperature(run.read_run() or {})
-    for name in wanted.methods:
-        if name in FILTERS:
-            made, record = _compute_filter(
-                name, run, stems, images, texts, wanted, temperature, seed, note, search, device
+    if wanted.methods:
+        images, texts = _read_rows(run, stems, "image"), _read_rows(run, stems, "text")
+        if not set(wanted.methods) <= {"normsim", "semdedup"} and (images.width != texts.width or not images.width):
+            raise TableError.of(
+                "with",
+                ",".join(wanted.methods),
+                f"compares pairs of one width, and {run.path} has {images.width} and {texts.width}; use a run of one model",
             )
-            columns |= made
-            records[name] = record | {"columns": digest_columns(made)}
-            note(f"{name}: {', '.join(f'{key} {value}' for key, value in record.items())}")
-            continue
-        module = import_module(f".{name}", __package__)
-        record = {"batch": wanted.batch, "permutations": wanted.permutations, "seed": seed}
-        if name == "crcl":
-            record["temperature"] = temperature
-        made = getattr(module, f"{name}_columns")(images, texts, **record)
-        columns |= made
-        if name == "gsl":
-            record["note"] = module.RECONSTRUCTION
-        records[name] = record | {"columns": digest_columns(made)}
-        note(f"{name}: {_describe(made, record)}")
-    return MethodColumns(columns, records)
+        inputs = MethodInputs(run, stems, images, texts, wanted, seed, note, search, device)
+        for name in wanted.methods:
+            all_made[name] = FILTERS[name](inputs) if name in FILTERS else _run_method(name, inputs)
+            note(f"{name}: {_describe(*all_made[name])}")
+    return MethodColumns(
+        {column: values for made, _ in all_made.values() for column, values in made.items()},
+        {name: record | {"columns": digest_columns(made)} for name, (made, record) in all_made.items()},
+    )
 
 
-def _compute_filter(
-    name: str,
-    run: RunFolder,
-    stems: Sequence[str],
-    images: Rows,
-    texts: Rows,
-    wanted: OneStep,
-    temperature: float,
-    seed: int,
-    note: Callable[[str], None],
-    search: NeighbourSearch | None,
-    device: str,
-) -> tuple[dict[str, Float32], dict[str, Any]]:
-    """The columns of one of FILTERS, and how they were made."""
-    from . import filters
+def _run_method(name: str, inputs: MethodInputs) -> Made:
+    """The columns of one of METHODS."""
+    module = import_module(f".{name}", __package__)
+    wanted = inputs.wanted
+    record: dict[str, Any] = {"batch": wanted.batch, "permutations": wanted.permutations, "seed": inputs.seed}
+    if name == "crcl":
+        record["temperature"] = wanted.temperature or default_temperature(inputs.run.read_run() or {})
+    made = getattr(module, f"{name}_columns")(inputs.images, inputs.texts, **record)
+    return made, record | ({"note": module.RECONSTRUCTION} if name == "gsl" else {})
 
-    if name == "normsim":
-        assert wanted.target is not None  # OneStep checks it
-        targets = filters.read_targets(wanted.target, run.read_run() or {}, wanted.trust)
-        record = {"target": wanted.target.name, "targets": len(targets), "norm": str(wanted.norm)}
-        return filters.normsim_columns(images, targets, wanted.norm), record
-    if name == "semdedup":
-        mapped = MappedRows.of_run(run, stems, "image")
-        k = filters.DEDUP_NEIGHBOURS
-        graph = find_or_build_graph(run, stems, mapped, k, device, search, note)
-        order = np.concatenate([run.read(stem, ["similarity"])["similarity"].to_numpy() for stem in stems])
-        return filters.semdedup_columns(graph, order.astype(np.float32)), {"k": k}
-    places, rows = draw_pairs(run, stems, POOL, seed)
-    lengths = [read_metadata(run.table(stem))["shard"]["rows"] for stem in stems]
-    pool = np.cumsum([0, *lengths])[places] + rows
-    record = {"pool": len(pool), "seed": seed}
-    if name == "csls":
-        return filters.csls_columns(images, texts, pool), record | {"k": filters.CSLS_NEIGHBOURS}
-    made = filters.negcliploss_columns(images, texts, pool, temperature)
-    return made, record | {"temperature": temperature}
+
+def _negcliploss(inputs: MethodInputs) -> Made:
+    """With the τ of the run's `pair_quality`: the model's own, else chosen on the data."""
+    recorded = read_metadata(inputs.run.table(inputs.stems[0])).get(QUALITY) or {}
+    temperature = inputs.wanted.temperature or recorded.get("temperature", TEMPERATURE)
+    pool = inputs.draw_pool()
+    made = filters.negcliploss_columns(inputs.images, inputs.texts, pool, temperature)
+    return made, {"pool": len(pool), "seed": inputs.seed, "temperature": temperature}
+
+
+def _csls(inputs: MethodInputs) -> Made:
+    pool = inputs.draw_pool()
+    made = filters.csls_columns(inputs.images, inputs.texts, pool)
+    return made, {"pool": len(pool), "seed": inputs.seed, "k": filters.CSLS_NEIGHBOURS}
+
+
+def _normsim(inputs: MethodInputs) -> Made:
+    wanted = inputs.wanted
+    assert wanted.target is not None  # OneStep checks it
+    targets = filters.read_targets(wanted.target, inputs.run.read_run() or {}, wanted.trust)
+    made = filters.normsim_columns(inputs.images, targets, wanted.norm)
+    return made, {"target": wanted.target.name, "targets": len(targets), "norm": str(wanted.norm)}
+
+
+def _semdedup(inputs: MethodInputs) -> Made:
+    run, stems, k = inputs.run, inputs.stems, filters.DEDUP_NEIGHBOURS
+    mapped = MappedRows.of_run(run, stems, "image")
+    graph = find_or_build_graph(run, stems, mapped, k, inputs.device, inputs.search, inputs.note)
+    order = np.concatenate([run.read(stem, ["similarity"])["similarity"].to_numpy() for stem in stems])
+    return filters.semdedup_columns(graph, order.astype(np.float32)), {"k": k}
+
+
+FILTERS: dict[str, Callable[[MethodInputs], Made]] = {
+    "negcliploss": _negcliploss,
+    "csls": _csls,
+    "normsim": _normsim,
+    "semdedup": _semdedup,
+}
+"""scores of `filters`, which depend on the whole run or on target pictures, not on batches"""
 
 
 def write_columns(run: RunFolder, stems: Sequence[str], made: MethodColumns | None) -> None:
@@ -185,10 +210,12 @@ def _read_rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "tex
 
 
 def _describe(columns: Mapping[str, Float32], record: Mapping[str, Any]) -> str:
+    """One line for the user: how the first column is spread, and what it was made with."""
     first, values = next(iter(columns.items()))
     known = values[~np.isnan(values)]
-    share = f"{first} above 0.5 for {np.mean(known > 0.5):.1%} of {len(known):,} pairs" if len(known) else "no pairs"
-    extra = f", τ = {record['temperature']:g}" if "temperature" in record else ""
-    return f"{share} (batches of {record['batch']}, {record['permutations']} permutations{extra})" + (
-        f"; {record['note']}" if "note" in record else ""
-    )
+    made = ", ".join(f"{name} {value}" for name, value in record.items() if name != "note")
+    note = f"; {record['note']}" if "note" in record else ""
+    if not len(known):
+        return f"no pair has it ({made}){note}"
+    low, middle, high = np.quantile(known, [0.05, 0.5, 0.95])
+    return f"{first} {middle:.3f}, nine in ten from {low:.3f} to {high:.3f}, for {len(known):,} samples ({made}){note}"

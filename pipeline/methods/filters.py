@@ -27,7 +27,7 @@ def negcliploss_columns(images: Rows, texts: Rows, pool: Index, temperature: flo
     """`negcliploss` (N,): s_ii - τ/2 [log Σ_j exp(s_ij / τ) + log Σ_j exp(s_ji / τ)] over pair i and a pool of rows.
 
     The paper averages it over random batches; one fixed pool has the same expectation and no spread. `pair_quality` is the
-    same without the pair itself in the sums, with τ chosen on the data.
+    same without the pair itself, and others with its picture or caption, in the sums.
     """
 
     def score(own: Float32, others: tuple[Float32, Float32]) -> Float32:

@@ -15,12 +15,13 @@ from noisegate.pipeline.settings import DecodeOptions, ScoreSettings
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.stream import Chunk, ShardFailed, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
-from noisegate.pipeline.system.array_types import Float32, Index
+from noisegate.pipeline.system.array_types import Float32, Floats, Index
 
 from .beta import PAIRS, Beta, PairSample, estimate_beta, mismatch_pairs, sample_pairs
 from .calibration import PairCalibration
 from .judge import choose_calibration
-from .pair_pool import RECORD, RunPool, draw_pairs, fit_pool, read_pairs_of_run
+from .pair_pool import POOL, RECORD, RunPool, draw_pairs, fit_pool, make_pool, read_pairs_of_run
+from .pair_quality import round_rows
 from .scorer import Encoded, encode_samples, read_scoring
 
 
@@ -52,10 +53,38 @@ def fit_pairs(
 
     Without `keep_embeddings` the calibration is that of the cosine: there will be no pool to compare new pairs with.
     """
-    seed = settings.seed
-    drawn = _draw_sample(run, stems, PAIRS, seed)
-    beta = estimate_beta(pairs=drawn.cosine, mode=settings.beta, random_inputs=random_inputs, seed=seed)
-    pool = fit_pool(run, stems, seed, device)
+    drawn = _draw_sample(run, stems, PAIRS, settings.seed)
+    pool = fit_pool(run, stems, settings.seed, device)
+    return _fit(drawn, pool, settings, random_inputs, keep_embeddings)
+
+
+def fit_embeddings(
+    cosines: Float32,
+    images: Floats,
+    texts: Floats,
+    settings: ScoreSettings,
+    random_inputs: Callable[[], Beta] | None,
+    temperature: float | None,
+) -> PairFit:
+    """`fit_pairs` for pairs in memory: unit rows (N, d) of float16, as a run keeps them, and their exact cosines (N,).
+
+    `temperature` is the model's own, if it has one. Up to 10,000 pairs give what a run of one shard gives.
+    """
+    order = np.argsort(np.random.default_rng(settings.seed).random(len(cosines)))
+    sample, pooled = np.sort(order[:PAIRS]), np.sort(order[:POOL])
+    drawn = _mismatch(cosines[sample], round_rows(images[sample]), round_rows(texts[sample]), settings.seed)
+    pool = make_pool(round_rows(images[pooled]), round_rows(texts[pooled]), settings.seed, temperature)
+    return _fit(drawn, pool, settings, random_inputs)
+
+
+def _fit(
+    drawn: "_Sample",
+    pool: RunPool | None,
+    settings: ScoreSettings,
+    random_inputs: Callable[[], Beta] | None,
+    keep_embeddings: bool = True,
+) -> PairFit:
+    beta = estimate_beta(pairs=drawn.cosine, mode=settings.beta, random_inputs=random_inputs, seed=settings.seed)
     calibration = choose_calibration(drawn.cosine, drawn.quality(pool) if pool and keep_embeddings else None)
     return PairFit(beta, calibration, drawn.cosine, pool, pool.facts if pool else None, settings.cut)
 
@@ -100,12 +129,12 @@ class _Sample:
 
 def _draw_sample(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> _Sample:
     places, rows = draw_pairs(run, stems, count, seed)
-    given, none = _similarities(run, stems, places, rows), np.zeros(0, np.int64)
-    images, texts = read_pairs_of_run(run, stems, places, rows)
-    if not len(rows):
-        return _Sample(PairSample(given, given), images, texts, none, none)
+    return _mismatch(_similarities(run, stems, places, rows), *read_pairs_of_run(run, stems, places, rows), seed)
+
+
+def _mismatch(cosines: Float32, images: Float32, texts: Float32, seed: int) -> _Sample:
     first, second = mismatch_pairs(images, texts, np.random.default_rng(seed))
-    return _Sample(PairSample(given, paired_cosines(images, texts, first, second)), images, texts, first, second)
+    return _Sample(PairSample(cosines, paired_cosines(images, texts, first, second)), images, texts, first, second)
 
 
 def _similarities(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> Float32:

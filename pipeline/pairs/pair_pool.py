@@ -70,20 +70,26 @@ def read_pairs_of_run(run: RunFolder, stems: Sequence[str], places: Index, rows:
 
 
 def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "auto", size: int = POOL) -> RunPool | None:
-    """Draw the pool of a run whose shards are all encoded; None if fewer than two pairs could be encoded.
-
-    τ is the model's own, as the tables record it, else the one of TEMPERATURES that lifts most pairs above mismatched ones.
-    """
-    places, rows = draw_pairs(run, stems, size, seed)
-    if len(rows) < 2:
-        return None
-    images, texts = read_pairs_of_run(run, stems, places, rows)
-    pool = Pool(images, texts, choose_device(device) if len(rows) == size else "cpu")
+    """Draw the pool of a run whose shards are all encoded; None if fewer than two pairs could be encoded."""
+    images, texts = read_pairs_of_run(run, stems, *draw_pairs(run, stems, size, seed))
     own = read_metadata(run.table(stems[0])).get("temperature")
+    return make_pool(images, texts, seed, own, device, size)
+
+
+def make_pool(
+    images: Floats, texts: Floats, seed: int, own: float | None, device: str = "auto", size: int = POOL
+) -> RunPool | None:
+    """A pool of these pairs, unit rows (M, d), at most `size`; None if there are fewer than two.
+
+    τ is the model's `own`, else the one of TEMPERATURES that lifts most pairs above mismatched ones.
+    """
+    if len(images) < 2:
+        return None
+    pool = Pool(images, texts, choose_device(device) if len(images) == size else "cpu")
     tried = TEMPERATURES if own is None else (own,)
     shares = try_temperatures(pool, images, texts, seed, tried)
     best = max(tried, key=lambda temperature: shares.get(f"{temperature:g}", 0.0))
-    facts = {"pairs": len(rows), "size": size, "seed": seed, "digest": _digest(images, texts), "temperature": best}
+    facts = {"pairs": len(images), "size": size, "seed": seed, "digest": _digest(images, texts), "temperature": best}
     source = "chosen on the data" if own is None else "the model's own"
     return RunPool(pool, {**facts, "temperature_source": source, "above_mismatched": shares})
 
@@ -105,7 +111,7 @@ def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
 
 
 def try_temperatures(
-    pool: Pool, images: Float32, texts: Float32, seed: int, temperatures: tuple[float, ...] = TEMPERATURES
+    pool: Pool, images: Floats, texts: Floats, seed: int, temperatures: tuple[float, ...] = TEMPERATURES
 ) -> dict[str, float]:
     """Share of given pairs above 99 % of the mismatched ones, by the cosine and by `pair_quality` at each temperature.
 
@@ -146,5 +152,5 @@ def choose_device(device: str) -> str:
     return Device.choose(device).name
 
 
-def _digest(images: Float32, texts: Float32) -> str:
+def _digest(images: Floats, texts: Floats) -> str:
     return array_digest({"image": images, "text": texts})[:16]

@@ -50,7 +50,7 @@ class Pool:
 
             self._xp = torch
         valid = images.any(axis=1) & texts.any(axis=1)
-        left, right = _round(images[valid]), _round(texts[valid])
+        left, right = round_rows(images[valid]), round_rows(texts[valid])
         self._directions = np.random.default_rng(0).standard_normal((images.shape[1], PROJECTIONS)).astype(np.float32)
         self._marks = left @ self._directions, right @ self._directions
         self._images, self._texts = self._put(left), self._put(right)
@@ -73,7 +73,7 @@ class Pool:
         step = max(1, BLOCK // len(self))
         for start in range(0, len(images), step):
             some = slice(start, start + step)
-            left, right = _round(images[some]), _round(texts[some])
+            left, right = round_rows(images[some]), round_rows(texts[some])
             own = np.einsum("nd,nd->n", left, right)
             around = self._around(left, right, own, temperatures)
             out[:, some] = (own if cosines is None else cosines[some]) - around
@@ -141,5 +141,6 @@ class Pool:
         return values if self._xp is np else values.cpu().numpy()
 
 
-def _round(rows: Floats) -> Float32:
+def round_rows(rows: Floats) -> Float32:
+    """Rows with the precision that embeddings are kept in, float16."""
     return np.asarray(rows, np.float16).astype(np.float32)

@@ -138,7 +138,7 @@ def test_rescore_with_adds_columns_and_changes_nothing_else(run: Path) -> None:
     assert before.column_names == ["shard", *COLUMNS]
     done = called("rescore", "tables", "--with", "lnc,gsl", cwd=run)
     assert done.returncode == 0, done.stderr
-    assert "gsl: gsl_probability above 0.5 for" in done.stderr
+    assert "gsl: gsl_probability " in done.stderr
     assert "reconstruction from the paper's supplement" in done.stderr
     after = read_table(run / "tables")
     assert after.select(before.column_names).equals(before)
@@ -171,7 +171,7 @@ def test_rescore_with_adds_columns_and_changes_nothing_else(run: Path) -> None:
 def test_crcl_takes_its_temperature(run: Path) -> None:
     done = called("rescore", "tables", "--with", "crcl", "--temperature", "0.2", cwd=run)
     assert done.returncode == 0, done.stderr
-    assert "τ = 0.2" in done.stderr
+    assert "temperature 0.2" in done.stderr
     record = read_metadata(RunFolder(run / "tables").table("x-0"))["one_step"]
     assert record["crcl"]["temperature"] == 0.2
     assert pc.count(read_table(run / "tables", ["crcl_label"])["crcl_label"]).as_py() == 59

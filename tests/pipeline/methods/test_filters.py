@@ -86,6 +86,8 @@ def test_rescore_writes_them_and_says_how(pairs: tuple[np.ndarray, np.ndarray], 
     assert all(table[name].null_count == 0 for name in ("negcliploss", "csls", "normsim", "semdedup"))
     record = read_metadata(RunFolder(out).table("images"))["one_step"]
     assert record["normsim"]["targets"] == 5 and record["negcliploss"]["pool"] == 40
+    quality = read_metadata(RunFolder(out).table("images"))["pair_quality"]
+    assert record["negcliploss"]["temperature"] == quality["temperature"]
     with refused("target"):
         OneStep(("normsim",))
 
