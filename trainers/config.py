@@ -19,6 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from noisegate.pipeline.errors import ConfigError
 
 from .methods import Method, method_class
+from .targets import target_config
 
 
 class _Section(BaseModel):
@@ -366,6 +367,21 @@ def build_method(config: TrainConfig) -> Method:
     except ValidationError as error:
         raise _config_error(error, kind.Config, "method") from error
     return kind(checked, config.task.name)
+
+
+def resolve_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole configuration of a run as a tree, with all defaults of its method and target; raise ConfigError for mistakes.
+
+    >>> tree = resolve_settings({"method": {"name": "npc"}, "target": {"name": "dual", "features": 8}})
+    >>> tree["method"]["threshold"], tree["target"]["regions"], tree["loop"]["epochs"]
+    (0.9, 36, 5)
+    """
+    config = TrainConfig.parse(values)
+    resolved: dict[str, Any] = config.model_dump(mode="json")
+    resolved["method"] = build_method(config).config.model_dump(mode="json")
+    if config.target:
+        resolved["target"] = target_config(config.target).model_dump(mode="json")
+    return resolved
 
 
 _INSTANCE = re.compile(r" or instance of \w+")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.datasets.noise import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
 from noisegate.pipeline.system import Mask, exit_with_parent, spawn_context, write_atomically
+from noisegate.trainers.config import resolve_settings
 
 CELLS_PER_PROCESS = 12
 """Cells that a process trains before it is replaced, so that its memory stays small. Each round gets a pool of its own:
@@ -45,8 +46,11 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Digest of the settings; a result with another digest is trained again."""
-        text = json.dumps(self.config, sort_keys=True, default=str)
+        """Digest of the settings and of all defaults; a result with another digest is trained again.
+
+        Raise ConfigError for settings that no run could have.
+        """
+        text = json.dumps(resolve_settings(self.config), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -179,6 +179,33 @@ def check_methods(preset: ScenePreset, known: Sequence[str]) -> None:
             raise ConfigError.of("methods", name, f"is no variant of preset {preset.name}; use {', '.join(variants)}")
 
 
+def assign_methods(
+    presets: Sequence[ScenePreset], asked: Sequence[str], tasks: Mapping[str, Sequence[str]]
+) -> list[list[str]]:
+    """For each preset, the methods asked for that are for its task and, as variants, known to it; `tasks` by method.
+
+    Raise ConfigError for a method that no preset has.
+
+    >>> presets = [load_preset("scenes-pretrained"), load_preset("scenes-pretrained-labels")]
+    >>> tasks = {"baseline": ("retrieval", "classification"), "decl": ("retrieval",)}
+    >>> assign_methods(presets, ["baseline", "decl"], tasks)
+    [['baseline', 'decl'], ['baseline']]
+    """
+
+    def fits(preset: ScenePreset, name: str) -> bool:
+        plain, _, variant = name.partition("@")
+        known = variant in ("", PASSES) or name in preset.settings
+        return known and preset.task in tasks.get("select" if plain == ORACLE else plain, ())
+
+    for name in asked:
+        if not any(fits(preset, name) for preset in presets):
+            check_methods(presets[0].with_changes(methods=[name]), list(tasks))
+            known = tasks[name.partition("@")[0]]
+            problem = f"is for {' and '.join(known)}, not for the task of {', '.join(one.name for one in presets)}"
+            raise ConfigError.of("methods", name, problem)
+    return [[name for name in asked if fits(preset, name)] for preset in presets]
+
+
 # --- the bench --------------------------------------------------------------------------------------------------------
 
 

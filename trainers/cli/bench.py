@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from noisegate.trainers.bench.cells import CellResult
+    from noisegate.trainers.bench.scene_bench import ScenePreset
 
 PAPERS = "Data sets of the papers"
 Number = TypeVar("Number", int, float)
@@ -111,13 +112,14 @@ def bench(
         raise ConfigError(f"data is not given; --preset {papers[0]} needs the folder of its shards", "data")
     if papers and quick:
         raise ConfigError.of("quick", True, "is for drawn scenes; use --set loop.max_steps=100 --methods baseline,osa")
+    scenes = plan_scenes([name for name in names if name not in papers], choices, quick)
     results = {}
     for name in names:
         if name in papers:
             assert data is not None
             results[name] = bench_paper(name, choices, data, out, setup, estimator, settings or [], output)
-        else:
-            results[name] = bench_scenes(name, choices, out, quick, output)
+        elif name in scenes:
+            results[name] = bench_scenes(name, scenes[name], choices, out / "quick" if quick else out, output)
     output.result(results)
 
 
@@ -149,18 +151,31 @@ class BenchChoices:
     finished: bool
 
 
-def bench_scenes(name: str, choices: BenchChoices, out: Path, quick: bool, output: Output) -> dict[str, Any]:
-    """Run a preset of drawn scenes, write its tables and show them."""
-    from noisegate.trainers.bench.scene_bench import check_methods, load_preset, run_bench
-    from noisegate.trainers.bench.scene_tables import to_json, to_markdown, write_tables
+def plan_scenes(names: Sequence[str], choices: BenchChoices, quick: bool) -> dict[str, ScenePreset]:
+    """The presets of drawn scenes with the rates, seeds and methods asked for; without those that have none of the methods."""
+    from noisegate.trainers.bench.scene_bench import assign_methods, check_methods, load_preset
     from noisegate.trainers.methods import METHODS
 
-    preset = load_preset(name)
-    preset = (preset.quick_version() if quick else preset).with_changes(
-        methods=choices.methods, rates=choices.rates, seeds=choices.seeds
-    )
-    check_methods(preset, list(METHODS))
-    folder = out / "quick" if quick else out
+    presets = [load_preset(name) for name in names]
+    presets = [preset.quick_version() if quick else preset for preset in presets]
+    methods: Sequence[list[str] | None] = [None] * len(presets)
+    if choices.methods and presets:
+        methods = assign_methods(presets, choices.methods, {name: kind.tasks for name, kind in METHODS.items()})
+    planned = {
+        name: preset.with_changes(methods=chosen, rates=choices.rates, seeds=choices.seeds)
+        for name, preset, chosen in zip(names, presets, methods, strict=True)
+        if chosen != []
+    }
+    for preset in planned.values():
+        check_methods(preset, list(METHODS))
+    return planned
+
+
+def bench_scenes(name: str, preset: ScenePreset, choices: BenchChoices, folder: Path, output: Output) -> dict[str, Any]:
+    """Run a preset of drawn scenes, write its tables and show them."""
+    from noisegate.trainers.bench.scene_bench import run_bench
+    from noisegate.trainers.bench.scene_tables import to_json, to_markdown, write_tables
+
     result = run_bench(
         preset,
         folder,

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +22,21 @@ from noisegate.trainers.bench.cells import (
     run_cells,
     write_result,
 )
+from tests.errors import refused
 
 
-def cell(folder: Path, seed: int, **config: object) -> Cell:
-    return Cell("osa", 0.4, seed, dict(config), folder / "cells" / f"osa-40-{seed}.json")
+def cell(folder: Path, seed: int, optimizer: dict[str, float] | None = None, **options: object) -> Cell:
+    config = {"method": {"name": "osa"}, "optimizer": optimizer or {}, "task": {"options": options}}
+    return Cell("osa", 0.4, seed, config, folder / "cells" / f"osa-40-{seed}.json")
 
 
 def squares(one: Cell) -> CellResult:
     """Stands for a training: its figure follows from the cell alone. Each call leaves a mark."""
     with (one.file.parent.parent / "calls.txt").open("a") as marks:
         marks.write(f"{one.seed}\n")
-    if one.config.get("dies"):
+    if one.config["task"]["options"].get("dies"):
         os._exit(9)
-    error = "ValueError: it diverged" if one.config.get("fails") else None
+    error = "ValueError: it diverged" if one.config["task"]["options"].get("fails") else None
     figures = {} if error else {"accuracy": float(one.seed**2)}
     measured = {"train_seconds": 1.0, "seconds": 2.0, "memory_mb": 3.0}
     result = CellResult(one.method, one.rate, one.seed, one.digest, figures, updates=5, **measured, error=error)
@@ -75,6 +78,21 @@ def test_a_cell_with_other_settings_is_made_again(folder: Path) -> None:
     run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
     run_cells([cell(folder, 2, optimizer={"lr": 0.2})], 1, run=squares)
     assert calls(folder) == [2, 2]
+
+
+def test_a_digest_covers_the_defaults_of_method_and_target(folder: Path) -> None:
+    """A default written out is the same cell; another value is another, as another default of a later version would be."""
+    settings = {"method": {"name": "npc"}, "target": {"name": "dual", "features": 8}}
+
+    def digest(method: dict[str, object], target: dict[str, object]) -> str:
+        changed = {"method": {**settings["method"], **method}, "target": {**settings["target"], **target}}
+        return replace(cell(folder, 1), config=changed).digest
+
+    plain = digest({}, {})
+    assert digest({"threshold": 0.9}, {}) == digest({}, {"regions": 36}) == plain
+    assert len({plain, digest({"threshold": 0.8}, {}), digest({}, {"regions": 35})}) == 3
+    with refused("method.treshold", 0.8):
+        digest({"treshold": 0.8}, {})
 
 
 def test_a_failure_is_a_row_and_is_tried_again(folder: Path) -> None:

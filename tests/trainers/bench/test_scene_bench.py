@@ -21,7 +21,7 @@ from noisegate.trainers.bench.scene_bench import (
     run_bench,
 )
 from noisegate.trainers.bench.scene_tables import to_markdown
-from noisegate.trainers.cli.bench import expand_presets
+from noisegate.trainers.cli.bench import BenchChoices, expand_presets, plan_scenes
 from noisegate.trainers.config import merge_trees
 from noisegate.trainers.methods import METHODS
 from tests.errors import refused
@@ -135,6 +135,23 @@ def test_an_unknown_method_is_answered_with_those_there_are(name: str, answer: s
     with refused("methods", name) as caught:
         check_methods(TINY.with_changes(methods=[name]), list(METHODS))
     assert answer in str(caught.value)
+
+
+def test_presets_train_only_methods_of_their_task() -> None:
+    def planned(names: list[str], *methods: str) -> dict[str, tuple[str, ...]]:
+        presets = plan_scenes(names, BenchChoices(list(methods), None, None, None, False), True)
+        return {name: preset.methods for name, preset in presets.items()}
+
+    both = expand_presets(["scenes-pretrained"], preset_names(), [])
+    assert planned(both, "decl") == {"scenes-pretrained": ("decl",)}
+    assert planned(both, "oracle", "ssr") == {
+        "scenes-pretrained": ("oracle",),
+        "scenes-pretrained-labels": ("oracle", "ssr"),
+    }
+    for name, answer in (("decl", "is for retrieval"), ("osb", "is unknown"), ("osa@blunt", "is no variant")):
+        with refused("methods", name) as caught:
+            planned(["scenes-pretrained-labels"], "baseline", name)
+        assert answer in str(caught.value)
 
 
 def test_updates_are_counted_in_what_the_rule_leaves(done: SceneBench, out: Path) -> None:
