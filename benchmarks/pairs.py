@@ -8,7 +8,8 @@ For every draw and noise rate some captions are replaced: by one another's, so t
 pool, by captions of pairs that are left out, so that it is absent, or (scenes) by captions that are false in one attribute. The
 AUROC of cosine, `pair_quality` (with the model's own τ, as a run has it, and with one chosen on the data), CSLS (10 neighbours)
 and the score that a run takes P(clean) from (`judged`) is that of right against wrong pairs. The calibrations
-know nothing of the truth; their error (ECE, ten bins), noise rate and interval are compared with it.
+know nothing of the truth; their error (ECE, ten bins), noise rate and interval are compared with it. The floor of the ECE
+is what exact chances would have with as many pairs.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ IN_POOL, ABSENT, HARD = "in the pool", "absent", "hard negatives"  # kinds of wr
 MOST = 1000  # pairs of one draw
 SCENE_SEED = 991
 EMBEDDED_TEMPERATURE = 1 / 43.87  # of the embedded model: exp of its logit_scale
+FLOOR_DRAWS = 200  # truths drawn for the error of an exact calibration
 NO_ERROR = 1e-5  # below it an error has no ratio
 
 
@@ -105,13 +107,24 @@ def spoil(data: dict[str, Float32], rate: float, kind: str, rng: np.random.Gener
     return images, texts, np.arange(len(chosen)) >= wrong
 
 
-def calibration_figures(fitted: PairCalibration, chance: Floats, right: Mask) -> dict[str, float]:
-    """What a calibration without the truth says, compared with it."""
-    noise = 1 - float(right.mean())
+def calibration_error(chance: Floats, right: Mask) -> float:
+    """ECE over ten bins of the chance to be right."""
     bins = np.minimum((chance * 10).astype(int), 9)
+    return float(np.abs(np.bincount(bins, chance - right, 10)).sum() / len(right))
+
+
+def calibration_figures(fitted: PairCalibration, chance: Floats, right: Mask) -> dict[str, float]:
+    """What a calibration without the truth says, compared with it.
+
+    `ece_floor` is the mean error that these chances have where they are exactly true: right pairs are drawn by them. An ECE is
+    never 0 with few pairs.
+    """
+    noise = 1 - float(right.mean())
     low, high = fitted.noise_interval
+    drawn = np.random.default_rng(0).random((FLOOR_DRAWS, len(chance))) < chance
     return {
-        "ece": float(np.abs(np.bincount(bins, chance - right, 10)).sum() / len(right)),
+        "ece": calibration_error(chance, right),
+        "ece_floor": float(np.mean([calibration_error(chance, truth) for truth in drawn])),
         "noise_error": abs(fitted.noise_rate - noise),
         "covers": float(low <= noise <= high),
     }
@@ -179,7 +192,7 @@ def compare(files: list[Path], draws: int, scenes: int, seed: int) -> list[dict[
 def print_comparison(table: list[dict[str, Any]]) -> None:
     names = ("cosine", "pair_quality", "chosen_temperature", "csls", "judged")
     heads = "AUROC cosine | quality | at chosen τ | CSLS | judged | by quality | error ratio"
-    print(f"| data | noise | right caption | {heads} | ECE cosine → judged | noise off by | covers |")
+    print(f"| data | noise | right caption | {heads} | ECE cosine → judged (floor) | noise off by | covers |")
     print("| --- " * 13 + "|")
     for row in table:
         cosine, judged = row["cosine"], row["judged"]
@@ -187,7 +200,8 @@ def print_comparison(table: list[dict[str, Any]]) -> None:
             f"| {row['data']} | {row['noise']:.0%} | {row['wrong']} | "
             + " | ".join(f"{1 - row[name]['error']:.4f}" for name in names)
             + f" | {judged['by_quality']:.0%} | {'–' if row['ratio'] is None else format(row['ratio'], '.2f')} "
-            f"| {cosine['ece']:.3f} → {judged['ece']:.3f} | {judged['noise_error']:.3f} | {judged['covers']:.0%} |"
+            f"| {cosine['ece']:.3f} → {judged['ece']:.3f} ({judged['ece_floor']:.3f}) "
+            f"| {judged['noise_error']:.3f} | {judged['covers']:.0%} |"
         )
     swapped = [row for row in table if row["wrong"] != HARD]
     ratios = [row["ratio"] for row in table if row["ratio"] is not None]
@@ -198,9 +212,10 @@ def print_comparison(table: list[dict[str, Any]]) -> None:
     print(f"error above the cosine's by more than its deviation: {max(worst, 0):.5f} at worst (goal: 0)")
     for kind, rows in (("swapped captions", swapped), (HARD, [row for row in table if row["wrong"] == HARD])):
         if rows:
-            ece, covers = ([row["judged"][name] for row in rows] for name in ("ece", "covers"))
+            ece, floor, covers = ([row["judged"][name] for row in rows] for name in ("ece", "ece_floor", "covers"))
             print(
-                f"{kind}: ECE {np.mean(ece):.3f}, at worst {max(ece):.3f} (goal: .03); interval covers {np.mean(covers):.0%}"
+                f"{kind}: ECE {np.mean(ece):.3f}, at worst {max(ece):.3f} (goal: .03; {np.mean(floor):.3f} for exact chances); "
+                f"interval covers {np.mean(covers):.0%}"
             )
     own, best = (np.mean([row[name]["error"] for row in swapped]) for name in ("pair_quality", "chosen_temperature"))
     print(

@@ -77,9 +77,10 @@ def _quality_and_target(columns: Columns, share: float, rng: np.random.Generator
 
 def _soft_cap(columns: Columns, share: float, rng: np.random.Generator) -> Index:
     """A pair's chance to be drawn is its chance to be right."""
+    chance = columns["clean_probability"].astype(np.float64)
     with np.errstate(divide="ignore"):  # a chance of 0 is never drawn
-        logs = np.log(columns["clean_probability"].astype(np.float64))
-    return soft_cap(logs, round(share * int(np.isfinite(logs).sum())), PENALTY, rng)
+        logs = np.log(chance)
+    return soft_cap(logs, round(share * int((~np.isnan(chance)).sum())), PENALTY, rng)
 
 
 RECIPES: dict[str, Recipe] = {

@@ -178,13 +178,11 @@ class RunRows:
             for column in names:
                 read[column].append(np.where(mask, table[column].cast(pa.float32()).to_numpy(), np.float32(np.nan)))
         columns = {column: np.concatenate(values) for column, values in read.items()}
-        for column, values in columns.items():
-            if np.isnan(values).all():
-                made = {"normsim": "normsim --target PICTURES"}.get(column, column)
-                advice = (
-                    f"; make it: noisegate rescore {self.run.name} --with {made}" if column in METHOD_COLUMNS else ""
-                )
-                raise ConfigError.of("recipe", name, f"needs the column {column}, which no row has{advice}")
+        if lacking := [column for column, values in columns.items() if np.isnan(values).all()]:
+            command = f"noisegate rescore {self.run.name} --with {','.join(lacking)}"
+            target = " --target PICTURES" if "normsim" in lacking else ""
+            advice = f"; add it: {command}{target}" if METHOD_COLUMNS.keys() >= set(lacking) else ""
+            raise ConfigError.of("recipe", name, f"needs {' and '.join(lacking)}, which no row has{advice}")
         return self.recipe.count(columns, chosen, np.random.default_rng(seed))
 
     def _read(self, stem: str, needed: Collection[str]) -> pa.Table:
@@ -224,7 +222,12 @@ class RunRows:
         if self.kept:
             raise ConfigError(f"none of the {self.kept:,} rows kept can be written; nothing was", "where", self._rule)
         rule = f"where {self._rule!r} keeps" if self.where else "there are"
-        problem = f"{rule} none of {self.rows:,} rows; nothing was written. Look at some with --as csv"
+        advice = "Look at some with --as csv"
+        if self.where:
+            there = {*COLUMNS, *self.filled_scores()}
+            if empty := [name for name in self.where.columns if name in METHOD_COLUMNS and name not in there]:
+                advice = f"No row has {' and '.join(empty)}; rescore adds it: --with or --join"
+        problem = f"{rule} none of {self.rows:,} rows; nothing was written. {advice}"
         raise ConfigError(problem, "where", self._rule)
 
     @property

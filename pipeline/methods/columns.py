@@ -17,6 +17,7 @@ from noisegate.pipeline.pairs.pair_quality import TEMPERATURE
 from noisegate.pipeline.runs.rows import MappedRows, RowBlocks, Rows
 from noisegate.pipeline.runs.table import RunFolder, digest_columns, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Float32, Index
+from noisegate.pipeline.system.progress import counted
 
 from . import filters
 from .joined import joined_columns
@@ -52,9 +53,12 @@ class OneStep:
         for name in self.methods:
             if name not in (*METHODS, *FILTERS):
                 raise ConfigError.of("with", name, f"is unknown; use some of {','.join((*METHODS, *FILTERS))}")
-        if ("normsim" in self.methods) != (self.target is not None):
-            problem = "needs target pictures; add --target FOLDER" if self.target is None else "is that of normsim"
-            raise ConfigError.of("target", str(self.target or "normsim"), problem)
+        if "normsim" in self.methods and self.target is None:
+            raise ConfigError("normsim needs target pictures; add --target with a folder, a run or a .npy", "target")
+        if "normsim" not in self.methods:
+            for name, value, unused in (("target", self.target, None), ("norm", self.norm, np.inf)):
+                if value != unused:
+                    raise ConfigError.of(name, value, "is for normsim; add --with normsim, or leave it out")
         check_batches(self.batch, self.permutations)
         if self.temperature is not None and not self.temperature > 0:
             raise ConfigError.of("temperature", self.temperature, "cannot divide cosines; use 0.05, or 0.01 for a CLIP")
@@ -165,7 +169,7 @@ def _csls(inputs: MethodInputs) -> Made:
 def _normsim(inputs: MethodInputs) -> Made:
     wanted = inputs.wanted
     assert wanted.target is not None  # OneStep checks it
-    targets = filters.read_targets(wanted.target, inputs.run.read_run() or {}, wanted.trust)
+    targets = filters.read_targets(wanted.target, inputs.run.read_run() or {}, wanted.trust, inputs.note)
     made = filters.normsim_columns(inputs.images, targets, wanted.norm)
     return made, {"target": wanted.target.name, "targets": len(targets), "norm": str(wanted.norm)}
 
@@ -211,11 +215,11 @@ def _read_rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "tex
 
 def _describe(columns: Mapping[str, Float32], record: Mapping[str, Any]) -> str:
     """One line for the user: how the first column is spread, and what it was made with."""
-    first, values = next(iter(columns.items()))
+    values = next(iter(columns.values()))
     known = values[~np.isnan(values)]
     made = ", ".join(f"{name} {value}" for name, value in record.items() if name != "note")
     note = f"; {record['note']}" if "note" in record else ""
     if not len(known):
         return f"no pair has it ({made}){note}"
     low, middle, high = np.quantile(known, [0.05, 0.5, 0.95])
-    return f"{first} {middle:.3f}, nine in ten from {low:.3f} to {high:.3f}, for {len(known):,} samples ({made}){note}"
+    return f"median {middle:.3g}, nine in ten from {low:.3g} to {high:.3g}, of {counted(len(known), 'sample')} ({made}){note}"

@@ -4,7 +4,7 @@ negCLIPLoss and NormSim: Wang et al. 2024 (arXiv 2405.19547). CSLS: Conneau et a
 et al. 2023 (arXiv 2303.09540).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.neighbours import Neighbours
 from noisegate.pipeline.pairs.scorer import encode_pairs, model_of_run
+from noisegate.pipeline.runs.arrays import open_array
 from noisegate.pipeline.runs.rows import MappedRows, Rows, unit_rows
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.pipeline.system.array_types import Float32, Floats, Index
+from noisegate.pipeline.system.progress import counted
 
 CSLS_NEIGHBOURS = 10
 DEDUP_NEIGHBOURS = 20
@@ -92,25 +94,38 @@ def semdedup_columns(neighbours: Neighbours, order: Floats) -> dict[str, Float32
     return {name: np.where(alone, np.nan, values).astype(np.float32) for name, values in columns.items()}
 
 
-def read_targets(path: Path, run: Mapping[str, Any], trust: bool = False) -> Float32:
+def read_targets(
+    path: Path, run: Mapping[str, Any], trust: bool = False, note: Callable[[str], None] = lambda text: None
+) -> Float32:
     """(M, d) embeddings of the target pictures: a .npy, the pictures of another run, or a folder of pictures.
 
     A folder of pictures is encoded by the model that the run records, which needs `trust` if it is not open_clip's own.
+    Pictures that cannot be read are left out, with a note. Raises ConfigError if there is none left.
     """
+    if not path.exists():
+        raise ConfigError.of("target", str(path), "is not there; give a folder of pictures, a run, or a .npy (M, d)")
     if path.suffix == ".npy" and path.is_file():
-        array: Float32 = np.load(path, allow_pickle=False)
-        return array
+        return np.asarray(open_array(path, "target", 2), np.float32)
     other = RunFolder(path)
     if other.run_file.exists():
-        rows = MappedRows.of_run(other, list(other.stems()), "image")
-        return rows.take(np.arange(len(rows)))
+        pictures = MappedRows.of_run(other, sorted(other.stems()), "image")
+        return pictures.take(np.arange(len(pictures)))
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in PICTURES) if path.is_dir() else []
     if not files:
         raise ConfigError.of("target", str(path), "holds no pictures; give a folder of some, a run, or a .npy (M, d)")
+    note(f"normsim: encoding {counted(len(files), 'target picture')}")
     estimator = model_of_run(run, trust=trust)()
-    found = [encoded.images for _, encoded in encode_pairs(estimator, ((file, "a picture") for file in files))]
-    targets = np.concatenate(found)
-    return targets[targets.any(axis=1)]
+    rows: list[Float32] = []
+    errors: list[str | None] = []
+    for samples, encoded in encode_pairs(estimator, ((file, "a picture") for file in files)):
+        rows.append(encoded.images[encoded.images.any(axis=1)])
+        errors += [sample.error for sample in samples if sample.status != "ok"]
+    if errors:
+        note(f"normsim: {counted(len(errors), 'target picture')} left out, such as: {errors[0]}")
+    targets = np.concatenate([some for some in rows if len(some)] or [np.zeros((0, 0), np.float32)])
+    if not len(targets):
+        raise ConfigError.of("target", str(path), f"has no picture that can be read: {errors[0]}")
+    return targets
 
 
 def _against_pool(images: Rows, texts: Rows, pool: Index, score: Any) -> Float32:

@@ -28,8 +28,8 @@ def joined_columns(run: RunFolder, stems: Sequence[str], path: Path) -> tuple[di
     if not source and len(numbers) == 1:
         source = {OTHER: numbers[0]}
     if not source:
-        found = ", ".join(numbers) or "none"
-        raise file.error(f"has the columns of numbers {found}; name them as in {', '.join(JOINED)}, or give one")
+        found = f"the columns of numbers {', '.join(numbers)}" if numbers else "no column of numbers"
+        raise file.error(f"has {found}; give one, or name them {', '.join(JOINED)}")
     tables = []
     for stem in stems:
         table = run.read(stem, ["key", "index"]).replace_schema_metadata(None)

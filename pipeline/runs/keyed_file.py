@@ -19,6 +19,8 @@ class KeyedFile:
 
     def __init__(self, path: Path, setting: str, needs: str) -> None:
         self.path, self._setting = path, setting
+        if path.is_dir():
+            raise self.error(f"is a folder; give a file with {needs}")
         try:
             self.table = _read(path)
         except FileNotFoundError as error:

@@ -66,7 +66,7 @@ def test_soft_cap_draws_the_likelier_more_often_but_not_without_end() -> None:
 
 def test_a_recipe_that_repeats_writes_keys_as_often_as_they_are_drawn(run: Path) -> None:
     drawn = keys(run, recipe="soft-cap", share=20.0, seed=1)
-    assert len(drawn) == 20 * 6 and not {"1", "3", "5", "9"} & set(drawn)
+    assert len(drawn) == 20 * 9 and not {"1", "3", "5", "9"} & set(drawn)
     assert drawn == keys(run, recipe="soft-cap", share=20.0, seed=1)
     export(run, run.parent / "rows.csv", "csv", recipe="soft-cap", share=20.0, seed=1)
     assert len((run.parent / "rows.csv").read_text().splitlines()) == 1 + len(drawn)
@@ -79,6 +79,7 @@ def test_what_a_recipe_cannot_do_is_said(run: Path) -> None:
         ("recipe", "shards", {"recipe": "soft-cap"}),
         ("share", "keys", {"recipe": "clip-score", "share": 1.5}),
         ("share", "keys", {"share": 0.5}),
+        ("where", "keys", {"where": "hype_score > 0.5"}),
         ("columns", "csv", {"recipe": "soft-cap", "columns": ["key", "caption"]}),
     ):
         with refused(setting):

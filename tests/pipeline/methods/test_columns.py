@@ -138,7 +138,7 @@ def test_rescore_with_adds_columns_and_changes_nothing_else(run: Path) -> None:
     assert before.column_names == ["shard", *COLUMNS]
     done = called("rescore", "tables", "--with", "lnc,gsl", cwd=run)
     assert done.returncode == 0, done.stderr
-    assert "gsl: gsl_probability " in done.stderr
+    assert "gsl: median " in done.stderr
     assert "reconstruction from the paper's supplement" in done.stderr
     after = read_table(run / "tables")
     assert after.select(before.column_names).equals(before)

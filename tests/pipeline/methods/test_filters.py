@@ -88,6 +88,9 @@ def test_rescore_writes_them_and_says_how(pairs: tuple[np.ndarray, np.ndarray], 
     assert record["normsim"]["targets"] == 5 and record["negcliploss"]["pool"] == 40
     quality = read_metadata(RunFolder(out).table("images"))["pair_quality"]
     assert record["negcliploss"]["temperature"] == quality["temperature"]
+    for setting, asked in {"target": {"target": tmp_path}, "norm": {"norm": 2}}.items():
+        with refused(setting):
+            OneStep(("csls",), **asked)  # type: ignore[arg-type]
     with refused("target"):
         OneStep(("normsim",))
 
@@ -112,13 +115,20 @@ def test_scores_from_elsewhere_are_joined_by_key(pairs: tuple[np.ndarray, np.nda
         (tmp_path / f"{name}.csv").write_text(text)
         with refused("join"):
             rescore(tmp_path / "out", one_step=OneStep(join=tmp_path / f"{name}.csv"))
+    with refused("join"):
+        rescore(tmp_path / "out", one_step=OneStep(join=tmp_path))
 
 
 def test_target_pictures_are_encoded_by_the_runs_model(tmp_path: Path) -> None:
     Image.new("RGB", (32, 32), (200, 30, 30)).save(tmp_path / "red.png")
     recorded = {"model": {"model": "embedded", "pretrained": None}, "scorer": {"dtype": "float32"}}
-    rows = read_targets(tmp_path, recorded)
+    (tmp_path / "torn.png").write_bytes(b"no picture")
+    notes: list[str] = []
+    rows = read_targets(tmp_path, recorded, note=notes.append)
+    assert "1 target picture left out" in notes[-1]
     assert rows.shape == (1, 96) and np.linalg.norm(rows[0]) == pytest.approx(1, abs=1e-3)
     (tmp_path / "empty").mkdir()
-    with refused("target"):
-        read_targets(tmp_path / "empty", {})
+    (tmp_path / "torn.npy").write_bytes(b"no array")
+    for name in ("empty", "nowhere", "torn.npy"):
+        with refused("target"):
+            read_targets(tmp_path / name, {})
