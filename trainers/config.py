@@ -230,7 +230,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"epochs": 45, "clip": 2.0},
     },
     "tango": {"method": {"warmup": 0}, **_TANGO},
-    "label_match": _TANGO,  # of TANGO's Table 9
+    "label_match": {"method": {"guard": False}, **_TANGO},  # of TANGO's Table 9
     "deft": {"method": {"detect": 10, "warmup": 5}, **_TANGO},
     "ssr": {
         "method": {"warmup": 0},

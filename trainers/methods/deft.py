@@ -9,6 +9,10 @@ of the logits, vectors v of pictures, and sg for "without gradient":
     L_sim = cross-entropy of z+ with the given class; after the warm-up of clean samples alone
 The first half of the epochs minimises L_dp + L_sim. Then a new network learns from the clean samples.
 
+A network that does not know the classes finds few of them clean, and learns from fewer samples in half of the epochs. So while
+it does not say what the neighbours say (`says_what_neighbours_say`), L_sim takes all samples; if it still does not when the
+clean ones are to be chosen, all of them go on being learnt by the same network: plain training.
+
 What differs from the published code: T-_c is a vector of the joint space that is learnt itself and begins as the mean of all
 T+; the code learns sixteen words in front of the class names, for T+ too. T+ are the target's prompts, and learn where its
 text tower does. The first half trains what the target trains, in place of visual prompts.
@@ -29,6 +33,7 @@ from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .label_selection import says_what_neighbours_say
 
 MOMENTUM = 0.9
 """of the negative texts' SGD, as in the published code"""
@@ -43,7 +48,8 @@ class DeftConfig(MethodConfig):
     detect: int | None = Field(default=None, ge=1)
     """epochs that find the clean samples; None: half of all"""
     warmup: int | None = Field(default=None, ge=0)
-    """of these, epochs that learn from every given label; None: half of them, at least one"""
+    """of these, epochs that learn from every given label; None: half of them, at least one, and as long as the network does not
+    know the classes"""
     text_lr: float = Field(default=0.03, gt=0)
     """learning rate of the negative texts"""
 
@@ -53,7 +59,7 @@ class Deft(Method):
 
     Config: ClassVar[type[MethodConfig]] = DeftConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
-    remembers: ClassVar[tuple[str, ...]] = ("negative", "velocity", "probability", "clean")
+    remembers: ClassVar[tuple[str, ...]] = ("negative", "velocity", "probability", "clean", "plain")
     config: DeftConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
@@ -61,6 +67,7 @@ class Deft(Method):
         self.detect, self.warmup, self.total_epochs = 1, 1, 2
         self.negative: Float32 = np.zeros((0, 0), np.float32)  # T- (C, d), unit rows
         self.velocity: Float32 = np.zeros((0, 0), np.float32)
+        self.plain: Mask = np.zeros(1, bool)  # whether this epoch learns from all samples as given
         self.probability: Float32 = np.zeros(0, np.float32)  # p_iy
         self.clean: Mask = np.ones(0, bool)
 
@@ -87,23 +94,30 @@ class Deft(Method):
         self.clean = np.ones(run.total_rows, bool)
 
     def begin_epoch(self, run: Run) -> None:
-        if run.epoch != self.detect:
+        guarded = self.config.warmup is None and self.warmup <= run.epoch < self.detect
+        if run.epoch != self.detect and not guarded:
             return
         negative = torch.from_numpy(self.negative).to(run.device)
 
         def measure(seen: Seen) -> Mapping[str, Tensor]:
             assert seen.logits is not None and seen.labels is not None
             p = clean_probability(seen.logits, seen.images["vectors"], negative, seen.temperature)
-            return {"p": p.gather(1, seen.labels[:, None])[:, 0]}
+            measured = {"p": p.gather(1, seen.labels[:, None])[:, 0], "labels": seen.labels}
+            return {**measured, "predicted": seen.logits.argmax(dim=1), "vectors": seen.images["vectors"]}
 
-        self.probability = run.measure(measure)["p"].astype(np.float32)
-        self.clean = self.probability > 0.5
-        known = int(np.isfinite(self.probability).sum())
-        run.note(f"deft: {int(self.clean.sum()):,} of {known:,} labels are clean")
-        run.restart(self.total_epochs - run.epoch)
+        measured = run.measure(measure)
+        self.plain[0] = self.config.warmup is None and not says_what_neighbours_say(measured, run)
+        if self.plain[0]:
+            run.note("deft: the network does not know the classes, so it learns from all labels as given")
+        elif run.epoch == self.detect:
+            self.probability = measured["p"].astype(np.float32)
+            self.clean = self.probability > 0.5
+            known = int(np.isfinite(self.probability).sum())
+            run.note(f"deft: {int(self.clean.sum()):,} of {known:,} labels are clean")
+            run.restart(self.total_epochs - run.epoch)
 
     def streams(self, run: Run) -> dict[str, Stream]:
-        return {ALL: Stream(None if run.epoch < self.detect else self.clean)}
+        return {ALL: Stream(None if run.epoch < self.detect or self.plain[0] else self.clean)}
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         seen = run.forward(batches[ALL])
@@ -111,7 +125,7 @@ class Deft(Method):
         each = self.weigh(cross_entropy(seen.logits, seen.labels), seen.rows)
         if run.epoch >= self.detect:
             return StepLoss(each.mean())
-        warming, logits = run.epoch < self.warmup, seen.logits.detach().float()
+        warming, logits = run.epoch < self.warmup or bool(self.plain[0]), seen.logits.detach().float()
         negative = torch.from_numpy(self.negative).to(logits.device).requires_grad_()
         p = clean_probability(logits, seen.images["vectors"].detach(), negative, seen.temperature.detach())
         clean = p.detach().gather(1, seen.labels[:, None])[:, 0] > 0.5

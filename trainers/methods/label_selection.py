@@ -2,6 +2,7 @@
 
 Label-match, once before training, by the network as it is (a pretrained CLIP with its prompts):
     clean where argmax_c logit_ic is the given label y_i                                      `LabelMatch`
+A network that does not know the classes would keep few labels, and the wrong ones: then nothing is left out.
 
 AUM, Area Under the Margin (Pleiss et al., NeurIPS 2020), while the network learns for `warmup` epochs:
     M_i = z_i[y_i] - max_{c ≠ y_i} z_i[c], noted whenever sample i is learnt from             `margins`
@@ -23,11 +24,13 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.labels.tango import visual_consistency
+from noisegate.pipeline.neighbours import default_k, find_neighbours
 from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
 
-from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
+from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream, knows_classes
 from .baseline import Baseline
 from .co_teaching import mean_of_known
 
@@ -36,6 +39,8 @@ class LabelMatchConfig(MethodConfig):
     """Plain cross-entropy on the samples whose given label is what the network would have said before training."""
 
     name: Literal["label_match"] = "label_match"
+    guard: bool = True
+    """learn from all samples where the network does not know the classes (`says_what_neighbours_say`); false: as published"""
 
 
 class LabelMatch(Baseline):
@@ -44,6 +49,7 @@ class LabelMatch(Baseline):
     Config: ClassVar[type[MethodConfig]] = LabelMatchConfig
     tasks: ClassVar[tuple[str, ...]] = ("classification",)
     remembers: ClassVar[tuple[str, ...]] = ("clean", "predicted")
+    config: LabelMatchConfig
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
@@ -58,10 +64,15 @@ class LabelMatch(Baseline):
 
         def measure(seen: Seen) -> Mapping[str, Tensor]:
             assert seen.logits is not None and seen.labels is not None
-            return {"predicted": seen.logits.argmax(dim=1), "labels": seen.labels}
+            predicted, vectors = seen.logits.argmax(dim=1), seen.images["vectors"]
+            return {"predicted": predicted, "labels": seen.labels, "vectors": vectors}
 
         measured = run.measure(measure)
         known = np.isfinite(measured["labels"])
+        if self.config.guard and not says_what_neighbours_say(measured, run):
+            run.note("label_match: the network does not know the classes, so it learns from all labels as given")
+            self.clean = known
+            return
         self.clean = known & (measured["predicted"] == measured["labels"])
         self.predicted = np.where(known, measured["predicted"], -1).astype(np.int64)
         run.note(
@@ -72,7 +83,22 @@ class LabelMatch(Baseline):
         return {ALL: Stream(self.clean)}
 
     def sample_columns(self) -> dict[str, Array]:
-        return {"clean": self.clean, "predicted_label": self.predicted} if len(self.clean) else {}
+        """Nothing where the guard held the selection back."""
+        return {"clean": self.clean, "predicted_label": self.predicted} if len(self.predicted) else {}
+
+
+def says_what_neighbours_say(measured: Mapping[str, Array], run: Run) -> bool:
+    """`knows_classes` of what the network sees: `predicted` and given `labels` (N,), `vectors` (N, d); NaN where unknown."""
+    target = run.network()
+    assert target.classes is not None
+    classes = len(target.classes)
+    valid = np.isfinite(measured["labels"]) & np.isfinite(measured["vectors"]).all(axis=1)
+    given = np.where(valid, measured["labels"], -1).astype(np.int64)
+    neighbours = find_neighbours(
+        measured["vectors"], default_k(int(valid.sum()), classes), include_self=True, device="auto"
+    )
+    voted = visual_consistency(neighbours, given, classes)[valid].argmax(axis=1)
+    return knows_classes(measured["predicted"][valid].astype(np.int64), voted)
 
 
 class AumConfig(MethodConfig):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from noisegate import train
-from noisegate.trainers.methods.label_selection import Aum, draw_wrong, margins
+from noisegate.trainers.methods.label_selection import Aum, draw_wrong, margins, says_what_neighbours_say
 from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
 from tests.trainers.methods.test_learning import trained, write_features
@@ -60,12 +60,40 @@ def test_known_wrong_labels_are_learnt_as_others(scored: Path, tmp_path: Path) -
 
 
 def test_label_match_keeps_what_the_network_says_itself(scored: Path, tmp_path: Path) -> None:
-    with opened(describe(scored, tmp_path, "label_match")) as steps:
+    with opened(describe(scored, tmp_path, "label_match", guard=False)) as steps:
         steps.go_to(0)
         columns = steps.method.sample_columns()
         given = steps.context.column("label")
         assert columns["clean"].tolist() == (columns["predicted_label"] == given).tolist()
         assert set(steps.batches["all"].rows.tolist()) <= set(np.flatnonzero(columns["clean"]).tolist())
+
+
+@pytest.mark.parametrize(("name", "how"), [("label_match", {}), ("deft", {"warmup": None})])
+def test_a_network_that_does_not_know_the_classes_selects_nothing(
+    name: str, how: dict[str, None], scored: Path, tmp_path: Path
+) -> None:
+    """An untrained network: the steps are those of plain training, up to the last epoch."""
+    baseline = {**describe(scored, tmp_path, name), "method": {"name": "baseline"}}
+    with opened(describe(scored, tmp_path, name, **how)) as steps, opened(baseline) as plain:
+        for one in (steps, plain):
+            one.go_to(2)
+        assert steps.batches["all"].rows.tolist() == plain.batches["all"].rows.tolist()
+        assert steps.step(None)[0] == plain.step(None)[0]
+        assert steps.method.sample_columns() == {}
+
+
+def test_what_the_network_and_the_neighbours_say_is_compared_by_hand(scored: Path, tmp_path: Path) -> None:
+    """Two directions of ten samples, three labels of each wrong: among any five neighbours the right label is ahead."""
+    along = np.arange(10) / 100
+    vectors = np.stack([np.r_[np.ones(10), along], np.r_[along, np.ones(10)]], axis=1)
+    truth, labels = np.repeat([0.0, 1.0], 10), np.repeat([0.0, 1.0], 10)
+    labels[[0, 4, 9, 10, 14, 19]] = 1 - labels[[0, 4, 9, 10, 14, 19]]
+    unknown = np.full((1, 2), np.nan)
+    measured = {"vectors": np.r_[vectors, unknown].astype(np.float32), "labels": np.r_[labels, 0]}
+    with opened(describe(scored, tmp_path, "label_match")) as steps:
+        for right, known in ((20, True), (14, True), (13, False)):
+            predicted = np.r_[truth[:right], 1 - truth[right:], 0]
+            assert says_what_neighbours_say({**measured, "predicted": predicted}, steps.context) == known
 
 
 def test_aum_finds_wrong_labels_and_goes_on_after_a_stop(tmp_path: Path) -> None:
