@@ -217,6 +217,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"clip": 2.0},
     },
     "npc": {
+        "method": {"rebuild": 0},
         "data": {"batch_size": 256},
         "optimizer": {**_CLIP_ADAMW, "lr": 2e-7},
         "schedule": {"name": "cosine", "warmup": 500},
@@ -240,7 +241,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"epochs": 300},
     },
     "dividemix": {
-        "method": {"warmup": 10},
+        "method": {"warmup": 10, "mixup": 4.0},
         "data": {"batch_size": 64},
         "optimizer": _SGD,
         "schedule": {"name": "step", "every": 150, "factor": 0.1},

@@ -31,6 +31,12 @@ from .base import Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .co_teaching import NAMES, clean_rows, mean_of_known
 from .mixup import mixup, one_hot
 
+MIXED, HARDLY_MIXED = 4.0, 0.1
+"""α of Beta(α, α): as published for 300 epochs, and for short runs"""
+FEW_EPOCHS = 50
+"""below: a short run, in which mixed pictures cost more than they bring: in 6 epochs (`bench --preset scenes-pretrained-labels
+--rates 0.4 --seeds 1`) 36.8 by α = 4, 47.4 by .05, plain training 37.7; from scratch in 12 to 40 epochs see docs/results.md"""
+
 
 class DivideMixConfig(MethodConfig):
     """Constants of the published code."""
@@ -43,8 +49,8 @@ class DivideMixConfig(MethodConfig):
     threshold: float = Field(default=0.5, gt=0, lt=1)
     sharpen: float = Field(default=0.5, gt=0)
     """T of ŷ^(1/T)"""
-    mixup: float = Field(default=4.0, gt=0)
-    """α of Beta(α, α)"""
+    mixup: float | None = Field(default=None, gt=0)
+    """α of Beta(α, α); None: the published 4, or .1, which hardly mixes, where there are fewer than 50 epochs"""
     unlabelled: float = Field(default=25.0, ge=0)
     """λ_u at the end of its ramp"""
     ramp: int = Field(default=16, ge=0)
@@ -62,7 +68,7 @@ class DivideMix(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.warmup = 1
+        self.warmup, self.mixup = 1, MIXED
         self.confidence = np.zeros((2, 0), np.float32)  # w by the network that judged
         self.refined_label = np.zeros(0, np.int64)
         self.refined_confidence = np.zeros(0, np.float32)
@@ -72,9 +78,14 @@ class DivideMix(Method):
         if self.warmup >= wanted:
             problem = f"leaves nothing of loop.epochs={wanted}; use method.warmup=1 and loop.epochs={max(2, wanted)}"
             raise ConfigError.of("method.warmup", self.warmup, problem)
+        self.mixup = self.config.mixup or (HARDLY_MIXED if wanted < FEW_EPOCHS else MIXED)
         return wanted
 
     def prepare(self, run: Run) -> None:
+        if self.config.mixmatch and self.config.mixup is None and self.mixup == HARDLY_MIXED:
+            run.note(
+                f"dividemix: pictures are hardly mixed in fewer than {FEW_EPOCHS} epochs; as published: method.mixup=4"
+            )
         self.confidence = np.full((2, run.total_rows), np.nan, np.float32)
         self.refined_label = np.full(run.total_rows, -1, np.int64)
         self.refined_confidence = np.full(run.total_rows, np.nan, np.float32)
@@ -162,7 +173,7 @@ class DivideMix(Method):
         if weights is not None:  # mixed as the labels are: of the given ones, of the guessed ones apart from them
             w = weights.to(labels)[:, None]
             labels = torch.cat([w * labels, labels, w], dim=1)
-        mixed, soft = mixup(torch.cat(images), labels, run.random(f"mixup {k}"), self.config.mixup)
+        mixed, soft = mixup(torch.cat(images), labels, run.random(f"mixup {k}"), self.mixup)
         logits = network.class_logits(run.encode_images(mixed, k), prompts)
         count = 0 if labelled is None else len(labelled)
         classes = logits.shape[1]

@@ -8,8 +8,9 @@
     w_i  = tanh r_i where r_i < 1, else 1                                             `confidence_weight`
     L    = mean_i w_i ℓ_i + λ mean_i (ℓ(m^I_i) + ℓ(m^T_i))                            `Npc.loss`
 
-A step that makes known good pairs near a sample worse was learnt from a bad one. The bank is built once, by the network as it
-is after the warm-up (`rebuild` builds it again). The losses of bank pairs are taken among the bank pairs of the batch.
+A step that makes known good pairs near a sample worse was learnt from a bad one. The bank is built by the network as it is
+after the warm-up: once for a pretrained network, as published, else again before every epoch (`rebuild`). The losses of bank
+pairs are taken among the bank pairs of the batch.
 
 Two things of the published code are not taken over, because they contradict the paper: there the batch's losses are averaged
 before the weights come in, so that all pairs share one weight, and the bank's loss sends no gradient (here λ = 0).
@@ -47,8 +48,9 @@ class NpcConfig(MethodConfig):
     """δ of the clean posterior, strict on purpose"""
     bank_loss: float = Field(default=1.0, ge=0)
     """λ; 0: the bank only judges, which saves a forward and backward pass of two batches, as the published code has it"""
-    rebuild: int = Field(default=0, ge=0)
-    """epochs after which the bank is built again; 0: never, as published"""
+    rebuild: int | None = Field(default=None, ge=0)
+    """epochs after which the bank is built again; 0: never, as published; None: never for a pretrained network, else 1, because
+    a network from scratch finds few clean pairs after its warm-up"""
 
 
 class Npc(Method):
@@ -61,7 +63,7 @@ class Npc(Method):
 
     def __init__(self, config: MethodConfig, task: str) -> None:
         super().__init__(config, task)
-        self.total_epochs, self.warmup = 1, 0
+        self.total_epochs, self.warmup, self.rebuild = 1, 0, 0
         self.image_bank = self.text_bank = np.zeros(0, np.int64)  # m^I and m^T by row; -1: none
         self.probability = self.weight = np.zeros(0, np.float32)  # of being clean; w when last seen
 
@@ -71,10 +73,10 @@ class Npc(Method):
         return wanted
 
     def prepare(self, run: Run) -> None:
-        pretrained = not run.network().config.from_scratch
-        self.warmup = (
-            self.config.warmup if self.config.warmup is not None else 0 if pretrained else self.total_epochs // 3
-        )
+        scratch = run.network().config.from_scratch
+        usual = (self.total_epochs // 3, 1) if scratch else (0, 0)
+        given = (self.config.warmup, self.config.rebuild)
+        self.warmup, self.rebuild = (own if value is None else value for value, own in zip(given, usual, strict=True))
         self.image_bank, self.text_bank = np.full(run.total_rows, -1), np.full(run.total_rows, -1)
         self.probability = np.full(run.total_rows, np.nan, np.float32)
         self.weight = np.full(run.total_rows, np.nan, np.float32)
@@ -83,7 +85,7 @@ class Npc(Method):
 
     def begin_epoch(self, run: Run) -> None:
         since = run.epoch - self.warmup
-        if since == 0 or (since > 0 and self.config.rebuild and since % self.config.rebuild == 0):
+        if since == 0 or (since > 0 and self.rebuild and since % self.rebuild == 0):
             self._build_bank(run)
 
     def _build_bank(self, run: Run) -> None:

@@ -202,7 +202,7 @@ def test_the_unlabelled_weight_rises_in_a_line() -> None:
 def test_step_adds_the_mixmatch_losses_of_both_networks() -> None:
     """The labelled part with the partner's w and the own prediction, the other part with both networks' guesses."""
     run = FakeRun()
-    method = divided(run, ramp=0)
+    method = divided(run, ramp=0, mixup=4.0)
     work = {
         "a_labelled": pictures([0, 2, 4, 6], run.labels, 0), "a_unlabelled": pictures([1, 3], run.labels, 1),
         "b_labelled": pictures([5, 7], run.labels, 2), "b_unlabelled": pictures([40, 41], run.labels, 3),
@@ -230,6 +230,20 @@ def test_step_adds_the_mixmatch_losses_of_both_networks() -> None:
     assert float(step.loss.detach()) == pytest.approx(expected, rel=1e-5)
     step.loss.backward()
     assert all(p.grad is not None for t in run.targets for p in t.model.visual.parameters())
+
+
+@pytest.mark.parametrize(("epochs", "given", "alpha"), [(49, None, 0.1), (50, None, 4.0), (5, 2.0, 2.0)])
+def test_short_runs_hardly_mix(epochs: int, given: float | None, alpha: float) -> None:
+    notes: list[str] = []
+
+    class NotedRun(FakeRun):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    method = dividemix(epochs, mixup=given)
+    method.prepare(NotedRun())  # type: ignore[arg-type]
+    assert method.mixup == alpha
+    assert [("hardly mixed" in text) for text in notes] == ([True] if alpha == 0.1 else [])
 
 
 def test_warm_up_and_plain_co_teaching_take_the_given_labels() -> None:

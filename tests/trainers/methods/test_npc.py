@@ -120,8 +120,21 @@ def test_without_a_bank_it_is_plain_training(scored: Path, tmp_path: Path) -> No
         assert npc.method.sample_columns() == {}
 
 
+@pytest.mark.parametrize(("rebuild", "again"), [(None, True), (1, True), (2, False), (0, False)])
+def test_from_scratch_the_bank_is_built_again_every_epoch(
+    scored: Path, tmp_path: Path, rebuild: int | None, again: bool
+) -> None:
+    with opened(describe(scored, tmp_path, "npc", warmup=0, rebuild=rebuild)) as steps:
+        steps.go_to(0)
+        npc = steps.method
+        npc.image_bank = np.full(160, 7)  # type: ignore[attr-defined]
+        steps.context.epoch = 1
+        npc.begin_epoch(steps.context)
+        assert (set(npc.image_bank.tolist()) != {7}) == again  # type: ignore[attr-defined]
+
+
 def test_a_whole_run_goes_on_after_a_stop_as_if_it_had_not(scored: Path, tmp_path: Path) -> None:
-    how = {"name": "npc", "warmup": 1, "rebuild": 1}
+    how = {"name": "npc", "warmup": 1}
     whole = train(settings(scored, tmp_path, method=how, loop__epochs=3), quiet=True)
     part = train(settings(scored, tmp_path, method=how, loop__epochs=3, loop__max_steps=8), quiet=True)
     rest = train(resume=part.folder, settings=["loop.max_steps=null"], quiet=True)
