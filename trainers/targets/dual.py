@@ -1,7 +1,7 @@
 """Dual encoders in the manner of VSE++ (Faghri et al., 2018) and VSE∞ (Chen et al., 2021).
 
-Image: the grid of a timm network, or precomputed region features, one linear map per part, pooled.  Text: words in
-context, pooled.  Both are scaled to length one; the similarity is their cosine.
+Image: the grid or the vector of a timm network, or precomputed region features, one linear map per part, pooled.  Text: words
+in context, pooled.  Both are scaled to length one; the similarity is their cosine.
 """
 
 import difflib
@@ -33,6 +33,8 @@ class DualConfig(TargetConfig):
     """a timm name, such as resnet50 or vgg19"""
     backbone_weights: str | None = None
     """a file (safetensors, or a checkpoint without code), `download`, or none for random ones"""
+    backbone_output: Literal["grid", "vector"] = "grid"
+    """vector: one part, what the backbone's classifier would read, such as VGG's fc7"""
     train_backbone: bool = True
     image_size: int = Field(default=224, ge=8)
     augment: Augment = Augment()
@@ -101,8 +103,7 @@ class Dual(Target):
             parts = images.unsqueeze(1) if images.ndim == 2 else images
             mask = (parts != 0).any(dim=-1)
         else:
-            grid = self.backbone.forward_features(images)  # type: ignore[operator]
-            parts = grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # of a convolutional network
+            parts = _read_parts(self.backbone, self.config.backbone_output, images)
             mask = parts.new_ones(parts.shape[:2], dtype=torch.bool)
         joint = self.to_joint(parts)
         joint = joint if self.mlp is None else joint + self.mlp(parts)
@@ -121,13 +122,22 @@ class Dual(Target):
         return torch.where(kept.any(dim=1, keepdim=True), kept, mask)
 
 
+def _read_parts(backbone: nn.Module, output: str, images: Tensor) -> Tensor:
+    """(B, K, D): the cells of the backbone's last grid, or with `vector` a single part of what its classifier would read."""
+    grid: Tensor = backbone.forward_features(images)  # type: ignore[operator]
+    if output == "vector":
+        vector: Tensor = backbone.forward_head(grid, pre_logits=True)  # type: ignore[operator]
+        return vector.unsqueeze(1)
+    return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # four dimensions: of a convolutional network
+
+
 def _mlp(features: int, width: int) -> nn.Module:
     hidden = max(1, width // 2)
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
 
 
 def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Preprocess]:
-    """The network, the width of its grid and its own preprocessing; nothing is fetched unless `download` asks for it."""
+    """The network, the width of its output and its own preprocessing; nothing is fetched unless `download` asks for it."""
     allow_torchvision()
     import timm
 
@@ -146,16 +156,18 @@ def _backbone(config: DualConfig, weights: bool) -> tuple[nn.Module, int, Prepro
     )
     was_training = network.training
     with torch.no_grad():
-        grid = network.eval().forward_features(torch.zeros(1, 3, config.image_size, config.image_size))
+        blank = torch.zeros(1, 3, config.image_size, config.image_size)
+        grid = network.eval().forward_features(blank)
+        width = _read_parts(network, config.backbone_output, blank).shape[2]
     network.train(was_training)
-    if grid.ndim == 4 and grid.shape[1] != network.num_features:
+    if config.backbone_output == "grid" and grid.ndim == 4 and grid.shape[1] != network.num_features:
         problem = f"has a grid {tuple(grid.shape)}, channels last; use for example resnet50 or vit_small_patch16_224"
         raise ConfigError.of("target.backbone", name, problem)
     own = timm.data.resolve_model_data_config(network)
     interpolation = "bilinear" if own["interpolation"] == "bilinear" else "bicubic"
     mean, std = tuple(own["mean"]), tuple(own["std"])
     preprocess = Preprocess(config.image_size, "shortest", interpolation, mean, std, decoder="fast")  # type: ignore[arg-type]
-    return network, int(grid.shape[1] if grid.ndim == 4 else grid.shape[2]), preprocess
+    return network, width, preprocess
 
 
 def _takes_size(name: str) -> bool:

@@ -32,6 +32,17 @@ def test_a_grid_of_a_network_is_pooled_to_one_vector() -> None:
     torch.testing.assert_close(found, expected / expected.norm(dim=1, keepdim=True), rtol=1e-4, atol=1e-5)
 
 
+def test_a_vector_of_a_network_is_what_its_classifier_would_read() -> None:
+    """For a ResNet the mean of its grid, so that it equals the grid pooled by its mean; for VGG it is fc7."""
+    target, of_grid = build_target({**GRID, "backbone_output": "vector"}).eval(), build_target(GRID).eval()
+    images = torch.stack([target.image_transform(False)(photo(i)) for i in range(2)])
+    torch.testing.assert_close(target.encode_images(images), of_grid.encode_images(images), rtol=1e-4, atol=1e-5)
+    inner = torch.zeros(1, target.to_joint.in_features)
+    target.backbone.forward_head = lambda grid, pre_logits: inner.expand(len(grid), -1)
+    bias = target.to_joint.bias
+    torch.testing.assert_close(target.encode_images(images)["vectors"][0], bias / bias.norm())
+
+
 def test_a_frozen_backbone_keeps_its_weights_and_statistics() -> None:
     target = build_target({**GRID, "train_backbone": False}).train()
     assert not any(name.startswith("backbone.") for name in target.trainable_parameters())
