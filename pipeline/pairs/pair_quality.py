@@ -1,18 +1,26 @@
 """Pool-normalised similarity: how far a pair's cosine stands above what its picture and its caption give to other pairs."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Floats, Index
+from noisegate.pipeline.system.machine import count_threads
 
 TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
-BLOCK = 1 << 23  # cosines held at a time; the fastest of 2^21 to 2^24
-CACHED = 1 << 17  # of these, cosines that a processor works on at a time, because its cache holds them; of 2^15 to 2^20
-SAME_COSINE = 1e-4  # largest difference between the cosines of one pair, by rounding
-SAME_PROJECTION = 2e-3  # the same for a projection of a unit row on a standard normal vector
-PROJECTIONS = 4
+BLOCK = 1 << 23  # cosines that a GPU holds at a time
+ROWS, COLUMNS = (
+    512,
+    512,
+)  # cosines that a thread holds at a time; the fastest of 128 to 1,024 each, at 64 and 512 numbers
+LEAST = -2.0  # below every cosine; the largest so far, before there is one
+SAME_PROJECTION = 2e-3  # largest difference of two projections of one unit row on a standard normal vector, by rounding
+PROJECTIONS = 8  # unit rows as near as .01 agree in all of them once in a million times
+CANDIDATES = 1 << 18  # of the same picture or caption, compared at a time
 
 
 def pair_quality(
@@ -53,6 +61,7 @@ class Pool:
         left, right = round_rows(images[valid]), round_rows(texts[valid])
         self._directions = np.random.default_rng(0).standard_normal((images.shape[1], PROJECTIONS)).astype(np.float32)
         self._marks = left @ self._directions, right @ self._directions
+        self._order = [np.argsort(marks[:, 0]) for marks in self._marks]
         self._images, self._texts = self._put(left), self._put(right)
 
     def __len__(self) -> int:
@@ -70,75 +79,96 @@ class Pool:
         out = np.full((len(temperatures), len(images)), np.nan, np.float32)
         if not len(self):
             return out
-        step = max(1, BLOCK // len(self))
-        for start in range(0, len(images), step):
-            some = slice(start, start + step)
+        step = ROWS if self._xp is np else max(1, BLOCK // len(self))
+        blocks = [slice(start, start + step) for start in range(0, len(images), step)]
+
+        def compare(some: slice) -> None:
             left, right = round_rows(images[some]), round_rows(texts[some])
             own = np.einsum("nd,nd->n", left, right)
-            around = self._around(left, right, own, temperatures)
+            around = self._around(left, right, temperatures)
             out[:, some] = (own if cosines is None else cosines[some]) - around
             out[:, some][:, ~(left.any(axis=1) & right.any(axis=1))] = np.nan
+
+        if self._xp is not np or len(blocks) < 2 or count_threads() < 2:
+            for some in blocks:
+                compare(some)
+        else:  # one BLAS thread in each: what follows a product takes as long, and BLAS does not spread that
+            with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count_threads()) as threads:
+                for _ in threads.map(compare, blocks):
+                    pass
         return out
 
-    def _around(self, left: Float32, right: Float32, own: Float32, temperatures: tuple[float, ...]) -> Float32:
+    def _around(self, left: Float32, right: Float32, temperatures: tuple[float, ...]) -> Float32:
         """(T, B) the mean of both soft maxima τ log mean exp(s / τ), over all pairs of the pool but the same ones."""
-        by_image, by_text = self._put(left) @ self._texts.T, self._put(right) @ self._images.T
-        of_texts, of_images = right @ self._directions, left @ self._directions
-        step = max(1, CACHED // len(self)) if self._xp is np else len(left)
-        spans = (slice(start, start + step) for start in range(0, len(left), step))
-        found = [
-            self._soft_maxima(
-                by_image[some],
-                by_text[some],
-                self._same(by_image[some], own[some], of_texts[some], self._marks[1]),
-                self._same(by_text[some], own[some], of_images[some], self._marks[0]),
-                temperatures,
-            )
-            for some in spans
-        ]
-        return np.concatenate(found, axis=1).astype(np.float32)
+        sides = (left @ self._directions, 0), (right @ self._directions, 1)
+        same = [places for marks, side in sides for places in self._same(marks, side)]
+        columns, rows = np.divmod(_merge(same, len(self) * len(left)), len(left))
+        others = len(self) - np.bincount(rows, minlength=len(left))
+        with np.errstate(divide="ignore", invalid="ignore"):  # a pool of the same pairs only: NaN
+            by_image = self._soft_maxima(left, self._texts, rows, columns, temperatures, others)
+            by_text = self._soft_maxima(right, self._images, rows, columns, temperatures, others)
+        return ((by_image + by_text) / 2).astype(np.float32)
 
     def _soft_maxima(
         self,
-        by_image: Any,
-        by_text: Any,
-        same_text: tuple[Index, Index],
-        same_image: tuple[Index, Index],
+        queries: Float32,
+        pool: Any,
+        rows: Index,
+        columns: Index,
         temperatures: tuple[float, ...],
+        others: Index,
     ) -> Floats:
-        """(T, B) what `_around` returns, from cosines (B, M), which it overwrites, and the places of the same pairs."""
-        xp = self._xp
-        rows, columns = (np.concatenate(places) for places in zip(same_text, same_image, strict=True))
-        pairs = np.unique(rows * len(self) + columns)
-        rows, columns = np.divmod(pairs, len(self))
-        others = len(self) - np.bincount(rows, minlength=len(by_image))
-        around = np.zeros((len(temperatures), len(by_image)))
-        with np.errstate(divide="ignore", invalid="ignore"):  # a pool of the same pairs only: NaN
-            for cosines in (by_image, by_text):
-                cosines[rows, columns] = -np.inf
-                top = xp.amax(cosines, 1)
-                cosines -= top[:, None]
-                for i, temperature in enumerate(temperatures):
-                    total = self._get(xp.exp(cosines / temperature).sum(1))
-                    around[i] += (self._get(top) + temperature * np.log(total / others)) / 2
-        return around
+        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool, but those at `rows` and rising `columns`.
 
-    def _same(self, cosines: Any, own: Float32, marks: Float32, pool_marks: Float32) -> tuple[Index, Index]:
-        """Rows and columns at which the pool has the row's own caption (or picture).
-
-        Equal vectors have equal cosines with the row's picture, and equal projections; comparing these costs less than
-        comparing every caption with every other.
+        Works on some columns at a time, because a processor's cache holds their cosines, relative to the largest so far.
         """
-        close = self._xp.abs(cosines - self._put(own)[:, None]) <= SAME_COSINE
-        rows, columns = (self._get(places) for places in self._xp.where(close))
-        apart = np.abs(marks[rows] - pool_marks[columns]).max(axis=1, initial=0)
-        return rows[apart <= SAME_PROJECTION], columns[apart <= SAME_PROJECTION]
+        xp, unit = self._xp, self._put(queries)
+        top = self._put(np.full(len(queries), LEAST, np.float32))
+        totals = [self._put(np.zeros(len(queries), np.float32)) for _ in temperatures]
+        step = COLUMNS if xp is np else len(self)
+        for start in range(0, len(self), step):
+            cosines = unit @ pool[start : start + step].T
+            left_out = slice(*np.searchsorted(columns, (start, start + step)))
+            cosines[rows[left_out], columns[left_out] - start] = -np.inf
+            before, top = top, xp.maximum(top, xp.amax(cosines, 1))
+            cosines -= top[:, None]
+            for i, temperature in enumerate(temperatures):
+                powers = xp.exp(cosines / temperature)
+                totals[i] = totals[i] * xp.exp((before - top) / temperature) + powers.sum(1)
+        sums = np.stack([self._get(total) for total in totals]).astype(np.float64)
+        return np.asarray(self._get(top) + np.array(temperatures)[:, None] * np.log(sums / others))
+
+    def _same(self, marks: Float32, side: int) -> Iterator[Index]:
+        """Places (column · B + row) where the pool has the row's own picture (`side` 0) or caption (1); `marks` are (B, 8).
+
+        Equal vectors have equal projections. Candidates are near in the first one, by which the pool is sorted.
+        """
+        order, pool_marks = self._order[side], self._marks[side]
+        first = pool_marks[order, 0]
+        begin = np.searchsorted(first, marks[:, 0] - 2 * SAME_PROJECTION)
+        ends = np.cumsum(np.searchsorted(first, marks[:, 0] + 2 * SAME_PROJECTION) - begin)
+        for start in range(0, int(ends[-1]), CANDIDATES):
+            places = np.arange(start, min(start + CANDIDATES, ends[-1]))
+            rows = np.searchsorted(ends, places, side="right")
+            columns = order[places - ends[rows - 1] * (rows > 0) + begin[rows]]
+            near = np.abs(marks[rows] - pool_marks[columns]).max(axis=1) <= SAME_PROJECTION
+            yield columns[near] * len(marks) + rows[near]
 
     def _put(self, values: Float32) -> Any:
         return values if self._xp is np else self._xp.as_tensor(values, device=self._device)
 
     def _get(self, values: Any) -> Any:
         return values if self._xp is np else values.cpu().numpy()
+
+
+def _merge(parts: list[Index], size: int) -> Index:
+    """The different ones of numbers below `size`, in order."""
+    if sum(map(len, parts)) < CANDIDATES:
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *parts]))
+    seen = np.zeros(size, bool)  # thousands of equal captions: sorting would take longer than all else
+    for part in parts:
+        seen[part] = True
+    return np.flatnonzero(seen)
 
 
 def round_rows(rows: Floats) -> Float32:

@@ -50,8 +50,13 @@ def test_block_size_and_torch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     images, texts = draw(50)
     want = Pool(images, texts).quality(images, texts, (0.01, 0.02))
     assert Pool(images, texts, "cpu:0").quality(images, texts, (0.01, 0.02)) == pytest.approx(want, abs=1e-6)
-    monkeypatch.setattr(pair_quality, "BLOCK", 7 * 50)
-    assert Pool(images, texts).quality(images, texts, (0.01, 0.02)) == pytest.approx(want, abs=1e-6)
+    monkeypatch.setattr(pair_quality, "ROWS", 7)
+    monkeypatch.setattr(pair_quality, "COLUMNS", 11)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    blocks = Pool(images, texts).quality(images, texts, (0.01, 0.02))
+    assert blocks == pytest.approx(want, abs=1e-6)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert (Pool(images, texts).quality(images, texts, (0.01, 0.02)) == blocks).all()
 
 
 def test_rows_without_a_pair_and_pools_without_another_pair_give_nan() -> None:
