@@ -1,11 +1,14 @@
 """Clients beside one another, and loads below, at and above the capacity of the service. Every client has its own address."""
 
 import json
+import multiprocessing
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 
 import numpy as np
 
@@ -27,18 +30,8 @@ def fairness(model: Sequence[str], pattern: str, seconds: float) -> dict[str, fl
     with serving(*model) as server:
         load(server.port, bulk[:2], 2)  # warm
         for count in (0, *BULK_CLIENTS):
-            ended = threading.Event()
-            clients = [
-                threading.Thread(target=_pour, args=(server, bulk, f"127.0.1.{i + 1}", ended)) for i in range(count)
-            ]
-            for client in clients:
-                client.start()
-            if count:
-                time.sleep(3)  # until their queues are full
-            times = _ask(server, single, seconds)
-            ended.set()
-            for client in clients:
-                client.join()
+            with _pouring(server, bulk, count):
+                times = _ask(server, single, seconds)
             low, high = (1000 * float(value) for value in np.quantile(times, [0.5, 0.99]))
             name = f"beside_{count}" if count else "alone"
             figures |= {f"{name}_p50_ms": low, f"{name}_p99_ms": high}
@@ -47,7 +40,31 @@ def fairness(model: Sequence[str], pattern: str, seconds: float) -> dict[str, fl
     return figures
 
 
-def _pour(server: Server, requests: Sequence[bytes], address: str, ended: threading.Event) -> None:
+@contextmanager
+def _pouring(server: Server, requests: Sequence[bytes], count: int) -> Iterator[None]:
+    """`count` bulk clients in a process of their own, which does not hold up the client that is measured."""
+    context = multiprocessing.get_context("spawn")
+    ended = context.Event()
+    clients = context.Process(target=_pour_all, args=(server, requests, count, ended))
+    clients.start()
+    time.sleep(5 if count else 0)  # until their queues are full
+    try:
+        yield
+    finally:
+        ended.set()
+        clients.join()
+
+
+def _pour_all(server: Server, requests: Sequence[bytes], count: int, ended: Event) -> None:
+    addresses = [f"127.0.1.{i + 1}" for i in range(count)]
+    threads = [threading.Thread(target=_pour, args=(server, requests, address, ended)) for address in addresses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _pour(server: Server, requests: Sequence[bytes], address: str, ended: Event) -> None:
     """Send one request after the other, two at a time; wait as long as a refusal says."""
 
     def send(first: int) -> None:

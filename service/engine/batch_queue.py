@@ -39,6 +39,10 @@ class BatchQueue(Generic[T]):
         self._waiting[item] = now, weight
         self._turns.put(item, client, weight)
 
+    def has(self, client: str) -> bool:
+        """Whether an item of the client is waiting."""
+        return self._turns.has(client)
+
     def discard(self, item: T) -> bool:
         """Remove an item; False if it is not waiting."""
         self._turns.discard(item)

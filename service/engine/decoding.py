@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class _Turn:
     """A picture that waits for a worker, or is being decoded."""
 
     cost: PictureCost
+    client: str
     begin: "asyncio.Future[None]"
 
     @property
@@ -38,19 +40,25 @@ class Decoder:
 
     A picture whose worker dies or does not finish in `seconds` (more for a large one) is tried once more, and then becomes a
     `bad_image`. Pictures that are decoded at once take at most `memory` bytes; one that needs over half of it, or has more than
-    `pixels` in all its scans, is `too_large`. None is started while the encoders have no room.
+    `pixels` in all its scans, is `too_large`. A picture waits while the encoders have no room for its client;
+    `begin_turns` looks again.
     """
 
     def __init__(
-        self, workers: int, limits: Limits, memory: int = 2 << 30, seconds: float = 3.0, pixels: int = 1_000_000_000
+        self,
+        workers: int,
+        limits: Limits,
+        memory: int = 2 << 30,
+        seconds: float = 3.0,
+        pixels: int = 1_000_000_000,
+        has_room: Callable[[str], bool] = lambda client: True,
     ) -> None:
-        self._workers, self._options = workers, DecodeOptions(limits=limits)
+        self._workers, self._options, self._has_room = workers, DecodeOptions(limits=limits), has_room
         self._memory, self._seconds, self._pixels = memory, seconds, pixels
         self._waiting: FairQueue[_Turn] = FairQueue()
         self._running: set[_Turn] = set()
         self._thread = ThreadPoolExecutor(1)  # decodes if there are no workers
         self._pool: DecodePool | None = None
-        self._room = True
 
     async def start(self, preprocess: Preprocessor) -> None:
         """Start the processes and let each decode a dot, so that the first request does not wait for imports."""
@@ -73,11 +81,6 @@ class Decoder:
         if self._pool is None:
             return ["the decoders are starting"]
         return [] if self.pids or not self._workers else ["the decoders are restarting"]
-
-    def set_room(self, room: bool) -> None:
-        """Whether the encoders can take more pixels."""
-        self._room = room
-        self._begin_turns()
 
     async def decode(self, image: bytes, client: str = "") -> Decoded:
         """The picture's `pixels`, or the status and error of the table."""
@@ -107,9 +110,9 @@ class Decoder:
         pool = self._pool
         assert pool is not None, "start() comes first"
         loop = asyncio.get_running_loop()
-        turn = _Turn(cost, loop.create_future())
+        turn = _Turn(cost, client, loop.create_future())
         self._waiting.put(turn, client, 1 + cost.pixels)
-        self._begin_turns()
+        self.begin_turns()
         try:
             await turn.begin
         except asyncio.CancelledError:
@@ -126,9 +129,9 @@ class Decoder:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end_turn, turn))
         return await asyncio.wrap_future(future)
 
-    def _begin_turns(self) -> None:
+    def begin_turns(self) -> None:
         """Give free workers the next pictures; one more than workers, so that none waits for this loop."""
-        while self._room and len(self._running) < self._workers + 1:
+        while len(self._running) < self._workers + 1:
             turn = self._waiting.take(self._fits)
             if turn is None:
                 return
@@ -136,6 +139,8 @@ class Decoder:
             turn.begin.set_result(None)
 
     def _fits(self, turn: _Turn) -> bool:
+        if not self._has_room(turn.client):
+            return False
         if not self._running:
             return True
         if turn.is_large and sum(other.is_large for other in self._running) >= max(1, self._workers - 1):
@@ -144,7 +149,7 @@ class Decoder:
 
     def _end_turn(self, turn: _Turn) -> None:
         self._running.discard(turn)
-        self._begin_turns()
+        self.begin_turns()
 
 
 def _dot() -> bytes:

@@ -88,7 +88,12 @@ class LocalEmbedder:
         self._limits: Limits = settings.limits
         workers = default_workers() if settings.decode_workers is None else settings.decode_workers
         self._decoder = Decoder(
-            workers, self._limits, settings.decode_bytes, settings.hang_seconds, settings.max_request_pixels
+            workers,
+            self._limits,
+            settings.decode_bytes,
+            settings.hang_seconds,
+            settings.max_request_pixels,
+            self._has_room,
         )
         self.metrics = metrics or Metrics()
         specs = specs_for(spec, settings.device)
@@ -99,7 +104,7 @@ class LocalEmbedder:
             wait=settings.batch_wait_ms / 1000,
             metrics=self.metrics,
             on_ready=self._accept_model,
-            on_change=self._make_room,
+            on_change=self._decoder.begin_turns,
             hang_seconds=settings.hang_seconds,
         )
         self._devices = len(specs)
@@ -176,11 +181,11 @@ class LocalEmbedder:
                 problem = f"is not the model this service began with: {'; '.join(differences)}"
                 raise MismatchError.of("model", ready.identity.model, problem)
 
-    def _make_room(self) -> None:
-        """Let the decoders work while few pictures wait for the encoders."""
+    def _has_room(self, client: str) -> bool:
+        """Whether a picture of the client may be decoded: few wait for the encoders, or none of this client."""
         few = AHEAD_BATCHES * self._devices * (self._ready.batch_size if self._ready else 1)
-        waiting, size = self._encoders.waiting("images"), self._encoders.waiting_bytes
-        self._decoder.set_room(waiting < few and size < self._settings.ahead_bytes)
+        is_free = self._encoders.waiting("images") < few or not self._encoders.has_picture(client)
+        return is_free and self._encoders.waiting_bytes < self._settings.ahead_bytes
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

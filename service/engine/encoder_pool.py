@@ -28,10 +28,11 @@ from .encoder_process import EncodeReply, EncodeRequest, EncoderProcess, Kind, M
 Row = NDArray[np.float32]
 log = logging.getLogger("noisegate.encoders")
 
-OUTSTANDING = 2  # batches per process
+OUTSTANDING = 2  # batches per process: it receives the next one before it has ended the first
+SHORT_SECONDS = 0.01  # how long before that end; shorter batches are no longer limited. Chosen
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a restart; doubles with every failure in a row
 CHARS_PER_WEIGHT = 1000  # of a text; 20,000 characters take 5 to 20 times as long as a few words (embedded model)
-BATCH_FACTOR = 4  # a batch takes at most this many times a single item, so that who comes next waits little. Chosen
+BATCH_FACTOR = 3  # a batch takes at most this many times a single item, so that who comes next waits little. Chosen
 HANG_FACTOR = 4  # times the slowest batch so far, without an answer: the process hangs. Chosen; see the benchmark
 LOOK_SECONDS = 0.25  # between two looks for processes that hang
 STEADY = 60.0  # seconds alive after which a failure no longer counts as in a row
@@ -72,7 +73,7 @@ class _Slot:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = 0.0
     busy_since: float = 0.0  # when it began with its first outstanding batch
-    item_seconds: float = 0.0  # of the warm-up, for one picture and one text
+    single_seconds: dict[Kind, float] = field(default_factory=dict)  # of the warm-up, for one picture and one text
     slowest: float = 0.0  # seconds of its slowest batch
     reason: str = "the model is loading"
     failed: ModelFailed | None = None
@@ -137,6 +138,10 @@ class EncoderPool:
     def waiting(self, kind: Kind) -> int:
         """Number of tasks that no encoder has yet."""
         return len(self._queues[kind])
+
+    def has_picture(self, client: str) -> bool:
+        """Whether a picture of the client waits for an encoder."""
+        return self._queues["images"].has(client)
 
     def put(self, task: EncodeTask) -> None:
         if self.reasons():
@@ -208,7 +213,7 @@ class EncoderPool:
         batch = next(iter(slot.outstanding.values()), None)
         if batch is None or slot.process is None:
             return
-        usual = max(slot.slowest, slot.item_seconds * _weight(batch))
+        usual = max(slot.slowest, sum(slot.single_seconds.values()) * _weight(batch))
         silent = time.monotonic() - slot.busy_since
         if silent > max(self._hang_seconds, HANG_FACTOR * usual):
             seconds = round(silent, 1)
@@ -237,7 +242,7 @@ class EncoderPool:
             return
         if not ended.is_set():
             slot.ready, slot.since, slot.reason = True, time.monotonic(), ""
-            slot.item_seconds, slot.slowest = ready.seconds, 0.0
+            slot.single_seconds, slot.slowest = ready.seconds, 0.0
             pid = slot.process.pid if slot.process is not None else None
             log.info("encoder ready", extra={"device": slot.spec.device, "model": ready.identity.model, "encoder": pid})
             self._plan_pump()
@@ -269,11 +274,14 @@ class EncoderPool:
             self._timer.cancel()
             self._timer = None
         while True:
+            now = time.monotonic()
             slots = [slot for slot in self._slots if slot.ready and len(slot.outstanding) < OUTSTANDING]
             if not slots:
                 return  # the next reply calls this again
-            slot = min(slots, key=lambda slot: len(slot.outstanding))
-            now = time.monotonic()
+            slot = min(slots, key=lambda slot: self._pause(slot, now))
+            if (pause := self._pause(slot, now)) > 0:
+                self._pump_after(pause)
+                return
             # pictures and texts in turn: a queue of one kind does not hold up the other
             kinds = sorted(
                 (kind for kind, queue in self._queues.items() if len(queue)), key=self._last_batch.__getitem__
@@ -283,9 +291,22 @@ class EncoderPool:
             if batch is None:
                 due = [wait for queue in filled if (wait := queue.due(now)) is not None]
                 if due:
-                    self._timer = asyncio.get_running_loop().call_later(min(due), self._pump)
+                    self._pump_after(min(due))
                 return
             self._dispatch(slot, batch, now)
+
+    def _pump_after(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._pump)
+
+    def _pause(self, slot: _Slot, now: float) -> float:
+        """Seconds until a process gets its next batch: shortly before it ends the one it has, so that an item that comes
+        in the meantime need not wait for two batches; less than 0 if it has none.
+        """
+        batch = next(iter(slot.outstanding.values()), None)
+        if batch is None:
+            return -1.0
+        ends = slot.busy_since + _weight(batch) * self._item_seconds.get(batch[0].kind, 0.0)
+        return max(0.0, ends - SHORT_SECONDS - now)
 
     def _dispatch(self, slot: _Slot, batch: list[EncodeTask], now: float) -> None:
         assert slot.process is not None
@@ -308,7 +329,7 @@ class EncoderPool:
         self._metrics.encode.labels(batch[0].kind).observe(reply.seconds)
         kind, seconds = batch[0].kind, reply.seconds / _weight(batch)
         self._item_seconds[kind] = 0.8 * self._item_seconds.get(kind, seconds) + 0.2 * seconds
-        longest = BATCH_FACTOR * slot.item_seconds
+        longest = max(SHORT_SECONDS, BATCH_FACTOR * slot.single_seconds[kind])
         self._queues[kind].size = _fit_batch(longest, self._item_seconds[kind], self._largest)
         for i, task in enumerate(batch):
             if not task.done.done():

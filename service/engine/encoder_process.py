@@ -31,14 +31,14 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ModelReady:
-    """The model is loaded and warm: it took `seconds` for one picture and one text. `beta` is measured if asked for."""
+    """The model is loaded and warm: `seconds` are those of one picture and of one text. `beta` is measured if asked for."""
 
     identity: Identity
     dimensions: int
     batch_size: int
     preprocess: Preprocessor
     beta: Beta | None
-    seconds: float = 0.0
+    seconds: dict[Kind, float]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _warm(model: Estimator, measure: bool) -> ModelReady:
     images, image_seconds = _time_second(lambda: model.encode_pixels([pixels]))
     _, text_seconds = _time_second(lambda: model.encode_texts(["a photo"]))
     beta = measure_beta(model) if measure else None
-    seconds = image_seconds + text_seconds
+    seconds: dict[Kind, float] = {"images": image_seconds, "texts": text_seconds}
     return ModelReady(model.identity, images.shape[1], model.batch_size, model.preprocess, beta, seconds)
 
 

@@ -6,6 +6,11 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
+EARNED = (
+    0.5  # of the cost of every other item: what items that are alone may cost. They have a third of the turns. Chosen
+)
+MOST_EARNED = 4.0  # times the cost of the latest other item, saved up while there were none that are alone. Chosen
+
 
 @dataclass
 class _Line(Generic[T]):
@@ -19,7 +24,10 @@ class FairQueue(Generic[T]):
     """Items of several clients. The client that was served least comes next, with its oldest item.
 
     Costs are added up per client, so that one with large items has fewer turns. A client that had nothing waiting starts
-    where the queue is: it neither saves up turns nor pays for former ones (start-time fair queueing).
+    where the queue is, or where its former items have brought it: it saves up no turns (start-time fair queueing).
+
+    The only item of a client comes before those of clients with several, however many these are: who asks for one thing at
+    a time waits for two turns or so. Such items cost at most `EARNED` times what others did; beyond that they wait their turn.
 
     >>> queue = FairQueue[str]()
     >>> for item in ("a1", "a2", "a3"):
@@ -33,14 +41,21 @@ class FairQueue(Generic[T]):
         self._lines: dict[str, _Line[T]] = {}
         self._client_of: dict[T, str] = {}
         self._now = 0.0  # how much the client that was served last had been served before
+        self._earned = 0.0  # cost that items which are alone may have
 
     def __len__(self) -> int:
         return len(self._client_of)
 
     def put(self, item: T, client: str = "", cost: float = 1.0) -> None:
         line = self._lines.setdefault(client, _Line(self._now))
+        if not line.costs:
+            line.served = max(line.served, self._now)
         line.costs[item] = cost
         self._client_of[item] = client
+
+    def has(self, client: str) -> bool:
+        """Whether an item of the client is waiting."""
+        return client in self._lines and bool(self._lines[client].costs)
 
     def discard(self, item: T) -> bool:
         """Remove an item; False if it is not waiting."""
@@ -50,16 +65,30 @@ class FairQueue(Generic[T]):
         line = self._lines[client]
         del line.costs[item]
         if not line.costs:
-            del self._lines[client]
+            self._forget()
         return True
 
     def take(self, fits: Callable[[T], bool] = lambda item: True) -> T | None:
         """Remove and return the next item; a client whose oldest item does not fit is passed over."""
-        for _, line in sorted(self._lines.items(), key=lambda entry: entry[1].served):
-            item = next(iter(line.costs))
+        lines = [line for line in self._lines.values() if line.costs]
+        for line in sorted(lines, key=lambda line: (not self._is_before(line), line.served)):
+            item, cost = next(iter(line.costs.items()))
             if fits(item):
-                self._now = line.served
-                line.served += line.costs[item]
+                if self._is_before(line):
+                    self._earned -= cost
+                else:
+                    self._earned = min(self._earned + EARNED * cost, MOST_EARNED * cost)
+                    self._now, line.served = max(self._now, line.served), line.served + cost
                 self.discard(item)
                 return item
         return None
+
+    def _is_before(self, line: _Line[T]) -> bool:
+        """Whether its item comes before those of clients with several."""
+        return len(line.costs) == 1 and next(iter(line.costs.values())) <= self._earned
+
+    def _forget(self) -> None:
+        """Drop the lines of clients that have nothing waiting and are not ahead of others; all if nothing is waiting."""
+        for client, line in list(self._lines.items()):
+            if not line.costs and (line.served <= self._now or not self._client_of):
+                del self._lines[client]

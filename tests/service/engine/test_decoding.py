@@ -40,9 +40,10 @@ def test_a_picture_that_kills_or_hangs_its_worker_is_a_bad_image_and_the_others_
 
 def test_nothing_is_decoded_without_room_and_clients_take_turns() -> None:
     async def run() -> list[str]:
-        decoder = Decoder(0, Limits())
+        full: set[str] = set()  # clients that the encoders have no room for
+        decoder = Decoder(0, Limits(), has_room=lambda client: client not in full)
         await decoder.start(np.asarray)
-        decoder.set_room(False)
+        full |= {"bulk", "one", "two"}
         order: list[str] = []
 
         async def decode(client: str) -> None:
@@ -55,7 +56,8 @@ def test_nothing_is_decoded_without_room_and_clients_take_turns() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert order == []
-        decoder.set_room(True)
+        full.clear()
+        decoder.begin_turns()
         await asyncio.gather(*work)
         await decoder.stop()
         return order
