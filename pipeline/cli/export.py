@@ -49,7 +49,7 @@ def export(
         bool,
         typer.Option(
             "--spreadsheet-safe",
-            help="For csv: an apostrophe before texts that a spreadsheet would run as a formula (= + - @ first).",
+            help="For csv and cleanlab: an apostrophe before texts that a spreadsheet would run as a formula (= + - @ first).",
         ),
     ] = False,
     add_columns: Annotated[

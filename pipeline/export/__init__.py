@@ -39,7 +39,7 @@ FORMATS: Mapping[str, Format] = {
     "shards": Format(write_shards, is_folder=True, options=("add_columns",)),
     "datasets": Format(write_dataset, is_folder=True, options=("columns",)),
     "lance": Format(write_lance, is_folder=True, options=("columns",)),
-    "cleanlab": Format(write_issues),
+    "cleanlab": Format(write_issues, options=("spreadsheet_safe",)),
 }
 REPEATING = ("keys", "parquet", "csv", "jsonl")  # formats that may name a sample more than once
 RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from noisegate.pipeline.errors import ConfigError, TableError
 from noisegate.pipeline.system.output_files import whole_file
 
+from .flat import escape_formulas
 from .rows import Options, RunRows, ShardRows, Written
 
 FRAME = pa.schema(
@@ -38,6 +39,8 @@ def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
     """
     if out.suffix not in (".csv", ".parquet"):
         raise ConfigError.of("out", out, "is no name of a cleanlab frame, .csv or .parquet; use issues.csv")
+    if options.spreadsheet_safe and out.suffix != ".csv":
+        raise ConfigError.of("spreadsheet_safe", True, "is for CSV; use issues.csv")
     if "labels" not in rows.facts["scoring"]["tasks"]:
         raise TableError.of(
             "folder", rows.run.name, "has no label scores; make them: noisegate annotate … --task labels"
@@ -46,6 +49,9 @@ def write_issues(rows: RunRows, out: Path, options: Options) -> Written:
     with whole_file(out) as file, _writer(file, out.suffix) as writer:
         for part in rows.parts(_NEEDED):
             frame = _frame(part)
+            for name in ("shard", "key") if options.spreadsheet_safe else ():
+                place = frame.column_names.index(name)
+                frame = frame.set_column(place, name, escape_formulas(frame[name]))
             writer.write_table(frame)
             written += len(frame)
             unscored += len(part.kept) - len(frame)

@@ -97,6 +97,15 @@ def _write_parquet(file: Any, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
     return written
 
 
+def escape_formulas(texts: Any) -> Any:
+    """Put an apostrophe before each text that a spreadsheet would run as a formula.
+
+    >>> escape_formulas(pa.array(["=1+1", "a=b", None])).to_pylist()
+    ["'=1+1", 'a=b', None]
+    """
+    return pc.replace_substring_regex(texts, _FORMULA, r"'\0")
+
+
 def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table], safe: bool = False) -> int:
     written = 0
     as_text = {name for name in schema.names if pa.types.is_list(schema.field(name).type)}
@@ -112,7 +121,7 @@ def _write_csv(file: Any, schema: pa.Schema, tables: Iterable[pa.Table], safe: b
                 elif name in as_hex:
                     values = [None if v is None else v.hex() for v in values.to_pylist()]
                 elif safe and pa.types.is_string(schema.field(name).type):
-                    values = pc.replace_substring_regex(values, _FORMULA, r"'\0")
+                    values = escape_formulas(values)
                 columns.append(values)
             writer.write_table(pa.table(columns, schema=plain))
             written += len(table)

@@ -53,6 +53,7 @@ def write_run(
     given: NDArray[np.int64],
     theirs: tuple[pd.DataFrame, NDArray[np.float64]],
     rejected: NDArray[np.bool_] | None = None,
+    prefix: str = "",
 ) -> Path:
     """A run in two shards whose label scores are those that cleanlab's inputs give; `rejected` pairs have weight 0."""
     frame, probabilities = theirs
@@ -66,7 +67,7 @@ def write_run(
         rows = slice(90 * part, 90 * part + 90)
         lost = ~KNOWN[rows]
         columns = {
-            "key": [f"{i:04d}" for i in range(ROWS)[rows]],
+            "key": [f"{prefix}{i:04d}" for i in range(ROWS)[rows]],
             "index": np.arange(90),
             "status": np.where(lost, "no_label", "ok").tolist(),
             "label": pa.array(given[rows], mask=lost),
@@ -135,6 +136,20 @@ def test_a_rule_keeps_the_numbers_of_the_rows(
     frame = read(tmp_path / "i.parquet")
     assert frame["is_label_issue"].all()
     assert frame.index.tolist() == np.flatnonzero(KNOWN & (given != RIGHT)).tolist()
+
+
+def test_keys_like_formulas_are_exact_unless_it_is_for_a_spreadsheet(
+    given: NDArray[np.int64], theirs: tuple[pd.DataFrame, NDArray[np.float64]], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "run", given, theirs, prefix="=")
+    export(run, tmp_path / "exact.csv", "cleanlab")
+    export(run, tmp_path / "safe.csv", "cleanlab", spreadsheet_safe=True)
+    exact, safe = read(tmp_path / "exact.csv"), read(tmp_path / "safe.csv")
+    assert exact["key"].tolist() == [f"={i:04d}" for i in exact.index]
+    assert safe["key"].tolist() == [f"'={i:04d}" for i in exact.index]
+    pd.testing.assert_frame_equal(safe.drop(columns="key"), exact.drop(columns="key"))
+    with refused("spreadsheet_safe", True):
+        export(run, tmp_path / "safe.parquet", "cleanlab", spreadsheet_safe=True)
 
 
 def test_a_rejected_pair_is_not_a_wrong_label(
