@@ -127,6 +127,8 @@ def calibration_figures(fitted: PairCalibration, chance: Floats, right: Mask) ->
         "ece_floor": float(np.mean([calibration_error(chance, truth) for truth in drawn])),
         "noise_error": abs(fitted.noise_rate - noise),
         "covers": float(low <= noise <= high),
+        "group": float(fitted.apart_share > 0),
+        "group_error": abs(fitted.apart_share - noise),
     }
 
 
@@ -217,6 +219,9 @@ def print_comparison(table: list[dict[str, Any]]) -> None:
                 f"{kind}: ECE {np.mean(ece):.3f}, at worst {max(ece):.3f} (goal: .03; {np.mean(floor):.3f} for exact chances); "
                 f"interval covers {np.mean(covers):.0%}"
             )
+            group, off = ([row["judged"][name] for row in rows] for name in ("group", "group_error"))
+            share = f", its share is {np.mean(off):.3f} off the noise" if kind == HARD else ""
+            print(f"{kind}: a group apart is reported in {np.mean(group):.0%} of the draws{share}")
     own, best = (np.mean([row[name]["error"] for row in swapped]) for name in ("pair_quality", "chosen_temperature"))
     print(
         f"mean error of pair_quality, swapped captions: {own:.5f} with the model's own τ, {best:.5f} with a chosen one"

@@ -60,8 +60,9 @@ def calibrate(
         estimate_beta,
         measure_beta,
     )
+    from noisegate.pipeline.pairs.judge import choose_calibration
     from noisegate.pipeline.pairs.pair_fit import sample_first_pairs
-    from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data
+    from noisegate.pipeline.scoring.summary import calibration_warning, tells_nothing
     from noisegate.pipeline.shards.locate import find_shards
 
     output = Output(as_json)
@@ -101,10 +102,11 @@ def calibrate(
             "* without data auto takes random_inputs; give shards to see the other modes, and what auto takes there"
         )
     cuts: list[dict[str, Any]] = []
-    if pairs is not None and pairs.calibration and tells_nothing(pairs.calibration):
-        output.tell(f"[yellow]note[/]: {unknown_data(model, pairs.calibration)}")
-    elif pairs is not None and pairs.calibration:
-        expected = pairs.calibration.field_cuts(chosen.value)
+    calibration = None if pairs is None else choose_calibration(pairs, None)
+    if calibration and (warning := calibration_warning(model, calibration)):
+        output.tell(f"[yellow]note[/]: {warning}")
+    if calibration and not tells_nothing(calibration):
+        expected = calibration.field_cuts(chosen.value)
         names = ("kept", "clean_precision", "clean_recall", "noise_recall")
         output.table(
             "What fixed thresholds would keep here",

@@ -19,7 +19,7 @@ from noisegate.pipeline.pairs.pair_fit import fit_embeddings
 from noisegate.pipeline.pairs.scorer import Encoded, Scorer, encode_pairs, load_scorer, pair_columns
 from noisegate.pipeline.runs.frame import to_frame
 from noisegate.pipeline.runs.table import COLUMNS
-from noisegate.pipeline.scoring.summary import tells_nothing, unknown_data, unknown_noise
+from noisegate.pipeline.scoring.summary import calibration_warning, tells_nothing, unknown_noise
 from noisegate.pipeline.settings import ScoreSettings, check_beta_mode
 from noisegate.pipeline.shards.decode import BadSample
 from noisegate.pipeline.shards.given_pairs import Picture, open_picture
@@ -233,8 +233,8 @@ class _KeptEmbeddings:
         if fit.pool is not None:
             quality[ok] = fit.pool.quality(images, texts, cosines)
         told = fit.calibration
-        notes = (unknown_data(estimator.identity.model, told),) if told and tells_nothing(told) else ()
-        return Scorer(estimator, fit.beta, told, notes, fit.pool), quality
+        warning = calibration_warning(estimator.identity.model, told) if told else None
+        return Scorer(estimator, fit.beta, told, (warning,) if warning else (), fit.pool), quality
 
 
 def printable_text(caption: str) -> str:

@@ -35,13 +35,8 @@ SHAPELESS = "isotonic"  # the model that counts only if the others fail
 PLAUSIBLE = 2  # a model counts as plausible up to this many standard errors behind the best
 SIMILARITY, QUALITY = "similarity", "pair_quality"  # columns that P(clean) may come from
 LIKELY = 0.5  # P(clean) above which a pair is clean by --cut probability
-FIELD_CUTS = {
-    0.1: "",
-    0.15: "",
-    0.215: "OSA's β of ViT-B/32",
-    0.28: "LAION-5B",
-    0.3: "LAION-400M",
-}  # cosines; who uses them
+FIELD_CUTS = {0.1: "", 0.15: "", 0.215: "OSA's β of ViT-B/32", 0.28: "LAION-5B", 0.3: "LAION-400M"}
+"""fixed thresholds of the field on the cosine, and who uses them"""
 CLEAN_BELOW = 0.01  # below this noise rate all pairs count as clean, above 1 - this all as noise
 
 
@@ -77,11 +72,13 @@ class PairCalibration:
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
     loss: float = float(
         "nan"
-    )  # held-out log-loss (nats) at telling given from mismatched pairs, which decides between scores
+    )  # held-out log-loss (nats) at telling given from mismatched pairs: decides between scores
     score: str = SIMILARITY
     cosines: tuple[float, ...] = ()  # empty if the knots are cosines
     cosine_kept: tuple[float, ...] = ()  # share of the given pairs above each of `cosines`
     cosine_clean: tuple[float, ...] = ()  # share of the given pairs that are above it and clean, by their own P(clean)
+    apart_below: float = -1.0  # cosine below which likely right pairs lie apart (`group_apart`); -1 if none do
+    apart_share: float = 0.0  # their share of the likely right pairs
 
     def clean_probability(self, score: ArrayLike) -> Float32:
         """P(clean | score), (N,) float32; nan stays nan.
@@ -322,9 +319,8 @@ def _held_out_error(fits: list[RatioFit], g: Float64, m: Float64, rate: float) -
 
 def _held_out_loss(fits: list[RatioFit], g: Float64, m: Float64) -> float:
     """Log-loss at telling given from mismatched pairs of folds that the map was not fitted on; both kinds count half."""
-    logits = np.log(
-        np.maximum(np.stack([fit.ratio for fit in fits]), 1e-9)
-    )  # at even odds, whatever the numbers of pairs
+    # at even odds, whatever the numbers of pairs
+    logits = np.log(np.maximum(np.stack([fit.ratio for fit in fits]), 1e-9))
     on_given, on_mismatched = np.logaddexp(0, -logits), np.logaddexp(0, logits)
     return float((np.sum(g * on_given) / g.sum() + np.sum(m * on_mismatched) / m.sum()) / 2)
 

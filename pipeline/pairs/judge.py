@@ -10,6 +10,7 @@ from noisegate.pipeline.system.array_types import Floats
 
 from .beta import PairSample
 from .calibration import QUALITY, PairCalibration
+from .group_apart import find_group_apart
 
 CURVE = 129  # cosines at which the shares kept are recorded
 
@@ -22,9 +23,17 @@ def choose_calibration(cosine: PairSample, quality: PairSample | None) -> PairCa
     pairs this one was right most often (`benchmarks/pairs.py`, other draws than those it reports).
     """
     by_cosine, by_quality = cosine.calibration, quality.calibration if quality is not None else None
-    if by_cosine is None or quality is None or by_quality is None or by_cosine.loss <= by_quality.loss:
-        return by_cosine
-    return add_cosines(by_quality, quality.given, cosine.given)
+    if by_cosine is None:
+        return None
+    if quality is None or by_quality is None or by_cosine.loss <= by_quality.loss:
+        return add_group(by_cosine, cosine.given, cosine.given)
+    return add_group(add_cosines(by_quality, quality.given, cosine.given), quality.given, cosine.given)
+
+
+def add_group(calibration: PairCalibration, scores: Floats, cosines: Floats) -> PairCalibration:
+    """The calibration, with the group of likely right pairs whose cosines lie apart from the others', if there is one."""
+    group = find_group_apart(cosines, calibration.clean_probability(scores))
+    return calibration if group is None else replace(calibration, apart_below=group.below, apart_share=group.share)
 
 
 def add_cosines(calibration: PairCalibration, quality: Floats, cosines: Floats) -> PairCalibration:

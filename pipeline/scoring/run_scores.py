@@ -250,9 +250,8 @@ def _learn_with_neighbours(
         by_pairs = pairs.calibration if pairs else None
         fused = neighbourhood.calibration
         if by_pairs and fused and by_pairs.score == QUALITY and by_pairs.loss <= fused.loss:
-            neighbourhood = replace(
-                neighbourhood, weight=0.0
-            )  # pair_quality alone says more than cosine and neighbours
+            # pair_quality alone says more than cosine and neighbours
+            neighbourhood = replace(neighbourhood, weight=0.0)
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 
 

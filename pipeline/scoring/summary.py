@@ -99,8 +99,8 @@ class Summary:
             )
         if self.beta is None or not self.scored:
             return warnings
-        if self.calibration and tells_nothing(self.calibration):
-            warnings.append(unknown_data(self.model, self.calibration))
+        if self.calibration and (warning := calibration_warning(self.model, self.calibration)):
+            warnings.append(warning)
         if self.cut == "probability" and self.calibration is None:
             warnings.append(
                 f"fewer than {MIN_PAIRS} pairs: too few for clean_probability, so --cut probability decides nothing and "
@@ -111,7 +111,8 @@ class Summary:
                 f"β {self.beta.value:.4f} lies above every pair, so all weights are 0; try another --beta or model"
             )
         if self.zero_weight == 0:
-            clean = self.calibration is not None and self.calibration.noise_interval[1] < CLEAN_DATA
+            told = self.calibration
+            clean = told is not None and told.noise_interval[1] < CLEAN_DATA and not told.apart_share
             looks = "the captions look clean" if self.labels else "the data looks clean"
             warnings.append(
                 f"β {self.beta.value:.4f} lies below every pair, so {'no caption' if self.labels else 'nothing'} is rejected; "
@@ -146,6 +147,8 @@ class Summary:
                 "noise_interval": list(self.calibration.noise_interval),
                 "method": self.calibration.method,
                 "ece": self.calibration.ece,
+                "apart_below": self.calibration.apart_below if self.calibration.apart_share else None,
+                "apart_share": self.calibration.apart_share,
                 "expected": {k: v if np.isfinite(v) else None for k, v in expected._asdict().items()},
             }
         return plain
@@ -204,6 +207,23 @@ def unknown_data(model: str, calibration: PairCalibration) -> str:
     return (
         "the model hardly tells your pairs from shuffled ones, so the weights mean little; "
         f"try a --model that knows such data{only}"
+    )
+
+
+def calibration_warning(model: str, calibration: PairCalibration) -> str | None:
+    """What to know before trusting P(clean) and the estimated noise; None if there is nothing."""
+    return unknown_data(model, calibration) if tells_nothing(calibration) else describe_group(calibration)
+
+
+def describe_group(calibration: PairCalibration) -> str | None:
+    """The warning about likely right pairs that lie apart from the others; None if none do."""
+    if not calibration.apart_share:
+        return None
+    below = f"{calibration.apart_below:.3f}"
+    return (
+        f"{calibration.apart_share:.1%} of the pairs that do not look mismatched have similarities below {below}, apart from "
+        "the others. Captions that are nearly right look like this, and the estimated noise does not count them: look at "
+        f"some, and if they are wrong, drop them with --beta fixed:{below}"
     )
 
 

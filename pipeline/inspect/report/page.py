@@ -11,7 +11,7 @@ from typing import Any
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
-from noisegate.pipeline.scoring.summary import tells_nothing, unknown_noise
+from noisegate.pipeline.scoring.summary import describe_group, tells_nothing, unknown_noise
 from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData, ScoreView, TableRow, original_key
@@ -56,6 +56,8 @@ def headline(
         lead.append(f"How many {view.noun}s are wrong {reason}.")
     else:
         lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
+        if view.calibration and (group := describe_group(view.calibration)):
+            lead.append(f"{group}.")
     if data.scored and labels:
         lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
     if data.scored:

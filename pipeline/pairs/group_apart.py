@@ -1,0 +1,54 @@
+"""Find likely right pairs that lie apart from the others, as captions do that are nearly right.
+
+The calibration knows one kind of wrong pair, the mismatched one. A caption with one wrong attribute is much more similar than
+that, and so counts as right. Where many captions are like this, the cosines of the pairs that count as right have two peaks.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from noisegate.pipeline.system.array_types import Floats
+
+from .density_ratio import choose_normals
+
+BINS = 500  # of the histogram of cosines
+VALLEY = (
+    0.5  # density between two peaks, over that of the lower one, below which they are two groups (chosen; see the test)
+)
+FEWEST = 20  # pairs of a group
+
+
+class GroupApart(NamedTuple):
+    """A group of likely right pairs below a cosine, and its share of all likely right pairs."""
+
+    below: float
+    share: float
+
+
+def find_group_apart(cosines: Floats, clean: Floats) -> GroupApart | None:
+    """The lower of two groups of pairs with these cosines (N,), each counted by its P(clean) (N,); None if there is one group.
+
+    The density is that of a mixture of normals, so that single pairs make no group.
+
+    >>> rng = np.random.default_rng(0)
+    >>> nearly_right, right = rng.normal(0.6, 0.03, 300), rng.normal(0.9, 0.03, 700)
+    >>> group = find_group_apart(np.concatenate([nearly_right, right]), np.ones(1000))
+    >>> 0.65 < group.below < 0.85, round(group.share, 2)
+    (True, 0.3)
+    >>> find_group_apart(right, np.ones(700))
+    """
+    known = np.isfinite(cosines) & np.isfinite(clean)
+    if not known.any():
+        return None
+    counts, edges = np.histogram(cosines[known].astype(np.float64), BINS, weights=clean[known].astype(np.float64))
+    if counts.sum() < 2 * FEWEST:
+        return None
+    centres = (edges[1:] + edges[:-1]) / 2
+    density = choose_normals(centres, counts + 1e-9).density(centres)
+    peaks = np.minimum(np.maximum.accumulate(density), np.maximum.accumulate(density[::-1])[::-1])
+    place = int(np.argmin(density / peaks))
+    lower, upper = counts[:place].sum(), counts[place:].sum()
+    if density[place] > VALLEY * peaks[place] or min(lower, upper) < FEWEST:
+        return None
+    return GroupApart(round(float(centres[place]), 6), round(float(lower / (lower + upper)), 6))
