@@ -301,8 +301,9 @@ class _Job:
         """Warn after the first shard if the model cannot tell its pairs from shuffled ones."""
         if "pairs" not in self.settings.tasks or not self.run.embeddings(stem).exists():
             return
-        calibration = sample_run(self.run, [stem], PAIRS, self.settings.seed).calibration
-        if calibration and calibration.pairs >= FEW_PAIRS and tells_nothing(calibration):
+        sample = sample_run(self.run, [stem], PAIRS, self.settings.seed)
+        calibration = sample.calibration if len(sample.given) >= FEW_PAIRS else None
+        if calibration and tells_nothing(calibration):
             model = read_metadata(self.run.table(stem))["scorer"]["model"]
             self.progress.note(f"after the first shard: {unknown_data(model, calibration)}")
 

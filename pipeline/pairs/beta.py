@@ -23,7 +23,7 @@ from noisegate.pipeline.settings import NEED_DATA, check_beta_mode, check_beta_v
 from noisegate.pipeline.system.array_types import Floats, Index
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .calibration import MIN_PAIRS, PairCalibration, calibrate_pairs, intersection
+from .calibration import MIN_PAIRS, PairCalibration, RatioModels, fit_models, intersection
 
 NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
 PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most
@@ -68,11 +68,16 @@ class PairSample:
     mismatched: Floats
 
     @cached_property
-    def calibration(self) -> PairCalibration | None:
-        """The calibration learned from this sample; None if it has too few pairs."""
+    def models(self) -> RatioModels | None:
+        """The models fitted to this sample; None if it has too few pairs."""
         if min(np.isfinite(self.given).sum(), np.isfinite(self.mismatched).sum()) < MIN_PAIRS:
             return None
-        return calibrate_pairs(self.given, self.mismatched)
+        return fit_models(self.given, self.mismatched)
+
+    @cached_property
+    def calibration(self) -> PairCalibration | None:
+        """The calibration learned from this sample; None if it has too few pairs."""
+        return self.models.calibrate() if self.models else None
 
 
 def estimate_beta(
@@ -124,7 +129,7 @@ def _choose(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, 
     """Mode `auto`: random inputs if they lie between shuffled and given pairs, else the intersection."""
     if random_inputs is None and pairs is None:
         raise _lacks("auto", "needs a model or data; give one, or a number such as fixed:0.215")
-    if pairs is None or pairs.calibration is None:
+    if pairs is None or pairs.models is None:
         if random_inputs is None:
             if pairs is not None and len(pairs.given) >= MIN_PAIRS:
                 raise _too_alike("auto", pairs, MIN_PAIRS)

@@ -14,6 +14,7 @@ that the cost does not grow with the data.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple
 
@@ -157,6 +158,34 @@ class Intersection(NamedTuple):
     beta_sd: float  # of `beta`, by bootstrap
 
 
+class RatioModels(NamedTuple):
+    """All models fitted to the same pairs, before a bootstrap says how far to trust them, which is what takes most time."""
+
+    centres: Float64
+    given: Float64  # (FOLDS, B) counts
+    mismatched: Float64  # (FOLDS, B)
+    shape: Normals
+    held_out: dict[str, list[RatioFit]]
+    weights: dict[str, float]
+    rng: np.random.Generator
+
+    @property
+    def unseen(self) -> list[RatioFit]:
+        """The average of the models for each fold that they were not fitted on."""
+        held_out, weights = self.held_out, self.weights
+        return [_average({name: held_out[name][fold] for name in weights}, weights) for fold in range(FOLDS)]
+
+    @property
+    def loss(self) -> float:
+        """Held-out log-loss (nats) at telling given from mismatched pairs."""
+        return round(_held_out_loss(self.unseen, self.given, self.mismatched), 6)
+
+    def calibrate(self) -> PairCalibration:
+        """The map of the averaged models, with a bootstrapped interval of the noise rate."""
+        with threadpool_limits(1, user_api="blas"):
+            return _calibrate(self)
+
+
 def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> PairCalibration:
     """Learn P(clean | similarity) from the given pairs (N,) and from deliberately mismatched ones (M,); nan is dropped.
 
@@ -164,32 +193,38 @@ def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> P
     would count as what a wrong pair looks like. The map rests on two assumptions: wrong pairs among the given look like
     mismatched ones, and the least similar wrong pairs are less similar than nearly all right ones.
     """
+    return fit_models(given, mismatched, seed).calibrate()
+
+
+def fit_models(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> RatioModels:
+    """Fit all models of r to given (N,) and mismatched pairs (M,), and weigh them by cross-validation; nan is dropped."""
     given, mismatched = _keep_finite(given), _keep_finite(mismatched)
     fewest = min(len(given), len(mismatched))
     if fewest < MIN_PAIRS:
         raise ConfigError.of("pairs", fewest, f"are too few; give {MIN_PAIRS} or more of both kinds, better 1,000")
+    rng = np.random.default_rng(seed)
     # on matrices this small BLAS threads only wait for each other: one thread is six times as fast, with the same result
     with threadpool_limits(1, user_api="blas"):
-        return _calibrate(given, mismatched, np.random.default_rng(seed))
+        centres, g, m = _histograms(given, mismatched, rng)
+        whole_g, whole_m = g.sum(axis=0), m.sum(axis=0)
+        shape = choose_normals(centres, whole_m)
+        held_out = {
+            name: [fit(centres, whole_g - g[fold], whole_m - m[fold], shape) for fold in range(FOLDS)]
+            for name, fit in MODELS.items()
+        }
+        return RatioModels(centres, g, m, shape, held_out, _weights(_excess_losses(held_out, g, m)), rng)
 
 
-def _calibrate(given: Float64, mismatched: Float64, rng: np.random.Generator) -> PairCalibration:
-    centres, g, m = _histograms(given, mismatched, rng)
+def _calibrate(models: RatioModels) -> PairCalibration:
+    centres, g, m, weights = models.centres, models.given, models.mismatched, models.weights
     whole_g, whole_m = g.sum(axis=0), m.sum(axis=0)
-    shape = choose_normals(centres, whole_m)
-    held_out = {
-        name: [fit(centres, whole_g - g[fold], whole_m - m[fold], shape) for fold in range(FOLDS)]
-        for name, fit in MODELS.items()
-    }
-    weights = _weights(_excess_losses(held_out, g, m))
-    fits = {name: MODELS[name](centres, whole_g, whole_m, shape) for name in weights}
+    fits = {name: MODELS[name](centres, whole_g, whole_m, models.shape) for name in weights}
     chosen = _average(fits, weights)
-    interval, crossing_sd = _bootstrap(centres, whole_g, whole_m, shape, fits, weights, rng)
+    interval, crossing_sd = _bootstrap(centres, whole_g, whole_m, models.shape, fits, weights, deepcopy(models.rng))
     clean = chosen.clean()
     knots = _knots(centres, clean, whole_g, whole_m)
     at_knots = np.interp(knots, centres, clean)
     share = whole_g / whole_g.sum()
-    unseen = [_average({name: held_out[name][fold] for name in weights}, weights) for fold in range(FOLDS)]
     edges = centres + (centres[1] - centres[0]) / 2
     kept = np.interp(knots, edges, 1 - np.cumsum(share), left=1.0)
     kept_clean = np.interp(knots, edges, np.sum(share * clean) - np.cumsum(share * clean), left=np.sum(share * clean))
@@ -197,16 +232,16 @@ def _calibrate(given: Float64, mismatched: Float64, rng: np.random.Generator) ->
         noise_rate=round(chosen.rate, 6),
         noise_interval=interval,
         method=_describe(weights),
-        ece=round(_held_out_error(unseen, g, m, chosen.rate), 6),
+        ece=round(_held_out_error(models.unseen, g, m, chosen.rate), 6),
         crossing=_crossing(centres, chosen.ratio),
         crossing_sd=crossing_sd,
-        pairs=len(given),
-        mismatched=len(mismatched),
+        pairs=int(g.sum()),
+        mismatched=int(m.sum()),
         knots=_round(knots),
         clean=_round(at_knots),
         kept=_round(kept),
         kept_clean=_round(np.clip(kept_clean, 0, 1)),
-        loss=round(_held_out_loss(unseen, g, m), 6),
+        loss=models.loss,
     )
 
 

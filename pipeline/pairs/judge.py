@@ -22,12 +22,16 @@ def choose_calibration(cosine: PairSample, quality: PairSample | None) -> PairCa
     same for both, so what one score gains over the other is gained on right pairs. Of four rules tried on real and drawn
     pairs this one was right most often (`benchmarks/pairs.py`, other draws than those it reports).
     """
-    by_cosine, by_quality = cosine.calibration, quality.calibration if quality is not None else None
-    if by_cosine is None:
+    if cosine.models is None:
         return None
-    if quality is None or by_quality is None or by_cosine.loss <= by_quality.loss:
-        return add_group(by_cosine, cosine.given, cosine.given)
-    return add_group(add_cosines(by_quality, quality.given, cosine.given), quality.given, cosine.given)
+    better = cosine
+    if quality is not None and quality.models is not None and quality.models.loss < cosine.models.loss:
+        better = quality
+    calibration = better.calibration  # of this one alone: a bootstrap takes longer than the models
+    assert calibration is not None, "models have a calibration"
+    if better is quality:
+        calibration = add_cosines(calibration, better.given, cosine.given)
+    return add_group(calibration, better.given, cosine.given)
 
 
 def add_group(calibration: PairCalibration, scores: Floats, cosines: Floats) -> PairCalibration:
