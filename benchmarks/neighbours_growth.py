@@ -2,6 +2,10 @@
 
 python -m benchmarks.neighbours_growth
 python -m benchmarks.neighbours_growth --exact 10000,50000 --ivf 10000,100000 --json
+python -m benchmarks.neighbours_growth --exact 100000,1000000 --ivf "" --queries 8192
+
+With `--queries` an exact search is done for the first so many rows only, each compared with every row, and its processor
+seconds are scaled to all rows: every row costs the same.
 """
 
 from __future__ import annotations
@@ -69,6 +73,28 @@ def one(kind: Any, rows: int, width: int, k: int, memory: str | None) -> dict[st
         }
 
 
+def some_queries(queries: int, rows: int, width: int, k: int) -> dict[str, Any]:
+    """Figures of an exact search, from the first `queries` rows compared with all."""
+    import faiss
+
+    from noisegate.pipeline.neighbours.exact import ExactIndex
+    from noisegate.pipeline.neighbours.plan import QUERIES
+    from noisegate.pipeline.runs.rows import MappedRows
+
+    with tempfile.TemporaryDirectory() as name:
+        mapped = MappedRows(write_rows(Path(name), rows, width), "image")
+        unit = np.concatenate([block for _, block in mapped.chunks(PER_FILE)]).astype(np.float32)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    faiss.omp_set_num_threads(1)
+    index = ExactIndex(faiss, unit)
+    start, work = time.perf_counter(), time.process_time()
+    for first in range(0, queries, QUERIES):
+        index.nearest(unit[first : min(first + QUERIES, queries)], k + 1)
+    took = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - work}
+    scaled = {what: round(value * rows / queries, 2) for what, value in took.items()}
+    return {"kind": "flat", "rows": rows, **scaled, "peak_mb": round(peak_mb()), "recall": None}
+
+
 def exponent(results: Sequence[dict[str, Any]]) -> float | None:
     """Slope of log processor seconds over log rows; None for one size."""
     if len(results) < 2:
@@ -86,8 +112,12 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--memory", help="as --neighbour-memory")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--queries", type=int, help="rows to search exactly, of all; the figures are scaled")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.one and options.queries and options.one[0] == "flat":
+        print(json.dumps(some_queries(options.queries, int(options.one[1]), options.width, options.k)))
+        return
     if options.one:
         print(json.dumps(one(options.one[0], int(options.one[1]), options.width, options.k, options.memory)))
         return
@@ -97,6 +127,7 @@ def main() -> None:
             words = [sys.executable, "-m", "benchmarks.neighbours_growth", "--one", kind, size]
             words += ["--width", str(options.width), "--k", str(options.k)]
             words += ["--memory", options.memory] if options.memory else []
+            words += ["--queries", str(options.queries)] if options.queries else []
             answer = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
             results.setdefault(kind, []).append(json.loads(answer))
             print(answer.strip(), file=sys.stderr, flush=True)
