@@ -248,7 +248,7 @@ PAPER_SETTINGS: Mapping[str, dict[str, Any]] = {
         "loop": {"epochs": 300},
     },
     "aum": {  # two turns of 150 epochs, up to the first fall of the learning rate, then 300
-        "method": {"warmup": 150},
+        "method": {"warmup": 150, "percentile": 99.0},
         "data": {"batch_size": 256},
         "optimizer": {**_SGD, "lr": 0.1, "weight_decay": 1e-4},
         "schedule": {"name": "step", "every": 150, "factor": 0.1},

@@ -7,7 +7,7 @@ A network that does not know the classes would keep few labels, and the wrong on
 AUM, Area Under the Margin (Pleiss et al., NeurIPS 2020), while the network learns for `warmup` epochs:
     M_i = z_i[y_i] - max_{c ≠ y_i} z_i[c], noted whenever sample i is learnt from             `margins`
     AUM_i = mean of M_i over the epochs                                                       `Aum`
-    clean where AUM_i is above the given percentile of samples that are known to be wrong     `Aum`
+    clean where AUM_i is above a percentile of samples that are known to be wrong             `choose_percentile`
 and then a new network learns from the clean ones.
 
 The paper's known-wrong samples get a class of their own, one more than there are. A classifier by prompts has no text for
@@ -15,7 +15,7 @@ it, so here they get a wrong label that is drawn at random. They are a share 1 /
 a second turn of the warm-up, when as many others are wrong, and get their own labels back afterwards.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -101,14 +101,19 @@ def says_what_neighbours_say(measured: Mapping[str, Array], run: Run) -> bool:
     return knows_classes(measured["predicted"][valid].astype(np.int64), voted)
 
 
+PUBLISHED, MEDIAN = 99.0, 50.0
+"""percentiles of the known-wrong samples' AUM"""
+
+
 class AumConfig(MethodConfig):
     """Constants of the paper."""
 
     name: Literal["aum"] = "aum"
     warmup: int | None = Field(default=None, ge=1)
     """epochs of each of the two turns that measure margins; None: a quarter of all, at least one"""
-    percentile: float = Field(default=99.0, gt=0, lt=100)
-    """of the known-wrong samples' AUM, below which a label counts as wrong"""
+    percentile: float | None = Field(default=None, gt=0, lt=100)
+    """of the known-wrong samples' AUM, below which a label counts as wrong; None: the published 99, or the median where that
+    would leave out more than half of the labels that are right (`choose_percentile`)"""
 
 
 class Aum(Method):
@@ -158,10 +163,19 @@ class Aum(Method):
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = np.where(self.count > 0, self.total / self.count, np.nan)
         controls = self.wrong >= 0
+        percentile = self.config.percentile
+        if percentile is None:
+            others = np.where(controls, np.nan, mean)
+            percentile = choose_percentile([mean[turn][controls[turn]] for turn in (0, 1)], list(others))
+            if percentile == MEDIAN:
+                run.note(
+                    f"aum: few labels are above {PUBLISHED:g} % of the known-wrong ones, so the cut is their median; as "
+                    f"published: method.percentile={PUBLISHED:g}"
+                )
         above = np.zeros_like(mean)
         for turn in (0, 1):
             known = mean[turn][controls[turn]]
-            cut = np.nanpercentile(known, self.config.percentile) if np.isfinite(known).any() else -np.inf
+            cut = np.nanpercentile(known, percentile) if np.isfinite(known).any() else -np.inf
             above[turn] = mean[turn] - cut
         above[controls] = np.nan
         self.aum = mean_of_known(above)
@@ -199,6 +213,26 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     return own[:, 0] - others.amax(dim=1)
+
+
+def choose_percentile(wrong: Sequence[Float32], others: Sequence[Float32]) -> float:
+    """PUBLISHED, or MEDIAN where the published cut keeps less than half of the labels that are right.
+
+    wrong, others: AUM of the known-wrong samples and of all others in each turn, NaN where unknown. Half of all wrong labels
+    are below the known-wrong ones' median, so twice the share of the others below it is about the share of wrong labels.
+
+    >>> wrong = [np.float32([0, 1, 2, 3, 4])]
+    >>> choose_percentile(wrong, [np.float32([1, 3, 6, 7])]), choose_percentile(wrong, [np.float32([1, 3, 3, 3])])
+    (99.0, 50.0)
+    """
+    kept = right = 0
+    for known, other in zip(wrong, others, strict=True):
+        known, other = known[np.isfinite(known)], other[np.isfinite(other)]
+        if len(known):
+            cut, median = np.percentile(known, (PUBLISHED, MEDIAN))
+            kept += int((other > cut).sum())
+            right += max(0, len(other) - 2 * int((other < median).sum()))
+    return MEDIAN if 2 * kept < right else PUBLISHED
 
 
 def draw_wrong(rows: int, classes: int, rng: np.random.Generator) -> Index:

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from noisegate import train
-from noisegate.trainers.methods.label_selection import Aum, draw_wrong, margins, says_what_neighbours_say
+from noisegate.trainers.methods.label_selection import (
+    Aum,
+    choose_percentile,
+    draw_wrong,
+    margins,
+    says_what_neighbours_say,
+)
 from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
 from tests.trainers.methods.test_learning import trained, write_features
@@ -42,6 +48,20 @@ def test_aum_is_the_mean_margin_less_the_cut_of_the_known_wrong(scored: Path, tm
     assert aum.aum[8] == pytest.approx((1 - 2.5 + 3 - 4) / 2)
     assert np.isnan(aum.aum[9]) and aum.clean[9], "never seen: as given"
     assert aum.clean.tolist()[:9] == [False] * 4 + [True] * 4 + [False]
+
+
+def test_a_cut_that_loses_most_right_labels_gives_way_to_the_median() -> None:
+    """Of 100 others 40 are as the known-wrong ones, one to a hundred, so half of them are below their median."""
+    known = np.arange(100.0).astype(np.float32)
+    alike = np.linspace(0, 99, 40)
+    for right, expected in (
+        (np.full(60, 120.0), 99.0),
+        (np.full(60, 90.0), 50.0),
+        (np.r_[np.full(31, 120.0), np.full(29, 60.0)], 99.0),
+    ):
+        others = np.r_[alike, right, np.nan].astype(np.float32)
+        assert choose_percentile([known, known], [others, others]) == expected
+    assert choose_percentile([known[:0]], [known]) == 99.0, "no known-wrong sample, nothing to judge by"
 
 
 def test_known_wrong_labels_are_learnt_as_others(scored: Path, tmp_path: Path) -> None:
