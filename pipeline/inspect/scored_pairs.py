@@ -88,6 +88,8 @@ class ScoredPairs:
             low, high = self.calibration.noise_interval
             pairs = counted(self.calibration.pairs, "pair")
             chance = f"estimated noise {self.calibration.noise_rate:.0%} ({low:.0%} to {high:.0%}) of {pairs}"
+            if self.calibration.apart_share:
+                chance += f", not counting {self.calibration.apart_share:.0%} that lie apart: see .notes"
         counts = f"{counted(len(self), 'pair')}: {kept:,} kept, {ok - kept:,} dropped, {len(self) - ok:,} failed"
         return f"<{counts}; β {self.beta:.4f}; {chance}>"
 

@@ -29,8 +29,13 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     elif calibration and beta:
         expected = calibration.expected_of(summary.cut, beta.value)
         rule = "w > 0" if summary.cut == "osa" else "P > 0.5"
+        apart = calibration.apart_share
         rows += [
-            ("estimated noise", _rate(calibration.noise_rate, calibration.noise_interval)),
+            (
+                "estimated noise",
+                _rate(calibration.noise_rate, calibration.noise_interval)
+                + (f", not counting {percent(apart)} that lie apart" if apart else ""),
+            ),
             ("  judged by", f"{calibration.score}, error {percent(calibration.ece)} on held-out pairs"),
             (f"expected of {rule}", _promise(expected.clean_precision, expected.clean_recall)),
         ]

@@ -61,6 +61,7 @@ def test_summary_and_report_do_not_call_such_data_clean(tmp_path: Path) -> None:
     assert summary.calibration and summary.calibration.noise_rate < 0.05
     assert summary.calibration.apart_share == pytest.approx(0.4, abs=0.05)
     assert any("nearly right" in warning for warning in summary.warnings)
+    assert "that lie apart" in repr(summary)
     assert not any("looks clean" in warning for warning in summary.warnings)
     assert summary.to_dict()["calibration"]["apart_share"] == summary.calibration.apart_share
     write_report(tmp_path / "out", tmp_path / "report.html")
