@@ -12,7 +12,9 @@ given labels. Three are fitted:
   classes more than others, and more on hard pictures, which no two numbers describe.
 
 Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better.
-Noise is shown where one of the two is clearly better than `none`, and the interval of the noise rate does not reach 0.
+Noise is shown where one of the two is clearly better than `none`, the interval of the noise rate does not reach 0, and the
+sources know the classes well enough that changed labels gain much. Sources that hardly tell classes apart find noise in every
+run, and take right labels for it.
 
 What cannot be known: pictures that lie between two classes and labels that were confused look the same in the given labels.
 `simple` believes in overlap, `detailed` more in confusion.
@@ -54,9 +56,9 @@ class NoiseEstimate(NamedTuple):
 def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.random.Generator) -> NoiseEstimate:
     """Fit the models to log votes (S, n, C) and labels y (n,), and choose between them by cross-validation over the rows.
 
-    The interval has the error of leaving out one fold of the rows at a time (jackknife), the larger one of both models with
-    noise. Its upper end spans the share of confident disagreement too, and what so few labels cannot exclude; its lower end
-    is 0 where noise is not shown.
+    The interval has the error of leaving out one fold of the rows at a time (jackknife), that of both models with noise added
+    in squares. Its upper end spans the share of confident disagreement too, and what so few labels cannot exclude; its lower
+    end is 0 where noise is not shown.
     """
     models = fit_models(votes, y, policy)
     fold = rng.permutation(len(y)) % policy.folds
@@ -71,13 +73,14 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     none, simple, detailed = held_out
     name = "simple" if _gain(simple, detailed) > policy.shown else "detailed"
     model: Pool = getattr(models, name)
-    rate, spread = _rate(model, votes, y), np.sqrt(policy.folds - 1) * np.std(rates, axis=0).max()
-    chance = np.sqrt(rate * (1 - rate) / len(y))  # of the labels drawn, at the least
-    error = max(t.ppf(0.975, policy.folds - 1) * spread, 1.96 * chance)
+    rate, spread = _rate(model, votes, y), np.sqrt(policy.folds - 1) * np.linalg.norm(np.std(rates, axis=0))
+    chance = 1.96 * np.sqrt(rate * (1 - rate) / len(y))  # of the labels drawn
+    error = max(t.ppf(0.975, policy.folds - 1) * spread, chance)
     joint = confident_joint(models.detailed.predict(votes), y)
     unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which so many labels may all be right by chance
-    low, high = rate - error, max(rate + error, 1 - np.trace(joint) / joint.sum() + error, unseen)
-    shown = low > 0 and max(_gain(simple, none), _gain(detailed, none)) > policy.shown
+    low, high = rate - error, max(rate + error, 1 - np.trace(joint) / joint.sum() + chance, unseen)
+    likelier = max(_gain(simple, none), _gain(detailed, none)) > policy.shown
+    shown = low > 0 and likelier and policy.gains_enough(model.true_given(votes, y), y)
     return NoiseEstimate(
         model._replace(transition=(1 - LEAST) * model.transition + LEAST / votes.shape[2]),
         name,

@@ -43,12 +43,16 @@ def test_rows_without_a_label_or_a_probability_are_left_out_of_the_confident_joi
     np.testing.assert_array_equal(found, expected)
 
 
-def simulate(rate: float, near: float, rows: int = 3000, classes: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulate(
+    rate: float, near: float, rows: int = 3000, classes: int = 5, strength: float = 6.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(log votes, given labels, T): a source that overlaps neighbouring classes, and labels drawn from it through T."""
     rng = np.random.default_rng(1)
     centre = rng.integers(0, classes, rows)
     scores = (
-        3 * np.eye(classes)[centre] + 1.5 * np.eye(classes)[(centre + 1) % classes] + rng.normal(size=(rows, classes))
+        strength * np.eye(classes)[centre]
+        + strength / 2 * np.eye(classes)[(centre + 1) % classes]
+        + rng.normal(size=(rows, classes))
     )
     posterior = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     votes = log_votes(posterior, np.arange(classes))[None]
@@ -99,6 +103,14 @@ def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
     found = estimate_noise(votes, y, RepairPolicy(), rng)
     assert (found.name, found.shown, found.interval[0]) == ("simple", False, 0.0)
     assert estimate_noise(votes, y, RepairPolicy(shown=1e9), rng).name == "detailed"
+
+
+def test_noise_is_not_shown_by_a_source_that_hardly_tells_the_classes() -> None:
+    """Noise explains the labels better, but what the source would change gains little."""
+    votes, y, _ = simulate(0.15, 0.15, strength=1.5)
+    found = estimate_noise(votes, y, RepairPolicy(), np.random.default_rng(0))
+    assert not found.shown and found.interval[0] == 0 < 0.3 < found.interval[1]
+    assert estimate_noise(votes, y, RepairPolicy(gain=0), np.random.default_rng(0)).shown
 
 
 @pytest.mark.parametrize("count", [2, 30, 300])

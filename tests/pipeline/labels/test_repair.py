@@ -24,6 +24,13 @@ def test_nothing_is_changed_where_noise_is_not_shown(repair: str) -> None:
     assert (RepairPolicy(repair).repair_labels(POSTERIOR, LABELS, shown=False) == LABELS).all()
 
 
+def test_changes_of_a_run_must_gain_enough() -> None:
+    """By hand: the first three and the last of these labels would be changed, and gain 0.4 + 0.15 + 0.09 + 0.8 = 1.44."""
+    assert RepairPolicy(gain=0.35).gains_enough(POSTERIOR, LABELS)
+    assert not RepairPolicy(gain=0.37).gains_enough(POSTERIOR, LABELS)
+    assert RepairPolicy().gains_enough(POSTERIOR[4:], np.array([0]))  # nothing to change
+
+
 def test_no_row_is_no_change() -> None:
     assert len(RepairPolicy().repair_labels(np.zeros((0, 3)), np.zeros(0, np.int64), shown=True)) == 0
 
