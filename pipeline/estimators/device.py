@@ -59,9 +59,8 @@ class Device:
         return 64 if self.name.startswith("cpu") else 256
 
     def place(self, model: Any) -> Any:
-        """Move a module to the device for inference; on a CPU, keep freed memory for the next batch."""
-        if self.name.startswith("cpu"):
-            reuse_memory()
+        """Move a module to the device for inference; freed memory is kept for the next batch of pixels."""
+        reuse_memory()
         return model.eval().to(self.name, memory_format=torch.channels_last)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
