@@ -1,9 +1,12 @@
 from .decode import FORMATS as FORMATS
+from .decode import JPEG as JPEG
+from .decode import MAX_SEGMENTS as MAX_SEGMENTS
 from .decode import BadSample as BadSample
 from .decode import Preprocessor as Preprocessor
 from .decode import decode_image as decode_image
 from .decode import decode_label as decode_label
 from .decode import decode_text as decode_text
+from .decode import jpeg_segments as jpeg_segments
 from .gunzip import plain_bytes as plain_bytes
 from .locate import Shard as Shard
 from .locate import expand_braces as expand_braces

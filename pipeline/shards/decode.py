@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ from noisegate.pipeline.settings import Limits
 from .read import MAX_JSON_BYTES
 
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
+MAX_SEGMENTS = (
+    5000  # of a JPEG; a large one with a colour profile and thumbnails has a few hundred. Pillow takes long for each
+)
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
+JPEG = b"\xff\xd8"  # the first bytes
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; other formats are refused
 _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -61,9 +66,13 @@ def open_image(data: bytes, limits: Limits) -> Image.Image:
         raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its own limit, so this one must not be lower
+    segments = islice(jpeg_segments(data), MAX_SEGMENTS + 1) if data[:2] == JPEG else ()
+    markers = bytes(marker for marker, _ in segments)
+    if len(markers) > MAX_SEGMENTS:
+        raise BadSample("too_large", f"JPEG of more than {MAX_SEGMENTS:,} segments")
     image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     _check_size(*image.size, limits)
-    if is_jpeg(image) and _count_scans(data) > MAX_SCANS:
+    if is_jpeg(image) and markers.count(0xDA) > MAX_SCANS:
         raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
     return image
 
@@ -115,13 +124,16 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
         )
 
 
-def _count_scans(data: bytes) -> int:
-    """Count the scans of the first picture in a JPEG file, up to one beyond the limit."""
-    at, scans = 2, 0
-    while scans <= MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
-        scans += marker[1] == b"\xda"
-        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
-    return scans
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """The segments of the first picture in a JPEG file, up to its end: marker, and where its content begins.
+
+    >>> list(jpeg_segments(bytes.fromhex("ffd8 ffe0 0004 ffda ffda 0002 99 ffd9")))  # the first ffda is content
+    [(224, 4), (218, 10)]
+    """
+    at = 2
+    while (found := _MARKER.search(data, at)) and found[1] != b"\xd9":
+        yield found[1][0], found.end()
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

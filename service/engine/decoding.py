@@ -82,9 +82,9 @@ class Decoder:
             return ["the decoders are starting"]
         return [] if self.pids or not self._workers else ["the decoders are restarting"]
 
-    async def decode(self, image: bytes, client: str = "") -> Decoded:
-        """The picture's `pixels`, or the status and error of the table."""
-        cost = picture_cost(image, self._options.limits.max_pixels)
+    async def decode(self, image: bytes, client: str = "", cost: PictureCost | None = None) -> Decoded:
+        """The picture's `pixels`, or the status and error of the table. A large one brings its cost, which takes a while."""
+        cost = cost or picture_cost(image, self._options.limits.max_pixels)
         sample = RawSample("", 0, {"jpg": image}, ["jpg"])
         if problem := self._find_problem(cost):
             return Decoded("", 0, "too_large", problem, image_sha256=hashlib.sha256(image).digest())

@@ -26,7 +26,7 @@ from .decoding import Decoder
 from .encoder_pool import EncodedRow, EncoderPool, EncodeTask, specs_for
 from .encoder_process import Kind, ModelReady
 from .items import Embedded, Item
-from .picture_cost import picture_cost
+from .picture_cost import PictureCost, picture_cost
 
 Row = NDArray[np.float32]
 FULL_SHARE = 0.9  # of queue_items: above it /readyz sends new clients elsewhere
@@ -48,23 +48,22 @@ class _Part:
 
 @dataclass
 class _Work:
-    """The parts of a request, each once: pictures, and texts with their digests.
+    """The parts of a request, each once: pictures with their costs, and texts with their digests.
 
     `fresh` texts were not known when it was admitted; `left` counts the parts still to be done.
     """
 
     client: str
     captions: "list[str | _Part]"
-    images: list[bytes]
+    images: dict[bytes, PictureCost]
     texts: dict[str, bytes]
     fresh: int = 0
     left: int = 0
 
     @classmethod
-    def of(cls, items: Sequence[Item], client: str, limits: Limits) -> "_Work":
+    def of(cls, items: Sequence[Item], images: dict[bytes, PictureCost], client: str, limits: Limits) -> "_Work":
         captions = [_caption(item, limits) for item in items]
         texts = {text: hashlib.sha256(text.encode()).digest() for text in captions if isinstance(text, str)}
-        images = list({item.image: None for item in items if item.image is not None})
         return cls(client, captions, images, texts)
 
 
@@ -190,8 +189,7 @@ class LocalEmbedder:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     async def embed(self, items: Sequence[Item], client: str = "") -> list[Embedded]:
-        await self._check_pixels(items)
-        work = _Work.of(items, client, self._limits)
+        work = _Work.of(items, await self._find_costs(items), client, self._limits)
         self._check_ready()
         work.fresh = sum(digest not in self._known for digest in work.texts.values())
         work.left = len(work.images) + work.fresh
@@ -214,20 +212,22 @@ class LocalEmbedder:
             rows += [encoded.row for encoded in await self._encode("texts", texts[start : start + 256], "")]
         return np.stack(rows) if rows else np.zeros((0, width), np.float32)
 
-    async def _check_pixels(self, items: Sequence[Item]) -> None:
-        """Raise ApiError 413 for a request that would keep the decoders busy for too long."""
-        images = {item.image for item in items if item.image is not None}
+    async def _find_costs(self, items: Sequence[Item]) -> dict[bytes, PictureCost]:
+        """The pictures and their costs; raises ApiError 413 if they would keep the decoders busy for too long."""
+        images = list({item.image: None for item in items if item.image is not None})
         most = self._settings.max_request_pixels
 
-        def add_up() -> int:
-            costs = (picture_cost(image, self._limits.max_pixels).pixels for image in images)
-            return sum(cost for cost in costs if cost <= most)  # a picture that is over it alone is too_large
+        def find_all() -> dict[bytes, PictureCost]:
+            return {image: picture_cost(image, self._limits.max_pixels) for image in images}
 
         large = sum(map(len, images)) > LARGE
-        pixels = await asyncio.to_thread(add_up) if large else add_up()
+        costs = await asyncio.to_thread(find_all) if large else find_all()
+        # a picture that is over it alone is too_large
+        pixels = sum(cost.pixels for cost in costs.values() if cost.pixels <= most)
         if pixels > most:
             problem = f"pictures of {pixels:,} pixels in one request; max_request_pixels={most}: send fewer at once"
             raise ApiError(413, "too_many_pixels", problem)
+        return costs
 
     def _check_ready(self) -> None:
         if self._draining:
@@ -247,7 +247,7 @@ class LocalEmbedder:
         )
 
     async def _embed_picture(self, image: bytes, work: "_Work") -> _Part:
-        sample = await self._decoder.decode(image, work.client)
+        sample = await self._decoder.decode(image, work.client, work.images[image])
         if sample.pixels is None:
             self._complete(work, 1)
             return _Part(None, sample.status, sample.error, sample.image_sha256)

@@ -1,13 +1,12 @@
 """What a picture will cost to decode, from its first bytes: pixels of all its scans, and memory. Nothing is decoded."""
 
 import math
-import re
 from dataclasses import dataclass
+from itertools import islice
+
+from noisegate.pipeline.shards import JPEG, MAX_SEGMENTS, jpeg_segments
 
 JPEG_BYTES, OTHER_BYTES = 13, 20  # of memory per pixel; measured: JPEG 4 to 12, PNG 4 to 19, WebP 16, GIF 5
-JPEG = b"\xff\xd8"
-MAX_SCANS = 1000  # are counted
-_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG: they hold its size
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 
@@ -56,14 +55,12 @@ def _read_webp(kind: bytes, head: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Size of the largest frame, and its scans if it is progressive."""
-    at, scans, size, progressive = 2, 0, (0, 0), False
-    while scans < MAX_SCANS and (marker := _MARKER.search(data, at)) and marker[1] != b"\xd9":
-        kind, start = marker[1][0], marker.end()
-        if kind in _FRAMES:
+    """Size of the largest frame, and its scans if it is progressive. One with too many segments is refused later."""
+    scans, size, progressive = 0, (0, 0), False
+    for marker, start in islice(jpeg_segments(data), MAX_SEGMENTS):
+        if marker in _FRAMES:
             height, width = data[start + 3 : start + 5], data[start + 5 : start + 7]
             size = max(size, (int.from_bytes(width, "big"), int.from_bytes(height, "big")), key=math.prod)
-            progressive = progressive or kind in _PROGRESSIVE
-        scans += kind == 0xDA
-        at = start + int.from_bytes(data[start : start + 2], "big")
+            progressive = progressive or marker in _PROGRESSIVE
+        scans += marker == 0xDA
     return *size, max(1, scans) if progressive else 1

@@ -163,6 +163,12 @@ class TestRefused:
         assert refusal(data[:end] + empty * 100 + data[end:]) == ("too_large", "JPEG of more than 100 scans")
         assert decode_image(data + empty * 1000, LIMITS).size == (40, 40)  # a film or a thumbnail behind the picture
 
+    def test_a_jpeg_of_endless_segments_is_refused_before_pillow_reads_them(self) -> None:
+        data, empty = encoded(Image.new("RGB", (40, 40), "red"), "JPEG"), b"\xff\xe1\x00\x02"
+        assert decode_image(data[:2] + empty * 4000 + data[2:], LIMITS).size == (40, 40)
+        refused = ("too_large", "JPEG of more than 5,000 segments")
+        assert refusal(data[:2] + empty * 1_000_000 + data[2:]) == refused  # Pillow takes seconds
+
     def test_lines_are_refused_before_they_are_made_wide(self) -> None:
         assert refusal(encoded(Image.new("RGB", (1, 201)))) == (
             "too_large",

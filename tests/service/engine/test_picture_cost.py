@@ -40,6 +40,13 @@ def test_what_is_no_picture_costs_nothing(data: bytes) -> None:
     assert picture_cost(data, 50_000_000).pixels == 0
 
 
+def test_segments_without_end_are_not_all_read() -> None:
+    data = picture("red", (333, 257), "JPEG")
+    padded = data[:2] + b"\xff\xe1\x00\x02" * 1_000_000 + data[2:]
+    assert picture_cost(data, 50_000_000).pixels == 333 * 257
+    assert picture_cost(padded, 50_000_000).pixels == 0, "decoders refuse it"
+
+
 def test_a_bomb_of_few_bytes_costs_all_its_pixels() -> None:
     data = picture(0, (8000, 5000), "WEBP", mode="L", lossless=True, quality=0, method=0)
     assert len(data) < 10_000
