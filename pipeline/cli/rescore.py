@@ -87,8 +87,6 @@ def rescore(
     from noisegate.pipeline.methods.columns import OneStep
     from noisegate.pipeline.rescore import rescore as run
 
-    if temperature is not None and not methods:
-        raise ConfigError("--temperature is that of crcl and negcliploss; add --with", "temperature", temperature)
     if norm not in ("2", "inf"):
         raise ConfigError.of("norm", norm, "is none of NormSim's; use 2 or inf")
     names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())

@@ -60,6 +60,9 @@ class OneStep:
                 if value != unused:
                     raise ConfigError.of(name, value, "is for normsim; add --with normsim, or leave it out")
         check_batches(self.batch, self.permutations)
+        if self.temperature is not None and not {"crcl", "negcliploss"} & set(self.methods):
+            problem = "is for crcl and negcliploss; add --with crcl, or leave it out"
+            raise ConfigError.of("temperature", self.temperature, problem)
         if self.temperature is not None and not self.temperature > 0:
             raise ConfigError.of("temperature", self.temperature, "cannot divide cosines; use 0.05, or 0.01 for a CLIP")
 
@@ -171,7 +174,7 @@ def _normsim(inputs: MethodInputs) -> Made:
     assert wanted.target is not None  # OneStep checks it
     targets = filters.read_targets(wanted.target, inputs.run.read_run() or {}, wanted.trust, inputs.note)
     made = filters.normsim_columns(inputs.images, targets, wanted.norm)
-    return made, {"target": wanted.target.name, "targets": len(targets), "norm": str(wanted.norm)}
+    return made, {"target": wanted.target.name, "targets": len(targets), "norm": f"{wanted.norm:g}"}
 
 
 def _semdedup(inputs: MethodInputs) -> Made:

@@ -13,6 +13,7 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.neighbours import Neighbours
 from noisegate.pipeline.pairs.scorer import encode_pairs, model_of_run
+from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.arrays import open_array
 from noisegate.pipeline.runs.rows import MappedRows, Rows, unit_rows
 from noisegate.pipeline.runs.table import RunFolder
@@ -108,8 +109,7 @@ def read_targets(
         return np.asarray(open_array(path, "target", 2), np.float32)
     other = RunFolder(path)
     if other.run_file.exists():
-        pictures = MappedRows.of_run(other, sorted(other.stems()), "image")
-        return pictures.take(np.arange(len(pictures)))
+        return _read_run_pictures(other, run)
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in PICTURES) if path.is_dir() else []
     if not files:
         raise ConfigError.of("target", str(path), "holds no pictures; give a folder of some, a run, or a .npy (M, d)")
@@ -126,6 +126,20 @@ def read_targets(
     if not len(targets):
         raise ConfigError.of("target", str(path), f"has no picture that can be read: {errors[0]}")
     return targets
+
+
+def _read_run_pictures(other: RunFolder, run: Mapping[str, Any]) -> Float32:
+    """(M, d) kept embeddings of another run's pictures; raise ConfigError if they are gone, or of another model."""
+    stems = sorted(other.stems())
+    if not all(other.embeddings(stem).exists() for stem in stems):
+        raise ConfigError.of("target", str(other.name), "is a run that dropped its embeddings; give the pictures")
+    mine, its = run.get("scorer") or {}, other.recorded()["scorer"]
+    if ARRAYS not in (mine.get("model"), its["model"]) and any(mine.get(n) != its[n] for n in ("model", "weights")):
+        problem = f"was scored by {its['model']}, and this run by {mine.get('model')}; use runs of one model"
+        raise ConfigError.of("target", str(other.name), problem)
+    rows = MappedRows.of_run(other, stems, "image")
+    pictures = rows.take(np.arange(len(rows)))
+    return pictures[pictures.any(axis=1)]
 
 
 def _against_pool(images: Rows, texts: Rows, pool: Index, score: Any) -> Float32:

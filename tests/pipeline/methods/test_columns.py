@@ -181,7 +181,7 @@ def test_crcl_takes_its_temperature(run: Path) -> None:
     ("words", "said"),
     [
         (("--with", "lnc,tango"), "with 'tango' is unknown; use some of lnc,crcl,gsl"),
-        (("--temperature", "0.1"), "--temperature is that of crcl and negcliploss; add --with"),
+        (("--temperature", "0.1"), "temperature 0.1 is for crcl and negcliploss; add --with crcl"),
         (("--with", "crcl", "--temperature", "0"), "temperature 0.0 cannot divide cosines; use 0.05"),
     ],
 )

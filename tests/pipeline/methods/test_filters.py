@@ -22,6 +22,7 @@ from noisegate.pipeline.runs.table import RunFolder, read_metadata, read_table
 from tests.commands import called
 from tests.embeddings import scored
 from tests.errors import refused
+from tests.jobs import run_record
 
 TEMPERATURE = 0.05
 
@@ -88,7 +89,11 @@ def test_rescore_writes_them_and_says_how(pairs: tuple[np.ndarray, np.ndarray], 
     assert record["normsim"]["targets"] == 5 and record["negcliploss"]["pool"] == 40
     quality = read_metadata(RunFolder(out).table("images"))["pair_quality"]
     assert record["negcliploss"]["temperature"] == quality["temperature"]
-    for setting, asked in {"target": {"target": tmp_path}, "norm": {"norm": 2}}.items():
+    for setting, asked in {
+        "target": {"target": tmp_path},
+        "norm": {"norm": 2},
+        "temperature": {"temperature": 1},
+    }.items():
         with refused(setting):
             OneStep(("csls",), **asked)  # type: ignore[arg-type]
     with refused("target"):
@@ -129,6 +134,9 @@ def test_target_pictures_are_encoded_by_the_runs_model(tmp_path: Path) -> None:
     assert rows.shape == (1, 96) and np.linalg.norm(rows[0]) == pytest.approx(1, abs=1e-3)
     (tmp_path / "empty").mkdir()
     (tmp_path / "torn.npy").write_bytes(b"no array")
-    for name in ("empty", "nowhere", "torn.npy"):
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    other.write_run(run_record([]))  # of another model
+    for name in ("empty", "nowhere", "torn.npy", "other"):
         with refused("target"):
-            read_targets(tmp_path / name, {})
+            read_targets(tmp_path / name, recorded)
