@@ -13,6 +13,7 @@ from noisegate.pipeline.pairs.calibration import MIN_PAIRS, Expected, PairCalibr
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import ScoreSettings
+from noisegate.pipeline.system.numbers import percent
 
 from .run_scores import RunScores
 
@@ -219,10 +220,10 @@ def describe_group(calibration: PairCalibration) -> str | None:
     """The warning about likely right pairs that lie apart from the others; None if none do."""
     if not calibration.apart_share:
         return None
-    below = f"{calibration.apart_below:.3f}"
+    share, below = percent(calibration.apart_share), f"{calibration.apart_below:.3f}"
     return (
-        f"{calibration.apart_share:.1%} of the pairs that do not look mismatched have similarities below {below}, apart from "
-        "the others. Captions that are nearly right look like this, and the estimated noise does not count them: look at "
+        f"{share} of the pairs that do not look mismatched have similarities below {below}, apart from the others. "
+        "Captions that are nearly right look like this, and the estimated noise does not count them: look at "
         f"some, and if they are wrong, drop them with --beta fixed:{below}"
     )
 

@@ -56,8 +56,6 @@ def headline(
         lead.append(f"How many {view.noun}s are wrong {reason}.")
     else:
         lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
-        if view.calibration and (group := describe_group(view.calibration)):
-            lead.append(f"{group}.")
     if data.scored and labels:
         lead.append(f"Of the labels, about {percent(labels['noise_rate'])} do{_within(labels['noise_interval'])}.")
     if data.scored:
@@ -70,7 +68,7 @@ def headline(
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "scored_at": scored_at(run),
         "lead": lead,
-        "missing": missing,
+        "notices": [text for text in (describe_group(view.calibration) if view.calibration else None, missing) if text],
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
             (percent(data.kept / data.scored if data.scored else None), "kept", f"{data.kept:,}"),
