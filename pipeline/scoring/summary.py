@@ -100,7 +100,8 @@ class Summary:
             )
         if self.beta is None or not self.scored:
             return warnings
-        if self.calibration and (warning := calibration_warning(self.model, self.calibration)):
+        beta = self.beta.value if self.cut == "osa" else None
+        if self.calibration and (warning := calibration_warning(self.model, self.calibration, beta)):
             warnings.append(warning)
         if self.cut == "probability" and self.calibration is None:
             warnings.append(
@@ -211,14 +212,14 @@ def unknown_data(model: str, calibration: PairCalibration) -> str:
     )
 
 
-def calibration_warning(model: str, calibration: PairCalibration) -> str | None:
+def calibration_warning(model: str, calibration: PairCalibration, beta: float | None = None) -> str | None:
     """What to know before trusting P(clean) and the estimated noise; None if there is nothing."""
-    return unknown_data(model, calibration) if tells_nothing(calibration) else describe_group(calibration)
+    return unknown_data(model, calibration) if tells_nothing(calibration) else describe_group(calibration, beta)
 
 
-def describe_group(calibration: PairCalibration) -> str | None:
-    """The warning about likely right pairs that lie apart from the others; None if none do."""
-    if not calibration.apart_share:
+def describe_group(calibration: PairCalibration, beta: float | None = None) -> str | None:
+    """The warning about likely right pairs that lie apart from the others; None if none do, or if the cut at β drops them."""
+    if not calibration.apart_share or (beta is not None and beta >= round(calibration.apart_below, 3)):
         return None
     share, below = percent(calibration.apart_share), f"{calibration.apart_below:.3f}"
     return (

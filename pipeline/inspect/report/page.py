@@ -68,7 +68,7 @@ def headline(
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "scored_at": scored_at(run),
         "lead": lead,
-        "notices": [text for text in (describe_group(view.calibration) if view.calibration else None, missing) if text],
+        "notices": [text for text in (_group(view), missing) if text],
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
             (percent(data.kept / data.scored if data.scored else None), "kept", f"{data.kept:,}"),
@@ -78,6 +78,13 @@ def headline(
             (f"{failed:,}", "failed", percent(failed / data.rows) if data.rows else ""),
         ],
     }
+
+
+def _group(view: ScoreView) -> str | None:
+    """The warning about pairs that lie apart."""
+    if view.calibration is None or tells_nothing(view.calibration):
+        return None
+    return describe_group(view.calibration, view.cut if view.rule == "osa" else None)
 
 
 def _within(interval: Sequence[float] | None) -> str:

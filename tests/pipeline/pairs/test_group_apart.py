@@ -8,7 +8,7 @@ import pytest
 from noisegate.pipeline.estimators.base import normalise
 from noisegate.pipeline.inspect.report import write_report
 from noisegate.pipeline.pairs.group_apart import find_group_apart
-from noisegate.pipeline.rescore import score_embeddings
+from noisegate.pipeline.rescore import rescore, score_embeddings
 
 PAIRS = 600
 REAL_CLIP = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "real-clip"
@@ -66,3 +66,6 @@ def test_summary_and_report_do_not_call_such_data_clean(tmp_path: Path) -> None:
     assert summary.to_dict()["calibration"]["apart_share"] == summary.calibration.apart_share
     write_report(tmp_path / "out", tmp_path / "report.html")
     assert "Captions that are nearly right" in (tmp_path / "report.html").read_text()
+    advised = next(warning for warning in summary.warnings if "nearly right" in warning).rpartition("--beta ")[2]
+    followed = rescore(tmp_path / "out", beta=advised)
+    assert not followed.warnings and followed.zero_share == pytest.approx(0.4, abs=0.05)
