@@ -58,7 +58,7 @@ class Pool:
 
             self._xp = torch
         valid = images.any(axis=1) & texts.any(axis=1)
-        left, right = round_rows(images[valid]), round_rows(texts[valid])
+        left, right = (round_rows(rows if valid.all() else rows[valid]) for rows in (images, texts))
         self._directions = np.random.default_rng(0).standard_normal((images.shape[1], PROJECTIONS)).astype(np.float32)
         self._marks = left @ self._directions, right @ self._directions
         self._order = [np.argsort(marks[:, 0]) for marks in self._marks]
