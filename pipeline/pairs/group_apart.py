@@ -13,9 +13,7 @@ from noisegate.pipeline.system.array_types import Floats
 from .density_ratio import choose_normals
 
 BINS = 500  # of the histogram of cosines
-VALLEY = (
-    0.5  # density between two peaks, over that of the lower one, below which they are two groups (chosen; see the test)
-)
+VALLEY = 0.5  # two peaks are two groups if the density between them is below this part of the lower one. Chosen
 FEWEST = 20  # pairs of a group
 
 
