@@ -19,6 +19,7 @@ from .picture_cost import PictureCost, picture_cost
 
 TRIES = 2  # a worker may have been killed for another reason than its picture
 LARGE_PIXELS = 8_000_000  # larger pictures never take all workers at once
+PIXELS_PER_BYTE = 4  # of the file: padded headers take as long as pixels, 2 MB of them up to 0.8 s
 SLOWEST = 5e6  # pixels per second; a sixth of what the slowest format measured needs
 
 
@@ -111,7 +112,8 @@ class Decoder:
         assert pool is not None, "start() comes first"
         loop = asyncio.get_running_loop()
         turn = _Turn(cost, client, loop.create_future())
-        self._waiting.put(turn, client, 1 + cost.pixels)
+        size = len(sample.image or b"")
+        self._waiting.put(turn, client, 1 + max(cost.pixels, PIXELS_PER_BYTE * size))
         self.begin_turns()
         try:
             await turn.begin

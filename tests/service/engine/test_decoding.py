@@ -65,6 +65,30 @@ def test_nothing_is_decoded_without_room_and_clients_take_turns() -> None:
     assert asyncio.run(run())[:4] == ["bulk", "one", "two", "bulk"]
 
 
+def test_files_of_many_bytes_and_few_pixels_have_fewer_turns() -> None:
+    async def run() -> list[str]:
+        full: set[str] = set()
+        decoder = Decoder(0, Limits(), has_room=lambda client: client not in full)
+        await decoder.start(np.asarray)
+        full |= {"plain", "padded"}
+        order: list[str] = []
+
+        async def decode(client: str) -> None:
+            await decoder.decode(GOOD + bytes(100_000 if client == "padded" else 0), client)
+            order.append(client)
+
+        work = [asyncio.create_task(decode(client)) for client in ["padded"] * 4 + ["plain"] * 12]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        full.clear()
+        decoder.begin_turns()
+        await asyncio.gather(*work)
+        await decoder.stop()
+        return order
+
+    assert asyncio.run(run()) == ["padded", *["plain"] * 12, *["padded"] * 3]
+
+
 def test_large_pictures_leave_a_worker_for_others_and_share_the_memory() -> None:
     large = picture(0, (5000, 2000), "GIF", mode="L")  # 10 MP, which may take 200 MB
 
