@@ -184,7 +184,7 @@ class Aum(Method):
         run.note(f"aum: {int(self.clean[known_rows].sum()):,} of {int(known_rows.sum()):,} labels are above the cut")
 
     def streams(self, run: Run) -> dict[str, Stream]:
-        return {ALL: Stream(None if run.epoch < 2 * self.turn else self.clean)}
+        return {ALL: Stream(None if run.epoch < 2 * self.turn else self.clean, full=True)}
 
     def loss(self, batches: Mapping[str, Batch], run: Run) -> StepLoss:
         seen = run.forward(batches[ALL])
