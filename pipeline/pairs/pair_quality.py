@@ -13,10 +13,8 @@ from noisegate.pipeline.system.machine import count_threads
 
 TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
 BLOCK = 1 << 23  # cosines that a GPU holds at a time
-ROWS, COLUMNS = (
-    512,
-    512,
-)  # cosines that a thread holds at a time; the fastest of 128 to 1,024 each, at 64 and 512 numbers
+ROWS = 512  # cosines that a thread holds at a time; the fastest of 128 to 1,024 each, at 64 and 512 numbers
+COLUMNS = 512  # likewise, of the pool
 LEAST = -2.0  # below every cosine; the largest so far, before there is one
 SAME_PROJECTION = 2e-3  # largest difference of two projections of one unit row on a standard normal vector, by rounding
 PROJECTIONS = 8  # unit rows as near as .01 agree in all of them once in a million times
