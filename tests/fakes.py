@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import os
 import tarfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,10 @@ BLANK = (1, 2, 3)  # a picture all of this colour has no embedding
 
 
 class ColourModel:
-    """Embeds pictures by their share of each colour and texts by their colour words; unknown texts by their hash."""
+    """Embeds pictures by their share of each colour and texts by their colour words; unknown texts by their hash.
+
+    Each batch of pictures takes COLOUR_SECONDS of the environment longer, for tests that must come in between.
+    """
 
     identity = "colours-1"
 
@@ -44,6 +49,7 @@ class ColourModel:
 
     def encode_images(self, images: Sequence[Image.Image]) -> Rows:
         self.batches.append(("images", len(images)))
+        time.sleep(float(os.environ.get("COLOUR_SECONDS", 0)))
         return np.stack([self._picture(np.asarray(image.resize((16, 16)), np.float32)) for image in images])
 
     def _picture(self, pixels: Rows) -> Rows:

@@ -51,9 +51,9 @@ def test_ctrl_c_ends_all_encoders_and_leaves_a_run_that_goes_on(
     out = tmp_path / "out"
     arguments = ("annotate", shards, "--out", out, *MODEL, "--devices", "2")
     (deaths / "once").touch()
-    with subprocess.Popen(
-        **command(*arguments), stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
+    start = command(*arguments)
+    start["env"]["COLOUR_SECONDS"] = "1"  # the signal comes long before the end
+    with subprocess.Popen(**start, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("[1/"):
