@@ -1,6 +1,7 @@
-"""One run of the real commands with the embedded model that several tests look at, because encoding takes longest."""
+"""Runs of the real commands that several tests look at, because encoding takes longest, and signals as of a terminal."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,3 +41,11 @@ def bucket() -> Iterator[str]:
         fsspec.filesystem("s3").mkdir("runs")
         yield "s3://runs"
         fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore SIGINT, and so would what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

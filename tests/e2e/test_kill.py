@@ -137,6 +137,7 @@ def test_a_kill_leaves_no_worker_behind(shards: Path, tmp_path: Path) -> None:
     assert not any(map(is_running, workers))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_says_how_to_go_on(shards: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("annotate", shards, "--out", out, *FAKE, "--workers", "1", "--json")

@@ -45,6 +45,7 @@ def plain(shards: Path, deaths: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 @needs_proc
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_all_encoders_and_leaves_a_run_that_goes_on(
     shards: Path, plain: dict[str, bytes], deaths: Path, tmp_path: Path
 ) -> None:
