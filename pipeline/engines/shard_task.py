@@ -32,9 +32,7 @@ Rows = NDArray[np.float32]
 _READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 
 
-FIRST_SAMPLES = (
-    200  # a job stops if so many samples at its start all fail alike; chosen: more than a bad shard's first page
-)
+FIRST_SAMPLES = 200  # a job stops if so many samples at its start all fail alike. Chosen
 _REMEDIES = {  # the setting that is most likely wrong, and what to do, by status
     "no_text": ("text_field", "name the caption's JSON field with --text-field, or score labels with --task labels"),
     "bad_text": ("text_field", "name the JSON field of a caption with --text-field"),

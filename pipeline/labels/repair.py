@@ -23,10 +23,8 @@ class RepairPolicy:
     # pseudo_rows / rows per class, so that both weigh the same in classes of √(pseudo_rows · classes) rows
     shown: float = 3.0  # standard errors by which one model must explain held-out labels better than another
     sure: float = 0.1  # a change must be expected to gain a tenth of a right label
-    gain: float = (
-        0.45  # right labels that changes must be expected to gain on average; chosen between embeddings that do
-    )
-    # not know the classes (at most 0.39) and others (at least 0.53)
+    gain: float = 0.45  # right labels that a change must be expected to gain on average; chosen between embeddings that
+    # do not know the classes (at most 0.39) and others (at least 0.53)
     folds: int = 5  # parts of the rows that are held out in turn
 
     def gains_enough(self, posterior: Float64, label: Index) -> bool:

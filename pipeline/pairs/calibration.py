@@ -13,6 +13,7 @@ that the cost does not grow with the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -71,9 +72,7 @@ class PairCalibration:
     clean: tuple[float, ...]  # P(clean) at the knots
     kept: tuple[float, ...]  # share of the given pairs above each knot
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
-    loss: float = float(
-        "nan"
-    )  # held-out log-loss (nats) at telling given from mismatched pairs: decides between scores
+    loss: float = math.nan  # held-out log-loss (nats) at telling given from mismatched pairs: decides between scores
     score: str = SIMILARITY
     cosines: tuple[float, ...] = ()  # empty if the knots are cosines
     cosine_kept: tuple[float, ...] = ()  # share of the given pairs above each of `cosines`

@@ -18,9 +18,7 @@ from noisegate.pipeline.settings import Limits
 from .read import MAX_JSON_BYTES
 
 MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
-MAX_SEGMENTS = (
-    5000  # of a JPEG; a large one with a colour profile and thumbnails has a few hundred. Pillow takes long for each
-)
+MAX_SEGMENTS = 5000  # of a JPEG; a large one with a colour profile has a few hundred, and Pillow takes long for each
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 JPEG = b"\xff\xd8"  # the first bytes
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; other formats are refused

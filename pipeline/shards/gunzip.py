@@ -7,9 +7,7 @@ CHUNK = 1 << 17  # bytes read at a time
 PIECE = 1 << 20  # most bytes that come out at a time
 MAX_HEADER = 1 << 16  # bytes of a gzip header, which may hold a name and a comment
 FREE_BYTES = 1 << 30  # any file may become this large
-MAX_EXPANSION = (
-    100  # times the compressed size beyond that; chosen: tars of pictures shrink by little, of flat drawings by 30
-)
+MAX_EXPANSION = 100  # times the compressed size beyond that. Chosen: pictures shrink by little, flat drawings by 30
 _MAGIC = b"\x1f\x8b\x08"
 _EXTRA, _NAME, _COMMENT, _CHECKSUM, _UNKNOWN = 4, 8, 16, 2, 0xE0  # flags of the header (RFC 1952)
 
