@@ -59,8 +59,8 @@ def adapt(
     """
     from noisegate.pipeline.labels.classes import load_classes
     from noisegate.pipeline.system.progress import progress_for
-    from noisegate.pipeline.tools.adapt import Tuning
     from noisegate.pipeline.tools.adapt import adapt as run
+    from noisegate.pipeline.tools.tuning import Tuning
 
     done = run(
         shards,

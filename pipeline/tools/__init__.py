@@ -1,1 +1,1 @@
-"""Commands around a run: `plan/` predicts what it takes, `doctor` checks the installation, `adapt` fine-tunes the model."""
+"""Commands around a run: `plan/` predicts its cost, `doctor` checks the installation, `adapt` fine-tunes a model (`tuning`)."""

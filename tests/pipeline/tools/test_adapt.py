@@ -27,7 +27,8 @@ from noisegate.pipeline.pairs.beta import Beta, beta_of_random_inputs
 from noisegate.pipeline.pairs.pair_fit import embed_pairs, read_pairs
 from noisegate.pipeline.shards.locate import find_shards
 from noisegate.pipeline.shards.workers import Decoded
-from noisegate.pipeline.tools.adapt import Adaptation, Tuning, adapt, draw_partners, hold_out, with_prompts
+from noisegate.pipeline.tools.adapt import Adaptation, adapt, draw_partners, hold_out, with_prompts
+from noisegate.pipeline.tools.tuning import Tuning
 from tests.errors import refused
 
 allow_torchvision()
