@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEMO := demo
 LINKS := .links/noisegate
 
@@ -10,9 +11,15 @@ LINKS := .links/noisegate
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# Every package by its digest, first those that need no building. torch's builds for CUDA also need NVIDIA's libraries, in
+# versions that its wheel names: the third line brings these, and nothing elsewhere.
+$(STAMP): pyproject.toml setup.py constraints.txt requirements.lock requirements-source.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --require-hashes --no-deps --only-binary :all: --requirement requirements.lock
+	$(INSTALL) --require-hashes --no-deps --no-build-isolation --requirement requirements-source.lock
+	$(INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	touch $@
 
 # The main job on data that needs no download: drawn scenes, 40 % of their captions shuffled, scored, judged.

@@ -3,12 +3,15 @@
 import json
 import re
 import tomllib
+import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
 from noisegate.service.app import create_app
@@ -24,6 +27,7 @@ JOBS = yaml.safe_load((DOCKER / "compose.jobs.yaml").read_text(encoding="utf-8")
 ]
 MANIFESTS = list(yaml.safe_load_all((DOCKER / "kubernetes.yaml").read_text(encoding="utf-8")))
 DOCKERFILES = {kind: (DOCKER / f"Dockerfile.{kind}").read_text(encoding="utf-8") for kind in ("cpu", "gpu")}
+DIGEST = r"(@sha256:[0-9a-f]{64})?"  # after a tag
 QUERIES = [
     (panel["title"], target["expr"], target["legendFormat"])
     for panel in DASHBOARD["panels"]
@@ -200,7 +204,7 @@ def test_probes_and_health_checks_ask_for_routes_that_exist() -> None:
 def test_images_are_pinned_and_do_not_run_as_root(kind: str) -> None:
     text = DOCKERFILES[kind]
     [base] = re.findall(r"^ARG BASE=(\S+)", text, re.MULTILINE)
-    assert re.fullmatch(r"[\w/.-]+:[\w.-]*\d[\w.-]*", base), "a tag with a version"
+    assert re.fullmatch(rf"[\w/.-]+:[\w.-]*\d[\w.-]*{DIGEST}", base), "a tag with a version"
     assert "latest" not in text
     users = re.findall(r"^USER (\S+)", text, re.MULTILINE)
     assert users == ["10001"]
@@ -211,7 +215,7 @@ def test_images_are_pinned_and_do_not_run_as_root(kind: str) -> None:
     assert all(any(way in line for way in pinned) for line in installs)
     assert "EXTRA_INDEX" not in text
     others = [service["image"] for name, service in COMPOSE["services"].items() if name != "noisegate"]
-    assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in others)
+    assert all(re.search(rf":v?\d+\.\d+\.\d+{DIGEST}$", image) for image in others)
 
 
 def test_the_two_images_differ_only_where_a_gpu_asks_for_it() -> None:
@@ -236,25 +240,63 @@ def test_gpu_pins_fit_the_extra() -> None:
     assert not set(pins) & {line.split("==")[0] for line in shared.splitlines()}
 
 
-LOCKS = ("requirements.lock", "docker/requirements.lock", "docker/torch-cpu.lock")
+LOCKS = ("requirements.lock", "requirements-source.lock", "docker/requirements.lock", "docker/torch-cpu.lock")
 
 
-@pytest.mark.parametrize("name", LOCKS)
-def test_every_package_of_a_lock_is_a_pin_of_the_constraints_and_has_digests(name: str) -> None:
-    pins = dict(
-        line.split("==")
-        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        if line[0] != "#"
-    )
-    locked: dict[str, set[str]] = {}
-    for entry in re.split(r"\n(?=\S)", (ROOT / name).read_text(encoding="utf-8")):
+def read_pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line[0] != "#")
+
+
+def read_lock(name: str) -> dict[str, tuple[str, set[str]]]:
+    """Version and digests by package, as pip would read them."""
+    locked: dict[str, tuple[str, set[str]]] = {}
+    for entry in (ROOT / name).read_text(encoding="utf-8").replace("\\\n", "").splitlines():
         if not entry.startswith("#"):
-            package, version = re.match(r"([\w.-]+)==([\w.]+)", entry).groups()  # type: ignore[union-attr]
-            assert version == pins[package]
-            assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), package
-            locked.setdefault(package, set()).add(version)
-    if name == "requirements.lock":
-        assert set(locked) == set(pins), "run make lock"
+            requirement, *digests = entry.split()
+            package, version = requirement.split("==")
+            assert package not in locked
+            assert digests, package
+            assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", digest) for digest in digests)
+            locked[package] = version, set(digests)
+    return locked
+
+
+def test_the_locks_of_make_have_the_packages_and_versions_of_the_constraints() -> None:
+    wheels, sources = (read_lock(name) for name in ("requirements.lock", "requirements-source.lock"))
+    assert not wheels.keys() & sources.keys()
+    assert {name: version for name, (version, _) in (wheels | sources).items()} == read_pins(), "run make lock"
+
+
+def test_the_locks_of_the_images_are_parts_of_that_of_make() -> None:
+    everything = read_lock("requirements.lock")
+    image, torch = (read_lock(f"docker/{name}.lock") for name in ("requirements", "torch-cpu"))
+    assert image.items() <= everything.items(), "run make lock"
+    version, digests = torch.pop("torch")
+    assert not torch
+    assert version == f"{everything['torch'][0]}+cpu"
+    assert digests < everything["torch"][1]
+
+
+def test_the_constraints_have_all_that_any_extra_needs() -> None:
+    loader = SourceFileLoader("lock", str(ROOT / ".ci" / "lock"))
+    lock = types.ModuleType("lock", "made of a file without the ending .py")
+    lock.__file__ = loader.path
+    loader.exec_module(lock)
+    needed = lock.needed_by("noisegate", ("dev",), set()) - {"noisegate"}
+    assert {"torch", "aiohttp", "flask", "jsonpath-rw"} <= needed, "also what extras of packages need"
+    assert needed <= {canonicalize_name(name) for name in read_pins()}
+
+
+def test_make_installs_by_digest() -> None:
+    """torch's own needs (NVIDIA's libraries, in versions that its wheel names) are the only exception."""
+    rule = (ROOT / "Makefile").read_text(encoding="utf-8").split("$(STAMP):")[1].split("\n\n")[0]
+    installs = re.findall(r"\$\(INSTALL\) (.*)", rule)
+    assert set(LOCKS[:2]) < set(rule.splitlines()[0].split()), "a changed lock installs anew"
+    by_digest = [line for line in installs if "--require-hashes" in line]
+    assert [line.split()[-1] for line in by_digest] == list(LOCKS[:2])
+    rest = [line for line in installs if line not in by_digest]
+    assert rest == ["--constraint constraints.txt torch", "--no-deps --no-build-isolation --editable ."]
 
 
 def test_the_cluster_lets_only_named_clients_in() -> None:
