@@ -129,7 +129,8 @@ class Settings(BaseSettings):
     max_wait: float = _setting(
         10,
         LIMIT,
-        "A client's further request that would wait more seconds gets 429; the first may wait half of --request-timeout",
+        "A client's further request that would wait more seconds gets 429, earlier if it has more than one waiting; "
+        "the first may wait half of --request-timeout",
         gt=0,
     )
     request_timeout: float = _setting(60, LIMIT, "Seconds until an admitted request gets 504", gt=0)

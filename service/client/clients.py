@@ -34,8 +34,8 @@ class Client(ClientBase):
     """A connection to a service; close it, or use it in a `with`. Safe to share between threads.
 
     `timeout` is in seconds for one answer. Requests that were refused for now (429, 503) or lost with their connection
-    are sent again up to `retries` times, after as long as the service asks for. Large lists go out in requests of at
-    most `batch_items`, `in_flight` of them at a time.
+    are sent again up to `retries` times, after as long as the service asks for; an answer to another request of this client
+    begins the count anew. Large lists go out in requests of at most `batch_items`, `in_flight` of them at a time.
     """
 
     _http: httpx.Client

@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -28,7 +27,8 @@ class Retry:
     """Exponential back-off: `retries` more tries, after `first` seconds, then twice as many each time, up to `longest`.
 
     Half of each wait is random, so that clients refused together do not come back together. A Retry-After of more than
-    `patience` seconds ends the tries.
+    `patience` seconds ends the tries. They are counted from the client's latest answer: a service that is busy with its other
+    requests goes on answering.
     """
 
     retries: int = 5
@@ -78,27 +78,35 @@ def retry_after(response: httpx.Response, now: datetime | None = None) -> float 
     return max(0.0, (date - (now or datetime.now(UTC))).total_seconds())
 
 
+@dataclass
+class Answers:
+    """How many requests of a client were answered."""
+
+    count: int = 0
+
+
 def send_until_answered(
-    request: httpx.Request, retry: Retry, draw: Callable[[], float], carried_out: str | None = None
+    request: httpx.Request, retry: Retry, draw: Callable[[], float], answers: Answers, carried_out: str | None = None
 ) -> Flow:
     """Yield the request to send, or seconds to wait, until it is answered; return the answer's JSON.
 
     `carried_out` is an error code that means success after a lost answer: an earlier try did what was asked.
     """
-    lost = False
-    for tries in count(1):
+    lost, tries, answered = False, 0, answers.count
+    while True:
         outcome = yield request
         assert outcome is not None
         if isinstance(outcome, httpx.Response) and outcome.is_success:
+            answers.count += 1
             return {} if outcome.status_code == httpx.codes.NO_CONTENT else _json(outcome)
         if lost and to_error(outcome, request).code == carried_out:
             return {}
         lost = lost or _is_answer_lost(outcome)
+        tries, answered = tries + 1 if answers.count == answered else 1, answers.count
         wait = retry.wait(tries, outcome, draw())
         if wait is None:
             raise to_error(outcome, request)
         yield wait
-    raise AssertionError("unreachable")
 
 
 def to_error(outcome: Outcome, request: httpx.Request) -> ServiceError:
@@ -144,25 +152,25 @@ class ClientBase:
         if in_flight < 1:
             raise ConfigError.of("in_flight", in_flight, "is too small; use 4")
         self._retry, self._draw, self._in_flight = retry, draw, in_flight
+        self._answers = Answers()
         self._wanted = BatchSizes(batch_items)
         self._sizes: BatchSizes | None = None
 
+    def _send_again(self, request: httpx.Request, carried_out: str | None = None) -> Flow:
+        return send_until_answered(request, self._retry, self._draw, self._answers, carried_out)
+
     def _get(self, path: str) -> Flow:
-        return send_until_answered(self._http.build_request("GET", path), self._retry, self._draw)
+        return self._send_again(self._http.build_request("GET", path))
 
     def _post(self, path: str, body: Any) -> Flow:
-        return send_until_answered(self._http.build_request("POST", path, json=body), self._retry, self._draw)
+        return self._send_again(self._http.build_request("POST", path, json=body))
 
     def _forget_job(self, job: str) -> Flow:
-        return send_until_answered(
-            self._http.build_request("DELETE", job_path(job)), self._retry, self._draw, "unknown_job"
-        )
+        return self._send_again(self._http.build_request("DELETE", job_path(job)), "unknown_job")
 
     def _post_batch(self, path: str, batch: RequestBatch) -> Flow:
-        request = self._http.build_request(
-            "POST", path, content=batch.body, headers={"Content-Type": "application/json"}
-        )
-        return send_until_answered(request, self._retry, self._draw)
+        headers = {"Content-Type": "application/json"}
+        return self._send_again(self._http.build_request("POST", path, content=batch.body, headers=headers))
 
     def _start_job(self, shards: str | Sequence[str], name: str, settings: Mapping[str, Any]) -> Flow:
         body = {"shards": [shards] if isinstance(shards, str) else list(shards), "name": name, **settings}

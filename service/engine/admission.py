@@ -10,6 +10,7 @@ from noisegate.service.errors import Overloaded
 MEMORY_SECONDS = 10.0  # of busy time: what completed longer ago hardly counts for the rate
 
 KEPT_SHARE = 16  # one of so many places is for clients that have nothing in the queue
+SHORT_WAIT = 1.0  # seconds: nobody who would wait less is refused, as Retry-After has no smaller unit
 
 
 class CompletionRate:
@@ -57,8 +58,9 @@ class Admission:
     """Counts the parts (pictures and texts) of admitted requests, by client. Refuses with the time to come back.
 
     A client's parts take turns with those of others, so that a request waits for its client's earlier ones, and for as many
-    of every other client. It is refused if that takes over `max_wait` seconds, the first request of a client over
-    `first_wait`; also if there are more than `most` items, of which a few are kept for clients that have none.
+    of every other client. It may wait as long as behind one earlier request of its size (or for `SHORT_WAIT`), which keeps the
+    encoder busy without a queue that only makes answers late, and never over `max_wait` seconds; the first request of a client
+    may wait `first_wait`. It is also refused if there are more than `most` items, of which a few are kept for clients that have none.
     """
 
     def __init__(
@@ -83,19 +85,20 @@ class Admission:
             parts_each = self._parts.total() / max(1, self.items)
             seconds = missing * parts_each / rate if rate else 1.0
             raise Overloaded(f"the queue holds {self.items} of {self._most} items", seconds)
-        wait = self.expect_wait(client, parts)
-        longest = self._max_wait if self._parts[client] else self._first_wait
+        wait, longest = self.expect_wait(client, parts), self._first_wait
+        if own := self._parts[client]:
+            longest = min(max(self.expect_wait(client, parts, min(own, parts)), SHORT_WAIT), self._max_wait)
         if wait > longest:
-            problem = f"it would wait for {wait:.0f} s, over {longest:g} s; others are before it"
+            problem = f"it would wait for {wait:.1f} s, over {longest:.1f} s; others are before it"
             raise Overloaded(problem, wait - longest)
         if not self._parts:
             self._rate.begin()
         self._items[client] += items
         self._parts[client] += parts
 
-    def expect_wait(self, client: str, parts: int) -> float:
-        """Seconds that a request of `parts` would wait before it is its turn alone."""
-        rate, own = self._rate.value, self._parts[client]
+    def expect_wait(self, client: str, parts: int, own: int | None = None) -> float:
+        """Seconds that a request of `parts` would wait before it is its turn alone, if its client has `own` parts before it."""
+        rate, own = self._rate.value, self._parts[client] if own is None else own
         before = own + sum(min(count, own + parts) for other, count in self._parts.items() if other != client)
         return before / rate if rate else 0.0
 

@@ -18,7 +18,7 @@ from PIL import Image
 from noisegate.service.client import AsyncClient, Client, Embedding, Event, Pair, Retry, Score, ServiceError
 from noisegate.service.client.batches import BatchSizes, image_bytes, pair_batches
 from noisegate.service.client.job_events import EventReader
-from noisegate.service.client.requests import retry_after, send_until_answered
+from noisegate.service.client.requests import Answers, Flow, retry_after, send_until_answered
 from tests.errors import failed, refused
 from tests.fakes import picture
 from tests.service.contract import BETA, Contract, Fault, refusal
@@ -240,6 +240,31 @@ def test_tries_end(call: Caller) -> None:
     assert (slept, len(contract.bodies())) == ([0.125, 0.25], 3)
 
 
+def test_tries_are_counted_from_the_latest_answer_to_the_client() -> None:
+    """A service that is busy with the client's other requests refuses this one again and again, and is not dead."""
+    post, answers = httpx.Request("POST", "http://h/v1/score"), Answers()
+
+    def start() -> Flow:
+        flow = send_until_answered(post, Retry(retries=2), lambda: 0.5, answers)
+        assert next(flow) is post
+        return flow
+
+    def refuse(flow: Flow) -> None:
+        assert isinstance(flow.send(refusal(429, "overloaded")), float)
+        assert flow.send(None) is post
+
+    refused_flow = start()
+    for _ in range(10):
+        refuse(refused_flow)
+        refuse(refused_flow)
+        with pytest.raises(StopIteration):
+            start().send(httpx.Response(200, json={}))
+    refuse(refused_flow)
+    refuse(refused_flow)
+    with failed("overloaded", ServiceError):
+        refused_flow.send(refusal(429, "overloaded"))
+
+
 def test_nobody_there_is_said_with_the_address(call: Caller) -> None:
     contract = Contract()
     contract.faults = [httpx.ConnectError("All connection attempts failed")]
@@ -397,7 +422,8 @@ def test_a_job_is_forgotten_though_the_first_answer_was_lost(call: Caller) -> No
 
 
 def test_a_job_that_never_was_is_unknown_after_a_refused_connection() -> None:
-    flow = send_until_answered(httpx.Request("DELETE", "http://h/v1/jobs/j1"), Retry(), lambda: 0.5, "unknown_job")
+    delete = httpx.Request("DELETE", "http://h/v1/jobs/j1")
+    flow = send_until_answered(delete, Retry(), lambda: 0.5, Answers(), "unknown_job")
     request = next(flow)
     assert isinstance(flow.send(httpx.ConnectError("refused")), float)
     assert flow.send(None) is request

@@ -1,5 +1,6 @@
 """Admission by expected wait, in a simulation of an encoder that takes turns between clients."""
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -96,15 +97,55 @@ def test_a_small_request_is_quick_beside_twelve_clients_that_send_all_they_can()
 def test_one_client_does_not_fill_the_queue() -> None:
     simulation = Simulation(most=160)
     simulation.finish(simulation.send("bulk", 40))
-    simulation.send("bulk", 90)
-    with pytest.raises(Overloaded, match="the queue holds 90 of 160"):
-        simulation.send("bulk", 61)
-    simulation.send("bulk", 60)
+    simulation.send("bulk", 75)
+    with pytest.raises(Overloaded, match="the queue holds 75 of 160"):
+        simulation.send("bulk", 76)
+    simulation.send("bulk", 75)
     simulation.send("other", 10)
     with pytest.raises(Overloaded) as refused:
         simulation.send("third", 10)
     assert refused.value.retry_after == pytest.approx(10 / RATE)
     assert Simulation(most=160).send("bulk", 160).left == 160, "alone it may have all"
+
+
+def test_at_twice_the_capacity_answers_come_within_three_times_what_one_takes_alone() -> None:
+    simulation = Simulation()
+    alone = simulation.finish(simulation.send("bulk", 30))
+    admitted: list[Sent] = []
+    sent = 0
+    while sent < 40:
+        if simulation.now >= sent * alone / 2:
+            sent += 1
+            with contextlib.suppress(Overloaded):
+                admitted.append(simulation.send("bulk", 30))
+        simulation.step()
+    assert len(admitted) >= 18, "the encoder is never idle"
+    assert max(simulation.finish(request) for request in admitted) <= 3 * alone
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_client_may_have_a_second_request_of_the_same_size_wait(others: int) -> None:
+    simulation = Simulation()
+    simulation.finish(simulation.send("warm", 40))
+    for i in range(others):
+        simulation.send(f"other {i}", 20)
+        simulation.send(f"other {i}", 20)
+    simulation.send("bulk", 20)
+    simulation.send("bulk", 20)
+    assert simulation.admission.expect_wait("bulk", 20, own=20) >= 1
+    with pytest.raises(Overloaded) as refused:
+        simulation.send("bulk", 20)
+    assert refused.value.retry_after == pytest.approx(1, rel=0.5)
+
+
+def test_who_would_wait_less_than_a_second_is_not_refused() -> None:
+    simulation = Simulation()
+    simulation.finish(simulation.send("one", 40))
+    for _ in range(19):
+        simulation.send("one", 1)
+    simulation.send("one", 3)
+    with pytest.raises(Overloaded, match=r"wait for 1\.1 s, over 1\.0 s"):
+        simulation.send("one", 1)
 
 
 def test_nothing_is_refused_for_its_wait_before_anything_was_measured() -> None:
