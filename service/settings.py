@@ -119,7 +119,7 @@ class Settings(BaseSettings):
         None, LIMIT, "Bytes of one request (default: 64 MiB, at most half of queue_bytes)", ge=1024
     )
     max_request_pixels: int = _setting(
-        1_000_000_000, LIMIT, "Pixels of one request, those of a progressive JPEG counted for each scan", ge=1
+        1_000_000_000, LIMIT, "Pixels of one request, those of a JPEG counted for each scan", ge=1
     )
     max_pixels: int = _setting(40_000_000, LIMIT, "Larger pictures get the status too_large", ge=1)
     max_image_bytes: int = _setting(20_000_000, LIMIT, "Likewise, for the picture's file", ge=1)

@@ -7,6 +7,7 @@ from .decode import decode_image as decode_image
 from .decode import decode_label as decode_label
 from .decode import decode_text as decode_text
 from .decode import jpeg_segments as jpeg_segments
+from .decode import stated_size as stated_size
 from .gunzip import plain_bytes as plain_bytes
 from .locate import Shard as Shard
 from .locate import expand_braces as expand_braces

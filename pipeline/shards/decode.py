@@ -70,9 +70,24 @@ def open_image(data: bytes, limits: Limits) -> Image.Image:
         raise BadSample("too_large", f"JPEG of more than {MAX_SEGMENTS:,} segments")
     image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     _check_size(*image.size, limits)
+    if (stated := stated_size(data)) not in (None, image.size):  # such as a PNG with two headers
+        raise BadSample("bad_image", f"image of {image.size}, but its first bytes say {stated}")
     if is_jpeg(image) and markers.count(0xDA) > MAX_SCANS:
         raise BadSample("too_large", f"JPEG of more than {MAX_SCANS} scans")
     return image
+
+
+def stated_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a PNG or GIF by its first bytes; None for others.
+
+    >>> stated_size(b"GIF89a" + (300).to_bytes(2, "little") + (200).to_bytes(2, "little"))
+    (300, 200)
+    """
+    if data[:8] == b"\x89PNG\r\n\x1a\n":
+        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    if data[:4] == b"GIF8":
+        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little")
+    return None
 
 
 def is_jpeg(image: Image.Image) -> bool:

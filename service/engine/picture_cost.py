@@ -1,14 +1,12 @@
 """What a picture will cost to decode, from its first bytes: pixels of all its scans, and memory. Nothing is decoded."""
 
-import math
 from dataclasses import dataclass
 from itertools import islice
 
-from noisegate.pipeline.shards import JPEG, MAX_SEGMENTS, jpeg_segments
+from noisegate.pipeline.shards import JPEG, MAX_SEGMENTS, jpeg_segments, stated_size
 
 JPEG_BYTES, OTHER_BYTES = 13, 20  # of memory per pixel; measured: JPEG 4 to 12, PNG 4 to 19, WebP 16, GIF 5
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # of a JPEG: they hold its size
-_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,8 @@ def _read_size(data: bytes) -> tuple[int, int, int]:
     """Width and height, and how often a decoder passes over them."""
     if data[:2] == JPEG:
         return _read_jpeg(data)
-    if data[:8] == b"\x89PNG\r\n\x1a\n":
-        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big"), 1
-    if data[:4] == b"GIF8":
-        return int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"), 1
+    if (size := stated_size(data)) is not None:
+        return *size, 1  # the decoder refuses a picture of another size
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return *_read_webp(data[12:16], data[20:30]), 1
     return 0, 0, 1
@@ -55,12 +51,11 @@ def _read_webp(kind: bytes, head: bytes) -> tuple[int, int]:
 
 
 def _read_jpeg(data: bytes) -> tuple[int, int, int]:
-    """Size of the largest frame, and its scans if it is progressive. One with too many segments is refused later."""
-    scans, size, progressive = 0, (0, 0), False
+    """Size of the frame before the first scan, as Pillow reads it, and the scans. Too many segments are refused later."""
+    scans, size = 0, (0, 0)
     for marker, start in islice(jpeg_segments(data), MAX_SEGMENTS):
-        if marker in _FRAMES:
+        if marker in _FRAMES and not scans:
             height, width = data[start + 3 : start + 5], data[start + 5 : start + 7]
-            size = max(size, (int.from_bytes(width, "big"), int.from_bytes(height, "big")), key=math.prod)
-            progressive = progressive or marker in _PROGRESSIVE
+            size = int.from_bytes(width, "big"), int.from_bytes(height, "big")
         scans += marker == 0xDA
-    return *size, max(1, scans) if progressive else 1
+    return *size, max(1, scans)

@@ -155,6 +155,24 @@ class TestRefused:
         assert refusal(bomb, limits) == ("too_large", "image of 4,000 x 4,000 pixels; the limit is 15,999,999")
         assert refusal(bomb[:60], limits) == refusal(bomb, limits)  # the header alone decides
 
+    def test_a_png_or_gif_that_is_larger_than_its_first_bytes_say_is_refused(self) -> None:
+        """The service counts pixels by the first bytes, before anything is decoded."""
+        whole = png(300, 200, bytes(200 * (3 * 300 + 1)))
+        assert decode_image(whole, LIMITS).size == (300, 200)
+        header, signature = png(1, 1, b"")[8:33], whole[:8]
+        assert header[4:8] == b"IHDR"
+        text = b"\0\0\0\x0dtEXt" + bytes(13)
+        text += zlib.crc32(text[4:]).to_bytes(4, "big")
+        for before, stated in ((header, (1, 1)), (text, (0, 0))):
+            data = signature + before + whole[8:]
+            assert Image.open(io.BytesIO(data)).size == (300, 200)
+            assert refusal(data) == ("bad_image", f"image of (300, 200), but its first bytes say {stated}")
+        gif = encoded(Image.new("L", (300, 200)), "GIF")
+        assert decode_image(gif, LIMITS).size == (300, 200)
+        data = gif[:6] + b"\1\0\1\0" + gif[10:]
+        assert Image.open(io.BytesIO(data)).size == (300, 200)
+        assert refusal(data) == ("bad_image", "image of (300, 200), but its first bytes say (1, 1)")
+
     @pytest.mark.parametrize("progressive", [True, False])
     def test_a_jpeg_of_endless_scans_is_refusal(self, progressive: bool) -> None:
         data = encoded(Image.new("RGB", (40, 40), "red"), "JPEG", progressive=progressive)

@@ -52,3 +52,11 @@ def test_a_bomb_of_few_bytes_costs_all_its_pixels() -> None:
     assert len(data) < 10_000
     assert picture_cost(data, 50_000_000).pixels == 40_000_000
     assert picture_cost(data, 39_999_999).pixels == 0, "the decoder refuses it"
+
+
+def test_a_frame_after_the_scan_does_not_hide_the_picture() -> None:
+    data = picture("red", (333, 257), "JPEG")
+    larger = bytes.fromhex("ffc0 0011 08 ffff ffff 03 012200 021101 031101")
+    hidden = data[:-2] + larger + data[-2:]
+    assert Image.open(io.BytesIO(hidden)).size == (333, 257), "decoded to its last row before the frame is noticed"
+    assert picture_cost(hidden, 50_000_000).pixels == 333 * 257
