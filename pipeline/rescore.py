@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def rescore(
     """
 
     def change(recorded: Mapping[str, Any]) -> ScoreSettings:
+        recorded = asdict(ScoreSettings()) | recorded  # older runs lack some
         wanted = ScoreSettings(
             beta=beta or recorded["beta"],
             tasks=read_tasks(task) if task else tuple(recorded["tasks"]),
@@ -62,8 +63,8 @@ def rescore(
             neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
             seed=recorded["seed"] if seed is None else seed,
             joint=recorded["joint"],
-            repair=repair or recorded.get("repair", ScoreSettings.repair),
-            cut=cut or recorded.get("cut", ScoreSettings.cut),
+            repair=repair or recorded["repair"],
+            cut=cut or recorded["cut"],
         )
         wanted.refuse_unused(*(name for name, given in (("beta", beta), ("cut", cut)) if given))
         return wanted
@@ -113,7 +114,7 @@ def rescore(
 def _read_complete_run(run: RunFolder) -> dict[str, Any]:
     """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
-    if not recorded["complete"]:
+    if not recorded.get("complete"):
         raise TableError.of("folder", str(run.name), "is not finished; run the command that made it again first")
     return recorded
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+LARGEST = 2**63  # whole numbers that tables and arrays can hold are smaller
 LONGEST_NAME = 240  # bytes of a table's name; file systems take 255, with the ending
 
 
@@ -169,7 +170,7 @@ def _find_in_fields(value: Any, kind: Fields, place: str) -> str | None:
 def _is_of(value: Any, option: Any) -> bool:
     if isinstance(option, type) and option is not Count:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        finite = not is_number or math.isfinite(value)
+        finite = math.isfinite(value) if isinstance(value, float) else not is_number or abs(value) < LARGEST
         return isinstance(value, option) and (is_number or option not in (int, float)) and finite
     return find_damage(value, option) is None
 
@@ -186,4 +187,7 @@ def _find_in_options(value: Any, options: tuple[Any, ...], place: str) -> str:
 def _is_plain_name(value: Any) -> bool:
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
         return False
-    return len(value.encode("utf-8", "surrogateescape")) <= LONGEST_NAME
+    try:
+        return len(value.encode("utf-8", "surrogateescape")) <= LONGEST_NAME
+    except UnicodeEncodeError:  # a lone surrogate, which no file name has
+        return False

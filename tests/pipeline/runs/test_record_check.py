@@ -23,7 +23,9 @@ from tests.fakes import estimator, pairs, write_tar
 from tests.jobs import score
 from tests.service.serving import COLOURS, ask
 
-WRONG: tuple[Any, ...] = (None, True, -1, 1e308, 7, "", "x", "../../x", [], [None], {}, {"a": 1})
+WRONG: tuple[Any, ...] = (
+    None, True, -1, 1e308, 10**400, 7, "", "x", "\ud800", "../../x", [], [None], {}, {"a": 1},
+)  # fmt: skip
 MUTATIONS = 100
 
 
@@ -103,7 +105,21 @@ def test_a_listing_shows_bad_runs_beside_good_ones(run: Path, tmp_path: Path) ->
     assert sum(entry["problem"] is not None for entry in listed.values()) > 10
 
 
-@pytest.mark.parametrize("name", ["../../kept", "/kept", "..", "", "a/b", "x" * 300, 7, None])
+@pytest.mark.parametrize("name", ["complete", "beta", "cut", "joint", "k", "neighbourhood", "repair", "seed"])
+def test_what_an_older_record_lacks_has_its_default(run: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    record = json.loads((run / "_run.json").read_text())
+    del (record if name == "complete" else record["scoring"])[name]
+    (folder / "_run.json").write_text(json.dumps(record))
+    if name == "complete":
+        with refused("folder", str(folder), TableError):
+            ng.rescore(folder)
+    else:
+        assert ng.rescore(folder).samples == 30
+
+
+@pytest.mark.parametrize("name", ["../../kept", "/kept", "..", "", "a/b", "x" * 300, "\ud800", 7, None])
 def test_names_of_tables_are_plain_file_names(run: Path, tmp_path: Path, name: Any) -> None:
     folder = tmp_path / "a" / "run"
     shutil.copytree(run, folder)
