@@ -25,7 +25,8 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 LARGE = 64 << 10  # bytes of JSON from which parsing moves to a thread
-MAX_VALUES = 1_000_000  # objects and lists in one body; a few bytes of JSON can take a hundred in memory
+MAX_VALUES = 100_000  # objects and lists in one body; a few bytes of JSON can take a hundred in memory, and a while
+MAX_NAMES = 100  # in one object; requests have five
 _DATA_URI = re.compile(r"data:(?:image/[a-z0-9.+-]+)?(?:;[a-z0-9=.+-]+)*;base64,", re.IGNORECASE)
 
 
@@ -43,7 +44,7 @@ async def read_score(request: Request, settings: Settings) -> ScoreBody:
     _refuse_compressed(request)
     if kind == "application/json":
         return await _in_thread_if_large(
-            await request.body(), lambda body: _score_body(parse(body, ScoreRequest), {}, settings)
+            await request.body(), lambda body: _score_body(parse(body, ScoreRequest, settings), {}, settings)
         )
     if kind == "multipart/form-data":
         return await _read_form(request, settings)
@@ -58,8 +59,7 @@ async def read_embed(request: Request, settings: Settings) -> tuple[EmbedRequest
     _refuse_compressed(request)
 
     def items_of(body: bytes) -> tuple[EmbedRequest, list[Item]]:
-        wanted = parse(body, EmbedRequest)
-        check_count(len(wanted.images) + len(wanted.texts), settings)
+        wanted = parse(body, EmbedRequest, settings)
         pictures = [_picture(image, {}) for image in wanted.images]
         return wanted, [*pictures, *(Item(text=text) for text in wanted.texts)]
 
@@ -81,8 +81,11 @@ def _refuse_compressed(request: Request) -> None:
         raise ApiError(415, "unsupported_media_type", "the body is compressed; send it without Content-Encoding")
 
 
-def parse(body: bytes, model: type[M]) -> M:
-    """Parse JSON into a model; raises ApiError 400 for invalid JSON and 422 for what does not fit the model."""
+def parse(body: bytes, model: type[M], settings: Settings) -> M:
+    """Parse JSON into a model; raises ApiError 400 for invalid JSON, 413 for too many items, 422 for what is not in the model.
+
+    Items are counted first: while pydantic checks a million of them, no other thread of this process runs.
+    """
     if body.count(b"{") + body.count(b"[") > MAX_VALUES or body.count(b",") > 6 * MAX_VALUES:
         raise InvalidRequest("the body holds too many values")
     try:
@@ -97,6 +100,8 @@ def parse(body: bytes, model: type[M]) -> M:
         else:
             reason = "a number has thousands of digits"
         raise ApiError(400, "bad_request", f"the body is no JSON: {reason}") from error
+    if isinstance(document, dict):
+        check_count(sum(len(value) for value in document.values() if isinstance(value, list)), settings)
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -112,6 +117,8 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_NAMES:
+        raise _BadJson(f"an object has more than {MAX_NAMES} names")
     values = dict(pairs)
     if len(values) < len(pairs):
         raise _BadJson("a name is given twice in one object")
@@ -128,7 +135,6 @@ def _too_many(what: str) -> ApiError:
 
 
 def _score_body(request: ScoreRequest, parts: dict[str, bytes], settings: Settings) -> ScoreBody:
-    check_count(len(request.pairs), settings)
     for i, pair in enumerate(request.pairs):
         if pair.image is not None and pair.image_url is not None:
             raise InvalidRequest(f"pairs.{i}: give image or image_url, not both")
@@ -228,7 +234,7 @@ def _parse_form(fields: Sequence[tuple[str, bytes]], settings: Settings) -> Scor
         raise InvalidRequest(f"{twice[:60]}: give one part of this name")
     if "request" in parts:
         whole = parts.pop("request")
-        return _score_body(parse(whole, ScoreRequest), parts, settings)
+        return _score_body(parse(whole, ScoreRequest, settings), parts, settings)
     unknown = sorted({name for name, _ in fields} - {"image", "text", "classes", "against"})
     if unknown:
         raise InvalidRequest(f"{unknown[0][:60]}: no such field; use image and text, classes, against, or request")

@@ -38,6 +38,8 @@ OPEN_BELOW = "/static/"  # the page holds no data; it asks for data with a key
 MIN_CHARS = 16  # of a key; 64 bits where they are hexadecimal
 PIECE = 64 << 10  # bytes of an answer that are written at once
 TRIM_BYTES = 32 << 20  # of bodies and answers at once; memory that they took is given back when all are gone
+LARGE_BODIES = frozenset(("/v1/score", "/v1/embed"))  # paths whose bodies hold pictures, and are parsed in a thread
+SMALL_BODY = 1 << 20  # bytes for all others
 LINGER = 2.0  # seconds to read and drop the rest of a slow body; for other refusals at least this long
 
 
@@ -136,7 +138,8 @@ class _Refused(Exception):
 
 
 class BodyLimit:
-    """Middleware: 413 over `most` bytes, 408 after `seconds`, 429 when all requests hold more than `together` bytes.
+    """Middleware: 413 over `most` bytes (`SMALL_BODY` for requests without pictures), 408 after `seconds`, 429 when all requests
+    hold more than `together` bytes.
 
     A body with both Content-Length and Transfer-Encoding gets 400: a proxy may believe the other one. Bytes count while they
     are in memory: those of a body as they arrive, those of an answer until the client has read them. A client with
@@ -152,7 +155,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(self, receive, client_of(scope))
+        most = self._most if scope["path"] in LARGE_BODIES else min(self._most, SMALL_BODY)
+        body = _Body(self, receive, client_of(scope), most)
         started = False
 
         async def send_unless_refused(message: Message) -> None:
@@ -170,7 +174,7 @@ class BodyLimit:
             self._release(body)  # before the rest is dropped: its bytes are not in memory
         if body.refused is not None and not started:
             seconds = LINGER if body.refused.status == 408 else max(LINGER, self.seconds)
-            await _refuse(body.refused, scope, receive, send, self._most, seconds)
+            await _refuse(body.refused, scope, receive, send, body.most, seconds)
 
     def _check_headers(self, scope: Scope, body: "_Body") -> ApiError | None:
         """The error that a body's headers call for, or None."""
@@ -179,14 +183,14 @@ class BodyLimit:
             return None
         if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
             return ApiError(400, "bad_request", "give Content-Length or Transfer-Encoding, not both")
-        if announced > self._most:
-            return self._too_large(f"a body of {announced:,} bytes")
+        if announced > body.most:
+            return _too_large(f"a body of {announced:,} bytes", body.most)
         return self._check_room(body, announced)
 
     def take(self, body: "_Body", size: int) -> ApiError | None:
         """Count bytes that arrived; an error when they are too many."""
         self._hold(body, size)
-        return self._too_large("the body") if body.seen > self._most else self._check_room(body, 0)
+        return _too_large("the body", body.most) if body.seen > body.most else self._check_room(body, 0)
 
     def _check_room(self, body: "_Body", more: int) -> ApiError | None:
         free = self._together - self._held - more
@@ -221,9 +225,6 @@ class BodyLimit:
             self._peak = 0
             asyncio.get_running_loop().run_in_executor(None, free_unused_memory)
 
-    def _too_large(self, what: str) -> ApiError:
-        return ApiError(413, "too_large", f"{what} is over max_body_bytes={self._most}; send fewer items at once")
-
     def _crowded(self) -> ApiError:
         return Overloaded("the bodies and answers of all requests fill queue_bytes", 1)
 
@@ -234,8 +235,8 @@ class BodyLimit:
 class _Body:
     """The body of one request."""
 
-    def __init__(self, limit: BodyLimit, receive: Receive, client: str) -> None:
-        self._limit, self._receive, self.client = limit, receive, client
+    def __init__(self, limit: BodyLimit, receive: Receive, client: str, most: int) -> None:
+        self._limit, self._receive, self.client, self.most = limit, receive, client, most
         self._whole = False
         self._until: float | None = None
         self.seen = 0  # bytes that arrived
@@ -264,6 +265,10 @@ class _Body:
         else:
             self._whole = True
         return message
+
+
+def _too_large(what: str, most: int) -> ApiError:
+    return ApiError(413, "too_large", f"{what} is over the limit of {most:,} bytes; send less at once")
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -58,7 +58,7 @@ class Eater:
 
 
 async def post(
-    limit: BodyLimit, sender: Sender, length: int | None = None, client: str = "192.0.2.1"
+    limit: BodyLimit, sender: Sender, length: int | None = None, client: str = "192.0.2.1", path: str = "/v1/score"
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     headers = [] if length is None else [(b"content-length", str(length).encode())]
     messages: list[Message] = []
@@ -66,7 +66,9 @@ async def post(
     async def send(message: Message) -> None:
         messages.append(message)
 
-    scope = {"type": "http", "headers": headers, "state": {"request_id": "r1"}, "client": (client, 1)}
+    scope = {
+        "type": "http", "path": path, "headers": headers, "state": {"request_id": "r1"}, "client": (client, 1)
+    }  # fmt: skip
     await limit(scope, sender.receive, send)
     assert [m["type"] for m in messages].count("http.response.start") == 1
     assert not messages[-1].get("more_body")
@@ -103,15 +105,25 @@ def test_one_that_says_it_is_too_large_is_refused_unread() -> None:
     app, sender = Eater(), chunks(b"")
     status, body, headers = asyncio.run(run())
     assert (status, body["error"]["code"], body["error"]["request_id"]) == (413, "too_large", "r1")
-    assert "max_body_bytes=250" in body["error"]["message"]
+    assert "over the limit of 250 bytes" in body["error"]["message"]
     assert headers["connection"] == "close"
     assert app.eaten == []
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/score", 200), ("/v1/embed", 200), ("/v1/jobs", 413)])
+def test_only_requests_with_pictures_may_be_large(path: str, status: int) -> None:
+    """Others are parsed on the event loop, and JSON takes many times its size in memory."""
+    limit = BodyLimit(Eater(), most=8 << 20, seconds=5, together=100 << 20)
+    assert asyncio.run(post(limit, chunks(bytes(1 << 20)), path=path))[0] == 200
+    assert asyncio.run(post(limit, chunks(bytes(1 << 20), b"x"), path=path))[0] == status
+    assert asyncio.run(post(limit, chunks(b""), length=(1 << 20) + 1, path=path))[0] == status
 
 
 def test_a_body_with_two_lengths_is_refused() -> None:
     """What stands in front of the server may go by the other one, and take the rest for a request of its own."""
     app = Eater()
-    scope = {"type": "http", "state": {}, "headers": [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")]}
+    headers = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "path": "/v1/score", "state": {}, "headers": headers}
     messages: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -132,7 +144,7 @@ def test_an_endless_body_is_cut_at_the_limit_and_read_no_further_than_twice_of_i
         answered_at.append(sender.sent)
 
     limit = BodyLimit(Eater(), 250, 5, 10_000)
-    asyncio.run(limit({"type": "http", "headers": [], "state": {}}, sender.receive, send))
+    asyncio.run(limit({"type": "http", "path": "/v1/score", "headers": [], "state": {}}, sender.receive, send))
     assert answered_at[:2] == [300, 300], "the chunk with the first byte too many is the last before the answer"
     assert answered_at[-1] == 700
     assert limit._held == 0
@@ -217,7 +229,7 @@ def test_an_answer_counts_until_the_client_has_read_it() -> None:
             if sent:
                 await reads.wait()  # as uvicorn does while the connection takes no more
 
-        scope = {"type": "http", "headers": [], "state": {}, "client": ("192.0.2.1", 1)}
+        scope = {"type": "http", "path": "/v1/score", "headers": [], "state": {}, "client": ("192.0.2.1", 1)}
         answer = asyncio.create_task(limit(scope, chunks(b"").receive, send))
         while not sent:
             await asyncio.sleep(0)
