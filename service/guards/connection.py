@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import h11
 from fastapi import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -12,6 +13,7 @@ from noisegate.service.errors import ClientGone
 from .clients import client_address
 
 T = TypeVar("T")
+FREE_CHUNKS, CHUNK_BYTES = 1000, 256  # a body of more chunks must have as many bytes in each, on average. Chosen
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -19,13 +21,30 @@ class Connection(H11Protocol):
     """Closes connections whose headers do not arrive in time, or whose answer is not read, which would stay open for ever.
 
     uvicorn limits the time between two requests, and BodyLimit that of a body. h11 limits the size of headers, which
-    httptools does not. Of `most` connections an address may have as many as it leaves to others; more get 503.
+    httptools does not. Of `most` connections an address may have as many as it leaves to others; more get 503. A body of
+    thousands of tiny chunks, each of which takes as long as a large one, gets 400.
     """
 
     seconds = 30.0  # from the connection, or a request's first byte, to the end of its headers; also to read a piece
     most = 1000
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._next_event = self.conn.next_event
+        self.conn.next_event = self._count_chunks  # type: ignore[method-assign]
+        self._chunks = self._bytes = 0
+
+    def _count_chunks(self) -> Any:
+        event = self._next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks, self._bytes = self._chunks + event.chunk_start, self._bytes + len(event.data)
+            if self._chunks > FREE_CHUNKS and self._bytes < CHUNK_BYTES * self._chunks:
+                raise h11.RemoteProtocolError("too many small chunks")
+        return event
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
