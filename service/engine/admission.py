@@ -60,7 +60,8 @@ class Admission:
     A client's parts take turns with those of others, so that a request waits for its client's earlier ones, and for as many
     of every other client. It may wait as long as behind one earlier request of its size (or for `SHORT_WAIT`), which keeps the
     encoder busy without a queue that only makes answers late, and never over `max_wait` seconds; the first request of a client
-    may wait `first_wait`. It is also refused if there are more than `most` items, of which a few are kept for clients that have none.
+    may wait `first_wait`. It is also refused if there are more than `most` items, of which a few are kept for clients that
+    have none.
     """
 
     def __init__(

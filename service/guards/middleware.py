@@ -138,12 +138,11 @@ class _Refused(Exception):
 
 
 class BodyLimit:
-    """Middleware: 413 over `most` bytes (`SMALL_BODY` for requests without pictures), 408 after `seconds`, 429 when all requests
-    hold more than `together` bytes.
+    """Middleware: 413 over `most` bytes, 408 after `seconds`, 429 when all requests hold more than `together` bytes.
 
-    A body with both Content-Length and Transfer-Encoding gets 400: a proxy may believe the other one. Bytes count while they
-    are in memory: those of a body as they arrive, those of an answer until the client has read them. A client with
-    several requests at a time must leave as many bytes free as it holds.
+    Requests without pictures may have `SMALL_BODY` bytes. A body with both Content-Length and Transfer-Encoding gets 400: a
+    proxy may believe the other one. Bytes count while they are in memory: those of a body as they arrive, those of an answer
+    until the client has read them. A client with several requests at a time must leave as many bytes free as it holds.
     """
 
     def __init__(self, app: ASGIApp, most: int, seconds: float, together: int) -> None:

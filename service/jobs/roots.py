@@ -23,8 +23,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}(?=[^/])")
 _TARS = (".tar", ".tgz", ".tar.gz")
 _LISTS = (".txt", ".list")
 _WILD = re.compile(r"[*?\[]")
-_RANGE = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d{1,18})?\}")
-_GROUP = re.compile(r"\{([^{}]*)\}")
+MAX_NAME_CHARS = 200  # on average, of the names that a pattern stands for
+_RANGE = re.compile(r"\{(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])")
 
 
 @dataclass(frozen=True)
@@ -222,11 +222,33 @@ def _resolve(path: Path) -> Path:
         raise _outside(path.name) from error
 
 
+def count_names(pattern: str) -> int:
+    """An upper bound of the names that a pattern with braces stands for: every group times all groups within it.
+
+    >>> count_names("{a,b}-{00..11}"), count_names("{a,{x..z}}")
+    (24, 6)
+    """
+    plain = re.sub(r"\\.", "", pattern)
+    count, open_groups = 1, []
+    for sign in re.findall("[{},]", plain):
+        if sign == "{":
+            open_groups.append(1)
+        elif open_groups and sign == ",":
+            open_groups[-1] += 1
+        elif open_groups:
+            count *= open_groups.pop()
+    ranges = (
+        (ord(first), ord(last)) if first.isalpha() else (int(first), int(last))
+        for first, last in _RANGE.findall(plain)
+        if first.isalpha() == last.isalpha()
+    )
+    return count * math.prod(open_groups) * math.prod(abs(last - first) + 1 for first, last in ranges)
+
+
 def _expand_braces(pattern: str) -> list[str]:
     """Expand braces; the names are counted first, so that a short pattern cannot fill the memory."""
-    count = math.prod(abs(int(b) - int(a)) + 1 for a, b in _RANGE.findall(pattern))
-    count *= math.prod(inner.count(",") + 1 for inner in _GROUP.findall(pattern))
-    if count > MAX_SHARDS or pattern.count("{") > 50:
+    count = count_names(pattern)
+    if count > MAX_SHARDS or count * len(pattern) > MAX_SHARDS * MAX_NAME_CHARS or pattern.count("{") > 50:
         raise _bad(f"{pattern[:200]!r} stands for more than {MAX_SHARDS:,} shards; split the job")
     try:
         return expand_braces(pattern)

@@ -1,5 +1,6 @@
 """No name leads out of the roots, however it is written; what is inside is found as `find_shards` finds it."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisegate.pipeline.shards.locate import find_shards
+from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.shards.locate import expand_braces, find_shards
 from noisegate.service.errors import ApiError
-from noisegate.service.jobs.roots import Roots
+from noisegate.service.jobs.roots import Roots, count_names
 from tests.errors import failed, refused
 from tests.fakes import pairs, tar_bytes
 
@@ -219,3 +221,29 @@ def test_whatever_is_asked_only_what_is_inside_comes_out(
         assert error.code in ("outside_roots", "bad_shards", "unknown_shards")
     else:
         assert all(Path(path).resolve().is_relative_to((base / "data").resolve()) for path in found)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{a..z}" * 10 + ".tar",
+        "{0..99999999999999999999}.tar",
+        "{1..100000}{1..100000}.tar",
+        ("{" + "a," * 600 + "{b,c}}") * 3,
+        ("{" + "\\}," + "a," * 600 + "b}") * 3,
+        "{" + "0" * 4000 + "..99999}",
+    ],
+)
+def test_a_short_pattern_cannot_fill_the_memory(roots: Roots, pattern: str) -> None:
+    assert len(pattern) < 4096
+    with failed("bad_shards", ApiError):
+        roots.find([pattern])
+
+
+@given(
+    st.lists(st.sampled_from(["{", "}", ",", "a", "\\", "{a..f}", "{1..12}", "{x,y}", "{,"]), max_size=12).map("".join)
+)
+def test_no_pattern_has_more_names_than_are_counted(pattern: str) -> None:
+    if (count := count_names(pattern)) <= 10_000:
+        with contextlib.suppress(ConfigError):  # braces that do not match
+            assert len(expand_braces(pattern)) <= count
