@@ -115,7 +115,9 @@ def test_one_address_leaves_connections_to_others() -> None:
             assert other.recv(1000).startswith(b"HTTP/1.1 200 OK")
 
 
-@pytest.mark.parametrize(("size", "count", "code"), [(1, 900, 200), (4000, 3000, 200), (1, 1100, 400), (200, 1100, 400)])
+@pytest.mark.parametrize(
+    ("size", "count", "code"), [(1, 900, 200), (4000, 3000, 200), (1, 1100, 400), (200, 1100, 400)]
+)
 def test_a_body_of_thousands_of_tiny_chunks_is_refused(size: int, count: int, code: int) -> None:
     """One chunk of a byte takes as long as one of many: 256 kB of them held up the event loop for a third of a second."""
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
