@@ -55,7 +55,7 @@ def rescore(
     """
 
     def change(recorded: Mapping[str, Any]) -> ScoreSettings:
-        recorded = asdict(ScoreSettings()) | recorded  # older runs lack some
+        recorded = {**asdict(ScoreSettings()), **recorded}  # older runs lack some
         wanted = ScoreSettings(
             beta=beta or recorded["beta"],
             tasks=read_tasks(task) if task else tuple(recorded["tasks"]),
