@@ -287,7 +287,7 @@ class _Job:
         task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named, store)
         first_try = not self.settings.retry_failed and not any(self.run.stems())
         fail_fast = first_try and not self.settings.keep_going
-        judge = self._judge_model if first_try else None
+        judge = self._judge_model if first_try and len(todo) > 1 else None  # after the last shard all pairs are judged
         totals = ProgressTotals(self.progress, sizes, fail_fast, judge, self.run.check_lease)
         began = time.monotonic()
         if todo:

@@ -20,6 +20,7 @@ from noisegate.pipeline.system.output_files import write_atomically
 
 from . import openclip_towers as towers
 from .base import Identity, Pixels, array_digest, describe_error, library_versions, surely_fits
+from .clip_tokens import speed_up
 from .device import Device, TorchEstimator
 from .foreign_code import never_ask_to_run_code, refuse_code_in_file
 from .light_import import import_open_clip, needs_other_libraries
@@ -46,7 +47,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
     ) -> None:
         super().__init__(device, batch_size, preprocess_of(model, draft, decoder))
         self._model = device.place(model)
-        self._tokenizer = tokenizer
+        self._open_clip_tokenizer, self._tokenizer = tokenizer, speed_up(tokenizer)
         self.config = config  # open_clip's, as needed to build the model again
         self._padding = int(tokenizer([""])[0, -1])
         self._short_texts: frozenset[str] = frozenset()  # of the last call, that leave room in the context
@@ -134,7 +135,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
     @property
     def tokenizer(self) -> Any:
         """The open_clip tokenizer."""
-        return self._tokenizer
+        return self._open_clip_tokenizer
 
     def embed_batch(self, pixels: Sequence[Pixels], texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Embed one batch of pairs, not normalised, with gradients."""

@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from threadpoolctl import threadpool_limits
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.pairs.calibration import Expected
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
+from noisegate.pipeline.system.blas import one_blas_thread
 
 from .noise import NoiseEstimate, estimate_noise
 from .pool import given_true, log_votes
@@ -119,7 +119,7 @@ def fuse(
     rows = max(2, entries // (2 * len(names) * len(present)))  # a fold of one row leaves another to fit to
     fit_rows = _sample(len(known), rows, rng)
     votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
-    with threadpool_limits(1, user_api="blas"):  # the products are small; one thread is several times faster
+    with one_blas_thread():  # the products are small; one thread is several times faster
         noise = estimate_noise(votes, y[fit_rows], policy, rng)
     if not noise.shown:
         log.info("labels: noise is not shown surely enough to change labels, so every given label stands")

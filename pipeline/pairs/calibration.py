@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
-from threadpoolctl import threadpool_limits
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Float64
+from noisegate.pipeline.system.blas import one_blas_thread
 
 from .density_ratio import MODELS, Normals, RatioFit, choose_normals
 
@@ -181,7 +181,7 @@ class RatioModels(NamedTuple):
 
     def calibrate(self) -> PairCalibration:
         """The map of the averaged models, with a bootstrapped interval of the noise rate."""
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             return _calibrate(self)
 
 
@@ -203,7 +203,7 @@ def fit_models(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> RatioM
         raise ConfigError.of("pairs", fewest, f"are too few; give {MIN_PAIRS} or more of both kinds, better 1,000")
     rng = np.random.default_rng(seed)
     # on matrices this small BLAS threads only wait for each other: one thread is six times as fast, with the same result
-    with threadpool_limits(1, user_api="blas"):
+    with one_blas_thread():
         centres, g, m = _histograms(given, mismatched, rng)
         whole_g, whole_m = g.sum(axis=0), m.sum(axis=0)
         shape = choose_normals(centres, whole_m)

@@ -122,9 +122,11 @@ class _Sample:
     def quality(self, pool: RunPool) -> PairSample:
         """`pair_quality` of the same given pairs, and of as many mismatched ones as a calibration needs."""
         few = np.linspace(0, len(self.first), min(PAIRS, len(self.first)), endpoint=False).astype(np.int64)
-        given = pool.quality(self.images, self.texts, self.cosine.given)
-        images, texts = self.images[self.first[few]], self.texts[self.second[few]]
-        return PairSample(given, pool.quality(images, texts, self.cosine.mismatched[few]))
+        rows = np.arange(len(self.images))
+        first, second = np.append(rows, self.first[few]), np.append(rows, self.second[few])
+        cosines = np.append(self.cosine.given, self.cosine.mismatched[few])
+        quality = pool.quality_of(self.images, self.texts, first, second, cosines)
+        return PairSample(quality[: len(rows)], quality[len(rows) :])
 
 
 def _draw_sample(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> _Sample:

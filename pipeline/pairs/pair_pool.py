@@ -38,6 +38,10 @@ class RunPool:
         """(N,) `pair_quality` of unit rows (N, d) with these cosines (N,); NaN where there is no pair."""
         return self.pool.quality(images, texts, (self.facts["temperature"],), cosines).reshape(-1)
 
+    def quality_of(self, images: Floats, texts: Floats, first: Index, second: Index, cosines: Floats) -> Float32:
+        """(P,) `pair_quality` of the pairs of rows `first` of `images` and `second` of `texts`, with these cosines (P,)."""
+        return self.pool.quality_of(images, texts, first, second, (self.facts["temperature"],), cosines).reshape(-1)
+
 
 def draw_pairs(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[Index, Index]:
     """Positions in `stems` and rows of up to `count` scored pairs, in order.
@@ -128,9 +132,8 @@ def try_temperatures(
         return {}
     rows = np.arange(len(left))
     scores = {"cosine": (paired_cosines(left, right, rows, rows), paired_cosines(left, right, first, second))}
-    given = pool.quality(left, right, temperatures)
-    wrong = pool.quality(left[first], right[second], temperatures)
-    scores |= {f"{t:g}": (a, b) for t, a, b in zip(temperatures, given, wrong, strict=True)}
+    both = pool.quality_of(left, right, np.append(rows, first), np.append(rows, second), temperatures)
+    scores |= {f"{t:g}": (q[: len(rows)], q[len(rows) :]) for t, q in zip(temperatures, both, strict=True)}
     return {name: share_above(given, wrong) for name, (given, wrong) in scores.items()}
 
 

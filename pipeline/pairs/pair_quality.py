@@ -1,14 +1,14 @@
 """Pool-normalised similarity: how far a pair's cosine stands above what its picture and its caption give to other pairs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system.array_types import Float32, Floats, Index
+from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index
+from noisegate.pipeline.system.blas import one_blas_thread
 from noisegate.pipeline.system.machine import count_threads
 
 TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
@@ -19,6 +19,8 @@ LEAST = -2.0  # below every cosine; the largest so far, before there is one
 SAME_PROJECTION = 2e-3  # largest difference of two projections of one unit row on a standard normal vector, by rounding
 PROJECTIONS = 8  # unit rows as near as .01 agree in all of them once in a million times
 CANDIDATES = 1 << 18  # of the same picture or caption, compared at a time
+EMPTY: Index = np.zeros(0, np.int64)
+LEFT = 1 / 16  # of a sum: where less is left after terms are taken off, rounding is too large a part of it
 
 
 def pair_quality(
@@ -77,8 +79,6 @@ class Pool:
         out = np.full((len(temperatures), len(images)), np.nan, np.float32)
         if not len(self):
             return out
-        step = ROWS if self._xp is np else max(1, BLOCK // len(self))
-        blocks = [slice(start, start + step) for start in range(0, len(images), step)]
 
         def compare(some: slice) -> None:
             left, right = round_rows(images[some]), round_rows(texts[some])
@@ -87,13 +87,78 @@ class Pool:
             out[:, some] = (own if cosines is None else cosines[some]) - around
             out[:, some][:, ~(left.any(axis=1) & right.any(axis=1))] = np.nan
 
+        self._in_blocks(compare, len(images))
+        return out
+
+    def quality_of(
+        self,
+        images: Floats,
+        texts: Floats,
+        first: Index,
+        second: Index,
+        temperatures: tuple[float, ...],
+        cosines: Floats | None = None,
+    ) -> Float32:
+        """(T, P) `quality` of the pairs of pictures `first` and captions `second`, row numbers (P,) that may repeat.
+
+        Each picture and each caption is compared with the pool once, however many pairs it is in. Values differ from those of
+        `quality` by rounding.
+        """
+        by_image = self._soft_maxima_of(images, texts, first, second, 0, temperatures)
+        by_text = self._soft_maxima_of(texts, images, second, first, 1, temperatures)
+        if cosines is None:
+            cosines = np.einsum("nd,nd->n", round_rows(images[first]), round_rows(texts[second]))
+        out = (cosines - (by_image + by_text) / 2).astype(np.float32)
+        left = np.flatnonzero(np.isnan(out).any(axis=0))
+        out[:, left] = self.quality(images[first[left]], texts[second[left]], temperatures, cosines[left])
+        return out
+
+    def _in_blocks(self, work: Callable[[slice], None], count: int) -> None:
+        """Do the work on `count` rows, some at a time, on all threads of the processor."""
+        step = ROWS if self._xp is np else max(1, BLOCK // len(self))
+        blocks = [slice(start, start + step) for start in range(0, count, step)]
         if self._xp is not np or len(blocks) < 2 or count_threads() < 2:
             for some in blocks:
-                compare(some)
+                work(some)
         else:  # one BLAS thread in each: what follows a product takes as long, and BLAS does not spread that
-            with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(count_threads()) as threads:
-                for _ in threads.map(compare, blocks):
+            with one_blas_thread(), ThreadPoolExecutor(count_threads()) as threads:
+                for _ in threads.map(work, blocks):
                     pass
+
+    def _soft_maxima_of(
+        self, rows: Floats, partners: Floats, own: Index, others: Index, side: int, temperatures: tuple[float, ...]
+    ) -> Float32:
+        """(T, P) soft maxima of the rows `own` of pairs whose other side are the `partners` `others`; NaN: not precise so.
+
+        Pairs of the pool with the row itself are left out of its sum; those with a pair's partner, which are few, are then
+        taken off.
+        """
+        out = np.full((len(temperatures), len(own)), np.nan, np.float32)
+        if not len(self):
+            return out
+        by_row = np.argsort(own, kind="stable")
+        pool = self._images if side else self._texts
+
+        def compare(some: slice) -> None:
+            pairs = by_row[slice(*np.searchsorted(own[by_row], (some.start, some.stop)))]
+            queries, row = round_rows(rows[some]), own[pairs] - some.start
+            same = _merge(list(self._same(queries @ self._directions, side)), len(self) * len(queries))
+            marks = round_rows(partners[others[pairs]]) @ self._directions
+            taken = _merge(list(self._same(marks, 1 - side)), len(self) * len(pairs))
+            columns, pair = np.divmod(taken, max(1, len(pairs)))
+            new = np.isin(columns * len(queries) + row[pair], same, invert=True)
+            columns, pair = columns[new], pair[new]
+            left_out, at = np.divmod(same, len(queries)), (row[pair], columns)
+            top, sums, cosines = self._sum_powers(queries, pool, left_out[1], left_out[0], temperatures, at)
+            count = len(self) - np.bincount(left_out[1], minlength=len(queries))[row] - np.bincount(pair, minlength=len(pairs))
+            for i, temperature in enumerate(temperatures):
+                powers = np.exp((cosines - top[at[0]]).astype(np.float64) / temperature)
+                rest = sums[i][row] - np.bincount(pair, powers, len(pairs))
+                precise = rest > LEFT * sums[i][row]
+                mean = np.where(precise, rest, np.nan) / np.maximum(count, 1)
+                out[i, pairs] = top[row] + temperature * np.log(mean)
+
+        self._in_blocks(compare, len(rows))
         return out
 
     def _around(self, left: Float32, right: Float32, temperatures: tuple[float, ...]) -> Float32:
@@ -116,25 +181,42 @@ class Pool:
         temperatures: tuple[float, ...],
         others: Index,
     ) -> Floats:
-        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool, but those at `rows` and rising `columns`.
+        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool, but those at `rows` and rising `columns`."""
+        top, sums, _ = self._sum_powers(queries, pool, rows, columns, temperatures)
+        return np.asarray(top + np.array(temperatures)[:, None] * np.log(sums / others))
 
-        Works on some columns at a time, because a processor's cache holds their cosines, relative to the largest so far.
+    def _sum_powers(
+        self,
+        queries: Float32,
+        pool: Any,
+        rows: Index,
+        columns: Index,
+        temperatures: tuple[float, ...],
+        places: tuple[Index, Index] = (EMPTY, EMPTY),
+    ) -> tuple[Float32, Float64, Float32]:
+        """The largest cosine (B,) of each query, the sums (T, B) of exp((s - largest) / τ), and the cosines at `places`.
+
+        Cosines at `rows` and rising `columns` are left out; `places` are rows and rising columns too. Works on some columns
+        at a time, because a processor's cache holds their cosines, relative to the largest so far.
         """
         xp, unit = self._xp, self._put(queries)
         top = self._put(np.full(len(queries), LEAST, np.float32))
         totals = [self._put(np.zeros(len(queries), np.float32)) for _ in temperatures]
+        wanted = np.zeros(len(places[0]), np.float32)
         step = COLUMNS if xp is np else len(self)
         for start in range(0, len(self), step):
             cosines = unit @ pool[start : start + step].T
             left_out = slice(*np.searchsorted(columns, (start, start + step)))
             cosines[rows[left_out], columns[left_out] - start] = -np.inf
+            some = slice(*np.searchsorted(places[1], (start, start + step)))
+            if some.start < some.stop:
+                wanted[some] = self._get(cosines[places[0][some], places[1][some] - start])
             before, top = top, xp.maximum(top, xp.amax(cosines, 1))
             cosines -= top[:, None]
             for i, temperature in enumerate(temperatures):
                 powers = xp.exp(cosines / temperature)
                 totals[i] = totals[i] * xp.exp((before - top) / temperature) + powers.sum(1)
-        sums = np.stack([self._get(total) for total in totals]).astype(np.float64)
-        return np.asarray(self._get(top) + np.array(temperatures)[:, None] * np.log(sums / others))
+        return self._get(top), np.stack([self._get(total) for total in totals]).astype(np.float64), wanted
 
     def _same(self, marks: Float32, side: int) -> Iterator[Index]:
         """Places (column · B + row) where the pool has the row's own picture (`side` 0) or caption (1); `marks` are (B, 8).
