@@ -36,7 +36,6 @@ def annotate(
     half a download (its samples are scored), or no sample could be scored. 2: a setting is wrong.
     """
     from noisegate.pipeline.annotate import annotate_with
-    from noisegate.pipeline.inspect.report import write_report
     from noisegate.pipeline.labels.classes import SOURCE, load_classes
     from noisegate.pipeline.system.progress import progress_for
 
@@ -49,6 +48,8 @@ def annotate(
     result = summary.to_dict()
     if summary.statuses.get("ok") and not summary.waits_for:
         if report:
+            from noisegate.pipeline.inspect.report import write_report
+
             page = write_report(out, note=output.note)
             output.say(f"Report: [cyan]{escape(str(page.path))}[/]")
             result["report"] = str(page.path)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are imported at their first use
 from platformdirs import user_cache_path
-from scipy.special import betainc
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators.base import Estimator, Identity, normalise, paired_cosines
@@ -256,4 +256,4 @@ def chance_within(limit: float, dimensions: int) -> float:
     >>> round(chance_within(0.1, 1024), 7)
     0.9986526
     """
-    return float(betainc(0.5, (dimensions - 1) / 2, limit * limit))
+    return float(scipy.special.betainc(0.5, (dimensions - 1) / 2, limit * limit))

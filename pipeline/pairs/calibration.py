@@ -20,8 +20,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported at their first use
 from numpy.typing import ArrayLike
-from scipy.optimize import isotonic_regression
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Float64
@@ -109,7 +109,7 @@ class PairCalibration:
             return self.clean_probability(cosine)
         places, kept, clean = self.by_cosine
         share = -np.diff(kept)
-        mean = isotonic_regression(-np.diff(clean) / np.maximum(share, 1e-12), weights=share + 1e-12).x
+        mean = scipy.optimize.isotonic_regression(-np.diff(clean) / np.maximum(share, 1e-12), weights=share + 1e-12).x
         middles = (places[1:] + places[:-1]) / 2
         return np.asarray(np.interp(np.asarray(cosine, np.float64), middles, np.clip(mean, 0, 1)), np.float32)
 

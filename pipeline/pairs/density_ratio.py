@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression, minimize
-from scipy.special import digamma, gammaln
+import scipy  # its parts are imported at their first use
 
 from noisegate.pipeline.system.array_types import Float64
 
@@ -79,7 +78,8 @@ def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> 
 
     start = [np.log(rate / (1 - rate)), 0.0, 0.0, 0.1]
     bounds = [(-12, 12), (None, None), (np.log(2 * step / sd), 3), (-MAX_LEAN, MAX_LEAN)]
-    found = minimize(loss_of, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 100, "ftol": 1e-9})
+    options = {"maxiter": 100, "ftol": 1e-9}
+    found = scipy.optimize.minimize(loss_of, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     scale = sd * np.exp(found.x[2])
     log_density = _log_gamma((centres - mean - sd * found.x[1]) / scale, found.x[3])[0]
     f1 = np.exp(np.clip(log_density, -690, 50)) / scale
@@ -92,8 +92,8 @@ def _log_gamma(w: Float64, q: float) -> tuple[Float64, Float64, Float64]:
         log_density = -(w**2) / 2 - q * w**3 / 6 - q**2 * (w**4 / 24 + 1 / 12) - np.log(2 * np.pi) / 2
         return log_density, -w - q * w**2 / 2 - q**2 * w**3 / 6, -(w**3) / 6 - q * (w**4 + 2) / 12
     k, e = q**-2, np.exp(np.minimum(q * w, 50))
-    log_density = np.log(abs(q)) + k * np.log(k) - gammaln(k) + k * (q * w - e)
-    by_q = 1 / q - 2 * k / q * (np.log(k) + 1 - digamma(k) + q * w - e) + k * w * (1 - e)
+    log_density = np.log(abs(q)) + k * np.log(k) - scipy.special.gammaln(k) + k * (q * w - e)
+    by_q = 1 / q - 2 * k / q * (np.log(k) + 1 - scipy.special.digamma(k) + q * w - e) + k * w * (1 - e)
     return log_density, (1 - e) / q, by_q
 
 
@@ -143,7 +143,7 @@ def _fit_isotonic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> R
     """Rising r by pooling adjacent bins, read between the centres of the pooled blocks."""
     both = g + m
     filled = both > 0
-    share = isotonic_regression(g[filled] / both[filled], weights=both[filled]).x
+    share = scipy.optimize.isotonic_regression(g[filled] / both[filled], weights=both[filled]).x
     block = np.concatenate([[0], np.cumsum(np.diff(share) > 0)])
     size = np.bincount(block, both[filled])
     middle = np.bincount(block, both[filled] * centres[filled]) / size
@@ -222,7 +222,7 @@ def _mixture(rate: float, f1: Float64, f0: Float64, weight: Float64) -> RatioFit
 
 
 def _make_rising(values: Float64, weight: Float64) -> Float64:
-    return np.asarray(isotonic_regression(values, weights=weight + 1e-6).x, dtype=np.float64)
+    return np.asarray(scipy.optimize.isotonic_regression(values, weights=weight + 1e-6).x, dtype=np.float64)
 
 
 def _normal(x: Float64, mean: Any, sd: Any) -> Float64:

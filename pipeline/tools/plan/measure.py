@@ -17,7 +17,7 @@ from noisegate.pipeline.errors import ConfigError, ShardError
 from noisegate.pipeline.estimators.base import Estimator, normalise
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.pair_pool import POOL, choose_device
-from noisegate.pipeline.pairs.pair_quality import TEMPERATURE, Pool
+from noisegate.pipeline.pairs.pair_quality import ROWS, TEMPERATURE, Pool
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.table import VERSION, replace_columns, table_from
 from noisegate.pipeline.settings import DecodeOptions
@@ -26,12 +26,12 @@ from noisegate.pipeline.shards.read import RawSample, ShardReader
 from noisegate.pipeline.shards.stream import Chunk
 from noisegate.pipeline.shards.workers import Decoded, decode_sample
 from noisegate.pipeline.system.array_types import Float32
+from noisegate.pipeline.system.machine import count_threads
 
 SHARDS = 8  # most shards to read from
 SIZES_ASKED = 64  # most remote shards to ask for their size; local files are all looked up
 LEAST = 2  # batches to time, however long they take: one alone has no spread
 WARM_UP = 4  # samples to encode before timing starts
-COMPARED = 256  # rows to compare with a pool
 REPEATS = 3  # of the stages that are timed on all rows at once
 Clock = Callable[[], float]
 
@@ -284,14 +284,18 @@ def _write_in_memory(
 
 
 def _time_quality(left: Float32, right: Float32, clock: Clock) -> float:
-    """Seconds that one row takes against a full pool; its pairs are drawn, because the cost does not depend on them."""
+    """Seconds that one row takes against a full pool, on all threads as in the job; the pool's pairs are drawn, and these rows
+    repeated, because the cost does not depend on them.
+    """
     rng = np.random.default_rng(0)
     drawn = (normalise(rng.standard_normal((POOL, left.shape[1]), dtype=np.float32)) for _ in range(2))
     pool = Pool(next(drawn), next(drawn), choose_device("auto") if "torch" in sys.modules else "cpu")
     pool.quality(left[:WARM_UP], right[:WARM_UP], (TEMPERATURE,))
+    rows = ROWS * count_threads()
+    left, right = (np.resize(some, (rows, some.shape[1])) for some in (left, right))
     start = clock()
-    pool.quality(left[:COMPARED], right[:COMPARED], (TEMPERATURE,))
-    return (clock() - start) / len(left[:COMPARED])
+    pool.quality(left, right, (TEMPERATURE,))
+    return (clock() - start) / rows
 
 
 def _pack(table: pa.Table) -> pa.Buffer:
