@@ -21,7 +21,18 @@ import numpy as np
 
 from benchmarks.annotate import write_shards
 
-HEAVY = ("pandas", "sklearn", "scipy.stats", "timm", "transformers", "torch._dynamo", "faiss", "ray", "datasets", "fsspec")
+HEAVY = (
+    "pandas",
+    "sklearn",
+    "scipy.stats",
+    "timm",
+    "transformers",
+    "torch._dynamo",
+    "faiss",
+    "ray",
+    "datasets",
+    "fsspec",
+)
 REPORT = """
 def report():
     heavy = [name for name in {heavy!r} if name in sys.modules]

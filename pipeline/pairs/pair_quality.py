@@ -104,12 +104,14 @@ class Pool:
         Each picture and each caption is compared with the pool once, however many pairs it is in. Values differ from those of
         `quality` by rounding.
         """
+        images, texts = round_rows(images), round_rows(texts)
         by_image = self._soft_maxima_of(images, texts, first, second, 0, temperatures)
         by_text = self._soft_maxima_of(texts, images, second, first, 1, temperatures)
         if cosines is None:
-            cosines = np.einsum("nd,nd->n", round_rows(images[first]), round_rows(texts[second]))
+            cosines = np.einsum("nd,nd->n", images[first], texts[second])
         out = (cosines - (by_image + by_text) / 2).astype(np.float32)
-        left = np.flatnonzero(np.isnan(out).any(axis=0))
+        whole = images.any(axis=1)[first] & texts.any(axis=1)[second]
+        left = np.flatnonzero(np.isnan(out).any(axis=0) | ~whole)
         out[:, left] = self.quality(images[first[left]], texts[second[left]], temperatures, cosines[left])
         return out
 
@@ -126,7 +128,7 @@ class Pool:
                     pass
 
     def _soft_maxima_of(
-        self, rows: Floats, partners: Floats, own: Index, others: Index, side: int, temperatures: tuple[float, ...]
+        self, rows: Float32, partners: Float32, own: Index, others: Index, side: int, temperatures: tuple[float, ...]
     ) -> Float32:
         """(T, P) soft maxima of the rows `own` of pairs whose other side are the `partners` `others`; NaN: not precise so.
 
@@ -141,16 +143,20 @@ class Pool:
 
         def compare(some: slice) -> None:
             pairs = by_row[slice(*np.searchsorted(own[by_row], (some.start, some.stop)))]
-            queries, row = round_rows(rows[some]), own[pairs] - some.start
+            queries, row = rows[some], own[pairs] - some.start
             same = _merge(list(self._same(queries @ self._directions, side)), len(self) * len(queries))
-            marks = round_rows(partners[others[pairs]]) @ self._directions
+            marks = partners[others[pairs]] @ self._directions
             taken = _merge(list(self._same(marks, 1 - side)), len(self) * len(pairs))
             columns, pair = np.divmod(taken, max(1, len(pairs)))
             new = np.isin(columns * len(queries) + row[pair], same, invert=True)
             columns, pair = columns[new], pair[new]
             left_out, at = np.divmod(same, len(queries)), (row[pair], columns)
             top, sums, cosines = self._sum_powers(queries, pool, left_out[1], left_out[0], temperatures, at)
-            count = len(self) - np.bincount(left_out[1], minlength=len(queries))[row] - np.bincount(pair, minlength=len(pairs))
+            count = (
+                len(self)
+                - np.bincount(left_out[1], minlength=len(queries))[row]
+                - np.bincount(pair, minlength=len(pairs))
+            )
             for i, temperature in enumerate(temperatures):
                 powers = np.exp((cosines - top[at[0]]).astype(np.float64) / temperature)
                 rest = sums[i][row] - np.bincount(pair, powers, len(pairs))

@@ -35,3 +35,10 @@ def test_a_process_that_only_embeds_imports_less_and_gives_the_same_rows() -> No
     whole, light = embed("embedded", None), embed("embedded", None, **{EMBED_ONLY: "1"})
     assert whole[0].rstrip("]") == light[0].rstrip("]")
     assert whole[1:] == ["timm transformers torch._dynamo"] and light[1:] == []
+
+
+def test_annotate_is_imported_without_what_only_its_end_or_other_commands_need() -> None:
+    code = "import sys; import noisegate.pipeline.annotate, noisegate.pipeline.cli.commands; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    late = {"torch", "scipy.optimize", "scipy.stats", "sklearn", "pandas", "transformers", "noisegate.pipeline.inspect"}
+    assert not late & set(done.stdout.split())

@@ -59,6 +59,35 @@ def test_block_size_and_torch_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert (Pool(images, texts).quality(images, texts, (0.01, 0.02)) == blocks).all()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+@pytest.mark.parametrize("tau", [0.01, 0.05])
+def test_pairs_that_share_rows_have_the_quality_of_each_alone(
+    tau: float, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_quality, "ROWS", 7)
+    monkeypatch.setattr(pair_quality, "COLUMNS", 11)
+    images, texts = draw(40)
+    images[7] = 0
+    first, second = np.divmod(np.random.default_rng(1).permutation(40 * 40)[:300], 40)  # in any order, given pairs too
+    first, second = np.append(first, np.arange(40)), np.append(second, np.arange(40))
+    pool = images[:30], texts[:30]
+    got = Pool(*pool, device).quality_of(images, texts, first, second, (tau, 0.02))
+    fine = first != 7
+    want = plain_quality(images[first[fine]], texts[second[fine]], tuple(np.delete(rows, 7, 0) for rows in pool), tau)
+    assert got[0, fine] == pytest.approx(want, abs=1e-6)
+    assert np.isnan(got[:, ~fine]).all() and not fine.all()
+
+
+def test_where_a_partner_outweighs_the_rest_the_pair_is_compared_by_itself() -> None:
+    images = np.eye(4, 8, dtype=np.float32)
+    texts = np.eye(4, 8, dtype=np.float32)
+    texts[2] = texts[1]  # twice in the pool: taken off picture 1, nothing of weight is left
+    first, second = np.array([1, 0]), np.array([1, 1])
+    got = Pool(images, texts).quality_of(images, texts, first, second, (0.01,))[0]
+    want = plain_quality(images[first], texts[second], (images, texts), 0.01)
+    assert got == pytest.approx(want, abs=1e-6)
+
+
 def test_rows_without_a_pair_and_pools_without_another_pair_give_nan() -> None:
     images, texts = draw(10)
     texts[0] = 0

@@ -15,6 +15,7 @@ from scipy import stats
 
 from noisegate.pipeline.errors import ConfigError, NoisegateError, ShardError
 from noisegate.pipeline.estimators.base import Identity
+from noisegate.pipeline.pairs.pair_quality import ROWS
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.workers import Decoded
@@ -24,6 +25,7 @@ from noisegate.pipeline.tools.plan.measure import (
     BatchTimes,
     Measurements,
     ReadShard,
+    _time_quality,
     gflops_per_sample,
     measure,
     pick_evenly,
@@ -277,6 +279,14 @@ def test_tokens_are_timed_where_the_model_makes_them(store: tuple[Clock, list[St
     found = measure(shards[:2], Tokenising(clock), DecodeOptions(), 1e9, clock)
     assert [batch.tokens for batch in found.batches] == pytest.approx([0.0005 * p.samples for p in found.batches])
     assert [batch.encode for batch in found.batches] == pytest.approx([0.006 * p.samples for p in found.batches])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_are_compared_with_the_pool_on_all_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    ticks = iter([0.0, 3.0])
+    rows = np.eye(5, 8, dtype=np.float32)
+    assert _time_quality(rows, rows, lambda: next(ticks)) == 3.0 / (ROWS * threads)
 
 
 def test_a_few_seconds_are_enough_for_a_long_list(store: tuple[Clock, list[Stored]]) -> None:
