@@ -16,7 +16,8 @@ All figures are ratios of two things measured in the same run, by turns, because
 which do not depend on what else it does, of the processes that are the limit: the encoding one, or the decode workers.
 `cpu_of_all` counts the job's main process as well. `encoding` is until the last shard is encoded: what follows learns β and
 the calibration from at most 10,000 pairs, and compares every pair with a pool of at most 32,768. `encoder_idle` is the share
-of the time between its first and last batch in which the encoder had none.
+of the time between its first and last batch in which the encoder had none. `encoder_over_matmul` is the bare encoder's rate of
+floating-point operations over that of one product of large matrices by torch, which is as fast as this processor multiplies.
 """
 
 import argparse
@@ -50,6 +51,7 @@ from noisegate.pipeline.shards.read import ShardReader
 from noisegate.pipeline.shards.workers import WITH_TORCH, Decoded, _set_up_worker, decode_sample
 from noisegate.pipeline.system.processes import forkserver_context, spawn_context
 from noisegate.pipeline.system.progress import Progress
+from noisegate.pipeline.tools.plan.measure import gflops_per_sample
 
 WORDS = ["a", "small", "red", "bird", "sits", "on", "the", "old", "wooden", "fence", "beside", "our", "garden", "house"]
 GOALS = {
@@ -156,13 +158,16 @@ def encoder_limited(pairs: int, rounds: int, threads: int, workers: int, folder:
     for shard in shards:
         samples = [decode_sample(raw, model.preprocess, DecodeOptions()) for raw in ShardReader(shard)]
         batches += [samples[i : i + model.batch_size] for i in range(0, len(samples), model.batch_size)]
-    walls, cpus, idle, rates = [], [], [], []
+    walls, cpus, idle, rates, operations, limits = [], [], [], [], [], []
+    each = gflops_per_sample(model, batches[0], 16) or float("nan")
     for turn in range(rounds):
         cpu, wall = used(), time.perf_counter()
         for batch in batches:
             model.encode_texts([s.text for s in batch if s.text is not None])
             model.encode_pixels([s.pixels for s in batch if s.pixels is not None])
         bare_cpu, bare = used() - cpu, time.perf_counter() - wall
+        operations.append(each * pairs / bare_cpu)
+        limits.append(matmul_gflops())
         watched = Watched(model)
         cpu, wall = used(), time.perf_counter()
         annotate([s.url for s in shards], folder / f"e{turn}", estimator=watched, beta="fixed:0.2", workers=workers)
@@ -175,7 +180,23 @@ def encoder_limited(pairs: int, rounds: int, threads: int, workers: int, folder:
         "end_to_end_over_bare_encoder_cpu": float(np.median(cpus)),
         "encoder_idle": float(np.median(idle)),
         "bare_encoder_pairs_per_second": float(np.median(rates)),
+        "gflop_of_a_pair": each,
+        "bare_encoder_gflop_per_cpu_second": float(np.median(operations)),
+        "matmul_gflop_per_cpu_second": float(np.median(limits)),
+        "encoder_over_matmul": float(np.median(np.divide(operations, limits))),
     }
+
+
+def matmul_gflops(size: int = 2048, repeats: int = 8) -> float:
+    """10^9 operations in a second of processor time that torch does in products of large float32 matrices."""
+    import torch
+
+    left, right = torch.rand(size, size), torch.rand(size, size)
+    left @ right
+    began = used()
+    for _ in range(repeats):
+        left @ right
+    return float(2 * size**3 * repeats / 1e9 / (used() - began))
 
 
 class Free:
@@ -235,13 +256,17 @@ def decoder_limited(pictures: int, rounds: int, workers: int, decoder: str, fold
                 "cpu_of_all": alone[1:].sum() / whole[1:].sum(),
                 "cpu_of_all_encoding": alone[1:].sum() / encoding[1:].sum(),
                 "milliseconds_of_a_picture": 1000 * alone[1:].sum() / pictures,
+                "end_seconds": whole[0] - encoding[0],
+                "end_cpu_seconds": whole[1] - encoding[1],
             }
         )
     found = {name: float(np.median([ratio[name] for ratio in ratios])) for name in ratios[0]}
-    each = found.pop("milliseconds_of_a_picture")
-    return {f"end_to_end_over_bare_decoder_{name}": value for name, value in found.items()} | {
-        "bare_decoder_cpu_ms_a_picture": each
+    more = {
+        "bare_decoder_cpu_ms_a_picture": found.pop("milliseconds_of_a_picture"),
+        "end_of_the_run_seconds": found.pop("end_seconds"),
+        "end_of_the_run_cpu_seconds": found.pop("end_cpu_seconds"),
     }
+    return {f"end_to_end_over_bare_decoder_{name}": value for name, value in found.items()} | more
 
 
 def trimming(rounds: int) -> dict[str, float]:

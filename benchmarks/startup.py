@@ -2,9 +2,9 @@
 
     python -m benchmarks.startup [--model embedded] [--pretrained TAG] [--rounds 5] [--json]
 
-Both start in fresh processes, by turns, with their files in the system's cache: one imports torch and loads the model, the other is
-the command on one shard of two small pictures with one decode worker. Seconds of processor time of that process, and of the
-clock. `imported` names heavy libraries that the command had imported by then and the model had not.
+Both start in fresh processes, by turns, with their files in the system's cache: one imports torch and loads the model, the
+other is the command on one shard of two small pictures with one decode worker. Seconds of processor time of that process,
+and of the clock. `imported` names heavy libraries that the command had imported by then and the model had not.
 """
 
 import argparse

@@ -9,6 +9,10 @@ take turns, one at a time. Ratios are of medians; those of processor seconds (ch
 the machine does. noisegate's `encoding` is its time until the last shard is encoded, which is all that the others do: what
 follows (β, calibration, `pair_quality`) has no counterpart there. `--tiny` puts a model of one narrow
 layer in the place of ViT-B-32, so that decoding is the limit.
+
+Every program also does the first of the four shards alone. From the two sizes follow what a run costs whatever its size and
+what each further pair costs: in a long run only the second counts. (noisegate's `pair_quality` costs more there than here,
+because its pool grows to 32,768 pairs; docs/speed.md says how much.)
 """
 
 import argparse
@@ -87,7 +91,7 @@ def compare(
 ) -> dict[str, Any]:
     """Seconds of each side by round, their ratios to noisegate's, and the largest difference of a cosine."""
     shards = [shard.url for shard in find_shards(write_shards(folder / "shards", 4, pairs // 4, 640, 480, 64))]
-    given = [*save_model(folder, tiny), str(workers), "64", str(threads), *shards]
+    given = [*save_model(folder, tiny), str(workers), "64", str(threads)]
     programs = {
         "noisegate": (Path(sys.executable), "with_noisegate.py"),
         "clip-retrieval": (python_of(environments, "clip-retrieval"), "with_clip_retrieval.py"),
@@ -99,13 +103,22 @@ def compare(
         path = {} if name == "clip-retrieval" else {"PYTHONPATH": str(HERE.parents[1])}
         sides[name] = Side([python, HERE / program, *given], calm | path, folder / f"{name}.log")
     took: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    for turn in range(rounds):
+    for turn in range(rounds + 1):  # the first does what is done once in a process, such as late imports
         for name, side in sides.items():
-            took[name].append(side.go(folder / f"{name}-{turn}"))
+            part = side.go(" ".join([str(folder / f"{name}-{turn}-part"), shards[0]]))
+            whole = side.go(" ".join([str(folder / f"{name}-{turn}"), *shards])) if turn else {}
+            if turn:
+                took[name].append(whole | {f"{kind}_of_part": value for kind, value in part.items()})
     for side in sides.values():
         side.close()
-    cosines = {name: read(folder / f"{name}-0") for name, read in READ.items()}
+    cosines = {name: read(folder / f"{name}-1") for name, read in READ.items()}
     return report(took, cosines, pairs)
+
+
+def by_size(seconds: dict[str, float], kind: str, pairs: int) -> tuple[float, float]:
+    """Seconds of a run without pairs, and of each pair, from all pairs and a quarter of them."""
+    each = (seconds[kind] - seconds[f"{kind}_of_part"]) / (pairs - pairs // 4)
+    return seconds[kind] - each * pairs, each
 
 
 def report(took: dict[str, list[dict[str, float]]], cosines: dict[str, Cosines], pairs: int) -> dict[str, Any]:
@@ -114,9 +127,19 @@ def report(took: dict[str, list[dict[str, float]]], cosines: dict[str, Cosines],
         name: {kind: float(np.median([turn[kind] for turn in turns])) for kind in turns[0]}
         for name, turns in took.items()
     }
-    found: dict[str, Any] = {"pairs": pairs, "rounds": took, "milliseconds_per_pair": {}, "peers": {}}
+    found: dict[str, Any] = {
+        "pairs": pairs,
+        "rounds": took,
+        "milliseconds_per_pair": {},
+        "fixed_and_each_cpu": {},
+        "peers": {},
+    }
     for name, seconds in median.items():
-        found["milliseconds_per_pair"][name] = {kind: 1000 * value / pairs for kind, value in seconds.items()}
+        found["milliseconds_per_pair"][name] = {
+            kind: 1000 * value / pairs for kind, value in seconds.items() if not kind.endswith("_of_part")
+        }
+        start, each = by_size(seconds, "cpu", pairs)
+        found["fixed_and_each_cpu"][name] = {"seconds_of_a_run": start, "milliseconds_of_a_pair": 1000 * each}
         if name == "noisegate":
             continue
         if set(cosines[name]) != set(own):
@@ -126,6 +149,8 @@ def report(took: dict[str, list[dict[str, float]]], cosines: dict[str, Cosines],
             "times_as_fast_cpu": seconds["cpu"] / median["noisegate"]["cpu"],
             "times_as_fast_encoding_wall": seconds["wall"] / median["noisegate"]["encoding_wall"],
             "times_as_fast_encoding_cpu": seconds["cpu"] / median["noisegate"]["encoding_cpu"],
+            "times_as_fast_steady_cpu": by_size(seconds, "cpu", pairs)[1]
+            / by_size(median["noisegate"], "cpu", pairs)[1],
             "largest_difference": max(abs(own[key] - value) for key, value in cosines[name].items()),
         }
     return found
@@ -150,12 +175,17 @@ def main() -> None:
         print(json.dumps(found))
         return
     for name, cost in found["milliseconds_per_pair"].items():
-        print(f"{name:16} {cost['wall']:7.1f} ms per pair, {cost['cpu']:7.1f} ms of processor time")
+        parts = found["fixed_and_each_cpu"][name]
+        print(
+            f"{name:16} {cost['wall']:7.1f} ms per pair, {cost['cpu']:7.2f} ms of processor time: "
+            f"{parts['seconds_of_a_run']:.2f} s a run and {parts['milliseconds_of_a_pair']:.2f} ms a pair"
+        )
     for name, facts in found["peers"].items():
         print(
             f"noisegate is {facts['times_as_fast_wall']:.2f} times as fast as {name} (goal {GOALS[given.tiny]}), "
             f"{facts['times_as_fast_cpu']:.2f} in processor time, "
-            f"{facts['times_as_fast_encoding_wall']:.2f} and {facts['times_as_fast_encoding_cpu']:.2f} until all is encoded; "
+            f"{facts['times_as_fast_encoding_wall']:.2f} and {facts['times_as_fast_encoding_cpu']:.2f} until all is encoded, "
+            f"{facts['times_as_fast_steady_cpu']:.2f} in processor time of a further pair; "
             f"cosines differ by at most {facts['largest_difference']:.1e}"
         )
 

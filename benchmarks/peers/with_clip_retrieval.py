@@ -1,8 +1,8 @@
 """clip-retrieval's inference: its own reader, mapper and writer, put together by its own runner.
 
 Its logger is left out: it starts a process that imports torch again, seconds that would count against it in a short run.
-Arguments: configuration of the model, checkpoint, workers, batch size, threads, shard, shard, … ; each line on stdin is a
-folder to write to.
+Arguments: configuration of the model, checkpoint, workers, batch size, threads; each line on stdin is a folder to write to,
+and shards.
 """
 
 import sys
@@ -31,12 +31,14 @@ class NoLogger:
     def __call__(self, stats: dict) -> None: ...
 
 
-def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
     add_model_config(config)
     model = {"clip_model": f"open_clip:{Path(config).stem}/{checkpoint}", "use_jit": False, "clip_cache_path": None}
     parts = {"enable_image": True, "enable_text": True, "enable_metadata": False}
     size = int(batch_size)
+
+    shards: list[str] = []
 
     def reader(sampler):  # type: ignore[no-untyped-def]
         _, preprocess, tokenizer = load_clip(**model, warmup_batch_size=2)  # loaded once: it is cached
@@ -45,7 +47,8 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
     def mapper():  # type: ignore[no-untyped-def]
         return ClipMapper(**parts, **model, use_mclip=False, mclip_model="", warmup_batch_size=2)
 
-    def work(out: str) -> None:
+    def work(line: str) -> None:
+        out, *shards[:] = line.split()
         Runner(
             reader,
             mapper,

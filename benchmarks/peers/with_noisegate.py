@@ -1,4 +1,4 @@
-"""noisegate's whole job, tables and all. Arguments as of with_clip_retrieval.py; each line on stdin is a folder."""
+"""noisegate's whole job, tables and all. Arguments as of with_clip_retrieval.py; each line on stdin is a folder, and shards."""
 
 import sys
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from turns import processor_seconds, serve
 
 
-def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str) -> None:
     import numpy as np  # not above: decoding processes import this file, and need no torch
     import torch
 
@@ -29,7 +29,8 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
     with DecodePool(1, model.preprocess, DecodeOptions()):
         pass  # starts the server that forks decode workers; those of the others are forked from a warm process too
 
-    def work(out: str) -> dict[str, float]:
+    def work(line: str) -> dict[str, float]:
+        out, *shards = line.split()
         clock, processor, last = time.perf_counter(), processor_seconds(), LastShard()
         annotate(shards, out, estimator=model, beta="fixed:0.2", workers=int(workers), progress=last)
         wall, own, below = last.encoded

@@ -1,6 +1,6 @@
 """The loop that everyone writes: webdataset into a DataLoader with open_clip's transform and tokenizer, then encode.
 
-Arguments as of with_clip_retrieval.py; each line on stdin is a file for keys and cosines.
+Arguments as of with_clip_retrieval.py; each line on stdin is a file for keys and cosines, and shards.
 """
 
 import sys
@@ -19,7 +19,7 @@ import open_clip  # noqa: E402
 import webdataset as wds  # noqa: E402
 
 
-def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str, *shards: str) -> None:
+def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: str) -> None:
     torch.set_num_threads(int(threads))
     open_clip.add_model_config(config)
     name = Path(config).stem
@@ -30,8 +30,9 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
     def sample(parts: dict) -> tuple:
         return parts["__key__"], preprocess(parts["jpg"]), tokenizer([parts["txt"]])[0]
 
-    def work(out: str) -> None:
-        dataset = wds.WebDataset(list(shards), shardshuffle=False, empty_check=False).decode("pil").map(sample)
+    def work(line: str) -> None:
+        out, *shards = line.split()
+        dataset = wds.WebDataset(shards, shardshuffle=False, empty_check=False).decode("pil").map(sample)
         names: list[str] = []
         cosines = []
         with torch.no_grad():

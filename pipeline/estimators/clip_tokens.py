@@ -52,5 +52,5 @@ class ClipTokens:
     def _add(self, word: str) -> list[int]:
         if len(self._words) >= MOST_WORDS:
             self._words.clear()
-        self._words[word] = tokens = self._tokenizer.encode(word)
-        return tokens
+        self._words[word] = self._tokenizer.encode(word)
+        return self._words[word]

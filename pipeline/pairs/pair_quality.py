@@ -110,7 +110,7 @@ class Pool:
         if cosines is None:
             cosines = np.einsum("nd,nd->n", images[first], texts[second])
         out = (cosines - (by_image + by_text) / 2).astype(np.float32)
-        whole = images.any(axis=1)[first] & texts.any(axis=1)[second]
+        whole = images[first].any(axis=1) & texts[second].any(axis=1)
         left = np.flatnonzero(np.isnan(out).any(axis=0) | ~whole)
         out[:, left] = self.quality(images[first[left]], texts[second[left]], temperatures, cosines[left])
         return out
@@ -187,7 +187,7 @@ class Pool:
         temperatures: tuple[float, ...],
         others: Index,
     ) -> Floats:
-        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool, but those at `rows` and rising `columns`."""
+        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool but those at `rows` and rising `columns`."""
         top, sums, _ = self._sum_powers(queries, pool, rows, columns, temperatures)
         return np.asarray(top + np.array(temperatures)[:, None] * np.log(sums / others))
 

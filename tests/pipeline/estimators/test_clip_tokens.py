@@ -12,11 +12,8 @@ from noisegate.pipeline.estimators.light_import import import_open_clip
 open_clip = import_open_clip("ViT-B-32")
 OWN = open_clip.get_tokenizer("ViT-B-32")
 FAST = speed_up(OWN)
-WORDS = st.sampled_from(
-    "a Bird's IT'LL 3dogs x-ray, <end_of_text> a<start_of_text>b &amp; &lt caf\u00e9 \ufb01n \u201cq\u201d \u732b \u212a \u0130st \u00a0 \u2028 \t \n \x1b[31m".split(
-        " "
-    )
-)
+ODD = "caf\u00e9|\ufb01n|\u201cq\u201d|\u732b|\u212a|\u0130st|\u00a0|\u2028|\t|\n|\x1b[31m"
+WORDS = st.sampled_from(f"a|Bird's|IT'LL|3dogs|x-ray,|<end_of_text>|a<start_of_text>b|&amp;|&lt|{ODD}".split("|"))
 
 
 @given(st.one_of(st.text(max_size=90), st.lists(WORDS, max_size=90).map(" ".join)))
