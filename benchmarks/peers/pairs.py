@@ -105,8 +105,8 @@ def compare(
     took: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for turn in range(rounds + 1):  # the first does what is done once in a process, such as late imports
         for name, side in sides.items():
-            part = side.go(" ".join([str(folder / f"{name}-{turn}-part"), shards[0]]))
-            whole = side.go(" ".join([str(folder / f"{name}-{turn}"), *shards])) if turn else {}
+            part = side.go("\t".join([str(folder / f"{name}-{turn}-part"), shards[0]]))
+            whole = side.go("\t".join([str(folder / f"{name}-{turn}"), *shards])) if turn else {}
             if turn:
                 took[name].append(whole | {f"{kind}_of_part": value for kind, value in part.items()})
     for side in sides.values():

@@ -48,7 +48,7 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
         return ClipMapper(**parts, **model, use_mclip=False, mclip_model="", warmup_batch_size=2)
 
     def work(line: str) -> None:
-        out, *shards[:] = line.split()
+        out, *shards[:] = line.split("\t")
         Runner(
             reader,
             mapper,

@@ -30,7 +30,7 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
         pass  # starts the server that forks decode workers; those of the others are forked from a warm process too
 
     def work(line: str) -> dict[str, float]:
-        out, *shards = line.split()
+        out, *shards = line.split("\t")
         clock, processor, last = time.perf_counter(), processor_seconds(), LastShard()
         annotate(shards, out, estimator=model, beta="fixed:0.2", workers=int(workers), progress=last)
         wall, own, below = last.encoded

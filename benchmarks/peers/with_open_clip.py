@@ -31,7 +31,7 @@ def main(config: str, checkpoint: str, workers: str, batch_size: str, threads: s
         return parts["__key__"], preprocess(parts["jpg"]), tokenizer([parts["txt"]])[0]
 
     def work(line: str) -> None:
-        out, *shards = line.split()
+        out, *shards = line.split("\t")
         dataset = wds.WebDataset(shards, shardshuffle=False, empty_check=False).decode("pil").map(sample)
         names: list[str] = []
         cosines = []

@@ -124,6 +124,19 @@ def test_every_sample_has_its_row_and_every_bad_one_its_status(table: pa.Table) 
     assert [row["index"] for row in rows] == list(range(len(rows)))
 
 
+def test_the_fast_decoder_gives_the_same_statuses_and_reasons(folder: Path, table: pa.Table) -> None:
+    columns = ["key", "index", "status", "error", "image_sha256", "text_sha256"]
+    done = run_noisegate("annotate", folder, "--out", folder / "fast", "--beta", "fixed:0.4", "--workers", "1")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    fast = read_table(folder / "fast", columns).to_pylist()
+    slow = table.select(["shard", *columns]).to_pylist()
+    invalid = {(row["shard"], row["index"]) for row in slow if row["status"] == "invalid"}  # the fake model's own
+    assert len(fast) == len(slow) > len(invalid)
+    assert [row for row in fast if (row["shard"], row["index"]) not in invalid] == [
+        row for row in slow if (row["shard"], row["index"]) not in invalid
+    ]
+
+
 def test_a_row_has_scores_or_a_reason(table: pa.Table) -> None:
     for row in table.to_pylist():
         ok = row["status"] == "ok"
