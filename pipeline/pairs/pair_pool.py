@@ -69,8 +69,14 @@ def read_pairs_of_run(run: RunFolder, stems: Sequence[str], places: Index, rows:
     """Kept embeddings (M, d) of pictures and captions of the rows that `draw_pairs` gave."""
     sides = []
     for part in ("image", "text"):
-        read = [read_embeddings(run.embeddings(stems[int(p)]), part, rows[places == p]) for p in np.unique(places)]
-        sides.append(np.concatenate(read) if read else np.zeros((0, 0), np.float32))
+        side = np.zeros((0, 0), np.float32)
+        for place in np.unique(places):
+            here = places == place
+            read = read_embeddings(run.embeddings(stems[int(place)]), part, rows[here])
+            if not len(side):  # one array from the start: parts and their whole would take twice the memory
+                side = np.empty((len(rows), read.shape[1]), np.float32)
+            side[here] = read
+        sides.append(side)
     return sides[0], sides[1]
 
 

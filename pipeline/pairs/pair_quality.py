@@ -258,5 +258,6 @@ def _merge(parts: list[Index], size: int) -> Index:
 
 
 def round_rows(rows: Floats) -> Float32:
-    """Rows with the precision that embeddings are kept in, float16."""
-    return np.asarray(rows, np.float16).astype(np.float32)
+    """Rows with the precision that embeddings are kept in, float16; the array itself if it has no more."""
+    half = np.asarray(rows, np.float16)
+    return rows if rows.dtype == np.float32 and np.array_equal(half, rows) else half.astype(np.float32)
