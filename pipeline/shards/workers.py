@@ -158,7 +158,8 @@ class DecodePool:
         self._workers, self.limits = workers, options.limits
         self._decode = partial(_decode, preprocess, options)
         self._pool = _start_pool(workers, self._decode, memory) if workers else None
-        reuse_memory()  # each batch of pixels is received into memory of the last one
+        if workers:
+            reuse_memory()  # each batch of pixels is received into memory of the last one
 
     def __enter__(self) -> Self:
         return self
