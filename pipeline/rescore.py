@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .runs.embeddings import embeddings_match
 from .runs.resume import clear, sweep
 from .runs.shard_arrays import KeyedRows, find_image_part, write_shard_tables
 from .runs.table import VERSION, RunFolder, read_metadata
-from .scoring import RunScores, Summary, learn_scores, write_scores
+from .scoring import RunScores, Summary, learn_scores, read_scores, write_scores
 from .scoring.summary import summarise
 from .settings import DecodeOptions, ScoreSettings, read_tasks
 from .shards.locate import find_shards
@@ -50,22 +50,16 @@ def rescore(
     What is not given stays as the run recorded it; `settings` replaces the plain values by a function from the recorded
     settings to the new ones. `anchors` replace the run's own. `one_step` adds
     columns of methods; existing ones stay. `search` says how to search neighbours; a stopped search goes on. Raises
-    TableError if embeddings were dropped. Errors leave all files unchanged; a rescoring that is stopped leaves a run
-    marked as not finished, until it is rescored again.
+    TableError if embeddings were dropped, unless scores made elsewhere are all that is added (`OneStep.join`): then no score
+    is recomputed. Errors leave all files unchanged; a rescoring that is stopped leaves a run marked as not finished, until it
+    is rescored again.
     """
 
     def change(recorded: Mapping[str, Any]) -> ScoreSettings:
-        recorded = {**asdict(ScoreSettings()), **recorded}  # older runs lack some
-        wanted = ScoreSettings(
-            beta=beta or recorded["beta"],
-            tasks=read_tasks(task) if task else tuple(recorded["tasks"]),
-            k=k if k is not None else recorded["k"],
-            neighbourhood=recorded["neighbourhood"] if neighbourhood is None else neighbourhood,
-            seed=recorded["seed"] if seed is None else seed,
-            joint=recorded["joint"],
-            repair=repair or recorded["repair"],
-            cut=cut or recorded["cut"],
-        )
+        given = {"beta": beta, "tasks": read_tasks(task) if task else None, "k": k, "neighbourhood": neighbourhood}
+        given |= {"repair": repair, "seed": seed, "cut": cut}
+        kept = _recorded_settings(recorded)
+        wanted = replace(kept, **{name: value for name, value in given.items() if value is not None})
         wanted.refuse_unused(*(name for name, given in (("beta", beta), ("cut", cut)) if given))
         return wanted
 
@@ -78,9 +72,15 @@ def rescore(
         raise ConfigError.of("folder", run.name, problem)
     with writing_to(run.path), run.lock():
         recorded = _read_complete_run(run)
-        run.fetch_embeddings()
+        wanted, added = (settings or change)(recorded["scoring"]), one_step or OneStep()
         stems = sorted(run.stems())
-        wanted = (settings or change)(recorded["scoring"])
+        finished = recorded.get("finished") is not False
+        unchanged = anchors is None and wanted == _recorded_settings(recorded["scoring"])
+        if added.joins_only and finished and unchanged:  # no score changes, so no embeddings are needed
+            scores = read_scores(run, stems, wanted.seed)
+            write_columns(run, stems, compute_columns(run, stems, added, wanted.seed, note))
+            return summarise(run, stems, scores, seconds=time.monotonic() - began)
+        run.fetch_embeddings()
         _check_embeddings(run, stems, wanted)
         classes = recorded["scoring"].get("classes")
         if anchors is not None:
@@ -98,7 +98,7 @@ def rescore(
             search=search,
             note=note,
         )
-        columns = compute_columns(run, stems, one_step or OneStep(), wanted.seed, note, search, device)
+        columns = compute_columns(run, stems, added, wanted.seed, note, search, device)
         recorded |= {"scoring": {**wanted.to_dict(), "classes": classes}} | scores.record()
         run.write_run({**recorded, "finished": False})
         run.publish()
@@ -111,10 +111,16 @@ def rescore(
         return summarise(run, stems, scores, seconds=time.monotonic() - began)
 
 
+def _recorded_settings(recorded: Mapping[str, Any]) -> ScoreSettings:
+    """The settings that a run was scored with; runs of earlier releases lack some."""
+    names = [setting.name for setting in fields(ScoreSettings) if setting.name in recorded]
+    return ScoreSettings(**{name: recorded[name] for name in names} | {"tasks": tuple(recorded["tasks"])})
+
+
 def _read_complete_run(run: RunFolder) -> dict[str, Any]:
     """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
-    if not recorded.get("complete"):
+    if not recorded["complete"]:
         raise TableError.of("folder", str(run.name), "is not finished; run the command that made it again first")
     return recorded
 

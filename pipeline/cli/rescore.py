@@ -67,6 +67,8 @@ def rescore(
 ) -> None:
     """Recompute every score of a run from its kept embeddings, without the model. Settings that are not given stay.
 
+    --join alone recomputes nothing and needs no embeddings.
+
     [cyan]noisegate rescore tables --beta fixed:0.22[/]
 
     [cyan]noisegate rescore tables --task pairs,labels --k 100[/]

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.errors import ConfigError, MismatchError, ShardError, TableError
 from noisegate.pipeline.labels.anchors import Anchors, anchors_file
-from noisegate.pipeline.pairs.pair_fit import read_pair_fit
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
-from noisegate.pipeline.scoring import RunScores
+from noisegate.pipeline.scoring import RunScores, read_scores
 from noisegate.pipeline.scoring.summary import Summary, summarise
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.decode import BadSample, decode_text
@@ -90,12 +89,11 @@ def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
             "run the same annotate command again"
         )
     facts = read_metadata(run.table(stems[0])) if stems else {}
-    scores = RunScores(None, None, None, None)
-    if stems and facts.get("beta"):
-        try:
-            scores = RunScores(read_pair_fit(run, stems, recorded["scoring"].get("seed", 0)), None, None, None)
-        except MismatchError:
-            notes.append("the tables are not all scored with the same β; noisegate verify tells which")
+    try:
+        scores = read_scores(run, stems, recorded.get("scoring", {}).get("seed", 0))
+    except MismatchError:
+        scores = RunScores()
+        notes.append("the tables are not all scored with the same β; noisegate verify tells which")
     summary = summarise(run, stems, scores, failed_shards=recorded.get("unreadable"), seconds=0.0)
     histograms, worst = [], {}
     for score, (mark, name) in _choose_scores(facts, summary).items():

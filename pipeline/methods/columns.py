@@ -49,6 +49,11 @@ class OneStep:
     trust: bool = False
     join: Path | None = None
 
+    @property
+    def joins_only(self) -> bool:
+        """Whether nothing is to be computed from embeddings."""
+        return self.join is not None and not self.methods
+
     def __post_init__(self) -> None:
         for name in self.methods:
             if name not in (*METHODS, *FILTERS):

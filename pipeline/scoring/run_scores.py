@@ -19,7 +19,7 @@ from noisegate.pipeline.neighbours.disk_search import find_or_build_graph
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY, QUALITY
 from noisegate.pipeline.pairs.neighbourhood import NEIGHBOURS, NeighbourhoodScores, score_neighbourhood
-from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs
+from noisegate.pipeline.pairs.pair_fit import PairFit, fit_pairs, read_pair_fit
 from noisegate.pipeline.pairs.pair_pool import RECORD, RunPool
 from noisegate.pipeline.pairs.scorer import pair_columns
 from noisegate.pipeline.runs.embeddings import read_embeddings
@@ -199,6 +199,12 @@ def learn_scores(
     if "labels" in settings.tasks or settings.neighbourhood:
         return _learn_with_neighbours(run, stems, settings, pairs, anchors, device, search, note)
     return RunScores(pairs)
+
+
+def read_scores(run: RunFolder, stems: Sequence[str], seed: int) -> RunScores:
+    """What the tables of a scored run record of its pairs, for a summary; raise MismatchError if they differ."""
+    scored = stems and read_metadata(run.table(stems[0])).get("beta")
+    return RunScores(read_pair_fit(run, stems, seed) if scored else None)
 
 
 def _learn_with_neighbours(

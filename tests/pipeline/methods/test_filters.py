@@ -1,12 +1,16 @@
 """Filters of the field as columns: each equals a plain loop, and `rescore --with` and `--join` write them."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from noisegate.pipeline.errors import TableError
+from noisegate.pipeline.inspect.show import read_overview
 from noisegate.pipeline.methods.columns import OneStep
 from noisegate.pipeline.methods.filters import (
     csls_columns,
@@ -122,6 +126,30 @@ def test_scores_from_elsewhere_are_joined_by_key(pairs: tuple[np.ndarray, np.nda
             rescore(tmp_path / "out", one_step=OneStep(join=tmp_path / f"{name}.csv"))
     with refused("join"):
         rescore(tmp_path / "out", one_step=OneStep(join=tmp_path))
+
+
+def test_joining_alone_needs_no_embeddings_and_changes_no_score(
+    pairs: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    """With any other setting, or after a rescoring that was stopped, the embeddings are needed as ever."""
+    scored(tmp_path, *pairs)
+    out = tmp_path / "out"
+    before, summary = read_table(out), read_overview(out).summary
+    shutil.rmtree(out / "embeddings")
+    keys = before["key"].to_pylist()
+    (tmp_path / "mine.csv").write_text("key,goodness\n" + "".join(f"{key},{i}\n" for i, key in enumerate(keys)))
+    join = OneStep(join=tmp_path / "mine.csv")
+    done = rescore(out, one_step=join)
+    after = read_table(out)
+    assert after["outside_score"].to_pylist() == list(range(40))
+    assert after.select(before.column_names).equals(before)
+    assert replace(done, seconds=0.0) == summary
+    with refused("folder", error=TableError):
+        rescore(out, beta="fixed:0.3", one_step=join)
+    record = json.loads((out / "_run.json").read_text())
+    (out / "_run.json").write_text(json.dumps({**record, "finished": False}))
+    with refused("folder", error=TableError):
+        rescore(out, one_step=join)
 
 
 def test_target_pictures_are_encoded_by_the_runs_model(tmp_path: Path) -> None:
