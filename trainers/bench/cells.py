@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,14 +44,19 @@ class Cell:
     """threads of torch: one, so that cells that run at once do not slow each other down; None keeps the current number"""
     truth: Path | None = None
     """what is known of the noise; None: the file of `noisegate noise` beside the shards, if there is one"""
+    folders: tuple[Path, ...] = ()
+    """absolute paths of the bench and of its data, which may be moved: a digest knows what lies in them, not where they lie"""
 
     @property
     def digest(self) -> str:
         """Digest of the settings and of all defaults; a result with another digest is trained again.
 
-        Raise ConfigError for settings that no run could have.
+        What a method makes of a setting that is null, and the data itself, are not part of it. Raise ConfigError for settings
+        that no run could have.
         """
-        text = json.dumps(resolve_settings(self.config), sort_keys=True)
+        text = json.dumps(resolve_settings(self.config), sort_keys=True, ensure_ascii=False)
+        for number, folder in sorted(enumerate(self.folders), key=lambda item: -len(str(item[1]))):  # inner ones first
+            text = text.replace(json.dumps(f"{folder}{os.sep}", ensure_ascii=False)[1:-1], f"FOLDER {number}/")
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -247,6 +247,7 @@ def run_paper_bench(
     model. Finished parts are kept below `out`, as in `run_bench`. Where a value is None, the preset's is taken. With
     `finished` nothing is trained: the result has the cells that are done.
     """
+    data, out = data.absolute(), out.absolute()
     described = preset.find_setup(setup)
     chosen, seeds = tuple(methods or described.default_methods()), tuple(seeds or described.seeds)
     configs = {method: preset.run_config(setup, method, data) for method in chosen}
@@ -280,7 +281,7 @@ def run_paper_bench(
             for seed in seeds:
                 file = place / "cells" / f"{method}-{condition.name}-{seed}.json"
                 planned[seed, condition.name, method] = Cell(
-                    method, rate, seed, {**config, "seed": seed}, file, None if jobs == 1 else 1, truth
+                    method, rate, seed, {**config, "seed": seed}, file, None if jobs == 1 else 1, truth, (data, out)
                 )
         if table is not None and (condition.rate or truth is not None):
             judged[condition.name] = judge_table(table, preset.task != "retrieval", truth)

@@ -235,6 +235,7 @@ def run_bench(
     """
     if jobs < 0:
         raise ConfigError.of("jobs", jobs, "is negative; use 2, or 0 for one per processor")
+    out = out.absolute()
     prepared = {rate: prepare_scenes(preset.data, rate, out, note) for rate in preset.rates}
     start = None
     if preset.pretrain is not None:
@@ -387,6 +388,7 @@ def plan_cell(
 ) -> Cell:
     """Settings of a cell, with as many epochs over the method's own rows as `preset.updates` updates take.
 
+    `out` is the preset's folder in that of the bench.
     NAME@passes makes as many passes over its own samples as plain training makes over all. `start` replaces random weights.
     """
     plain, _, variant = method.partition("@")
@@ -416,7 +418,7 @@ def plan_cell(
         config = merge_trees(config, {"target": {"vocabulary": {"ids": list(prepared.tokens)}}})
     config = merge_trees({"loop": {**_budget(preset, prepared, config, method), "evaluate_every": 10_000}}, config)
     file = out / "cells" / f"{method}-{rate_name(rate)}-{seed}.json"
-    return Cell(method, rate, seed, config, file)
+    return Cell(method, rate, seed, config, file, folders=(out.parent,))
 
 
 def _budget(preset: ScenePreset, prepared: PreparedScenes, config: Mapping[str, Any], method: str) -> dict[str, int]:

@@ -95,6 +95,28 @@ def test_a_digest_covers_the_defaults_of_method_and_target(folder: Path) -> None
         digest({"treshold": 0.8}, {})
 
 
+def test_a_digest_does_not_know_where_the_folders_lie(folder: Path) -> None:
+    """Moved, renamed or one inside the other: the same digest; another file in a folder, or the other folder, is another."""
+
+    def digest(data: str, bench: str, file: str = "a.tar", table: str = "tables", weights: str = "w") -> str:
+        settings = {
+            "data": {"shards": [f"{data}/{file}", f"{bench}/b.tar"], "table": f"{bench}/{table}"},
+            "target": {"name": "clip", "model": f"local-dir:{bench}/{weights}", "pretrained": None},
+        }
+        changed = {**cell(folder, 1).config, **settings}
+        return replace(cell(folder, 1), config=changed, folders=(Path(data), Path(bench))).digest
+
+    plain = digest("/x", "/y")
+    assert digest("/mnt/data", "/home/ü/b") == digest("/y/data", "/y") == digest("/x", "/x/y") == plain
+    others = [
+        digest("/x", "/y", "c.tar"),
+        digest("/x", "/y", table="t"),
+        digest("/x", "/y", weights="v"),
+        digest("/x", "/x"),
+    ]
+    assert len({plain, *others}) == 5
+
+
 def test_a_failure_is_a_row_and_is_tried_again(folder: Path) -> None:
     found = run_cells([cell(folder, 1, fails=True), cell(folder, 2)], 1, run=squares)
     assert [result.error for result in found] == ["ValueError: it diverged", None]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,16 @@ def test_a_second_bench_trains_nothing(done: SceneBench, out: Path) -> None:
     )
     assert made == ["osa"]
     assert changed.cells[0] == done.cells[0]
+
+
+def test_a_bench_that_was_moved_trains_nothing(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither at another place, nor by a relative path."""
+    before = run_bench(TINY, out, jobs=1)
+    shutil.copytree(out, tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    made: list[str] = []
+    again = run_bench(TINY, Path("elsewhere"), jobs=1, note=made.append, progress=lambda *_: made.append("trained"))
+    assert made == [] and again.cells == before.cells
 
 
 PREPARED = PreparedScenes(Path("s"), Path("t"), Path("truth"), Path("h"), Path("c"), 100, 60, 40, {}, (3, 4))
