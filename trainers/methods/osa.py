@@ -76,9 +76,6 @@ class Osa(Method):
         if self.config.mode == "reference" and self.source != "osa_weight":
             problem = f"is about image-text pairs, and the weight is {self.source}; use method.mode=mean1"
             raise ConfigError.of("method.mode", "reference", problem)
-        if self.config.weights == self.source:
-            problem = f"is what osa weighs by already (method.weight={weight}); leave it out"
-            raise ConfigError.of("method.weights", self.source, problem)
         if self.source in ("prompts", "images"):
             check_beta_mode(self.config.beta)
         if self.source == "images" and self.config.beta == "random_inputs":
@@ -105,6 +102,14 @@ class Osa(Method):
                 raise ConfigError(problem, "method.weight", self.config.weight)
         else:
             require_columns(table, self.columns(), setting)
+
+    def start(self, run: Run) -> None:
+        """Leave `method.weights` alone where it is what this method weighs by: no loss is weighed twice by one column."""
+        if self.config.weights != self.source:
+            super().start(run)
+            return
+        run.note(f"osa weighs by {self.source} already; method.weights adds nothing")
+        self.prepare(run)
 
     def prepare(self, run: Run) -> None:
         assert run.table is not None

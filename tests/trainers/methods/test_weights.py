@@ -1,13 +1,17 @@
 """`method.weights`: a column of the table on the per-sample loss of every method."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
+from typer.testing import CliRunner
 
 from noisegate import train
+from noisegate.pipeline.cli.commands import app
 from noisegate.trainers.checks import check_config
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.methods import METHODS
@@ -15,12 +19,24 @@ from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
 from tests.trainers.runs import curve, settings
 
+STEPS: list[tuple[str, int, dict[str, Any]]] = [
+    *((name, epoch, {}) for name in METHODS for epoch in (0, 2)),
+    *((name, 2, {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro")),
+    *((name, 2, {"loss": "info_nce"}) for name in ("lnc", "gsl", "decl")),
+    ("crcl", 2, {"preset": "code"}),
+    ("npc", 2, {"bank_loss": 0}),
+    ("deft", 1, {"detect": 2}),  # after its warm-up, before the clean samples are chosen
+    ("label_match", 2, {"guard": False}),
+    ("dividemix", 2, {"mixmatch": False}),
+]
 
-@pytest.mark.parametrize("epoch", [0, 2])
-@pytest.mark.parametrize("name", METHODS)
-def test_a_weight_multiplies_the_loss_of_each_sample(scored: Path, tmp_path: Path, name: str, epoch: int) -> None:
+
+@pytest.mark.parametrize(("name", "epoch", "how"), STEPS)
+def test_a_weight_multiplies_the_loss_of_each_sample(
+    scored: Path, tmp_path: Path, name: str, epoch: int, how: dict[str, Any]
+) -> None:
     """None at 0, nothing changed at 1, and the sum of two parts of the samples is the whole."""
-    with opened(describe(scored, tmp_path, name)) as steps:
+    with opened(describe(scored, tmp_path, name, **how)) as steps:
         steps.go_to(epoch)
         rows = steps.context.total_rows
         part = (np.random.default_rng(0).random(rows) < 0.5).astype(np.float32)
@@ -33,7 +49,7 @@ def test_a_weight_multiplies_the_loss_of_each_sample(scored: Path, tmp_path: Pat
     assert same == pytest.approx(plain, rel=1e-6)
     for one, other in zip(same_gradients, gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
-    if not (name == "dividemix" and epoch):  # its L_reg is of all samples together
+    if not (name == "dividemix" and epoch and how.get("mixmatch", True)):  # its L_reg is of all samples together
         assert sum(halves) == pytest.approx(plain, rel=1e-5)
         assert min(halves) > 0
 
@@ -47,6 +63,35 @@ def test_plain_training_with_osa_weights_is_osa(scored: Path, tmp_path: Path) ->
     np.testing.assert_allclose(curve(found.folder, "loss"), curve(osa.folder, "loss"), rtol=1e-5)
 
 
+def test_osa_does_not_weigh_twice_by_one_column(scored: Path, tmp_path: Path) -> None:
+    plain = train(settings(scored, tmp_path, "osa", loop__epochs=1), quiet=True)
+    again = train(
+        settings(scored, tmp_path, method={"name": "osa", "weights": "osa_weight"}, loop__epochs=1), quiet=True
+    )
+    assert curve(again.folder) == curve(plain.folder)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_command_takes_weights_for_every_method(scored: Path, tmp_path: Path, name: str) -> None:
+    """Three epochs, so that warm-up, division and noisy half come."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(describe(scored, tmp_path, name)))
+    words = [
+        "--config",
+        str(tmp_path / "config.yaml"),
+        "--method",
+        name,
+        "--weights",
+        "osa_weight",
+        "--quiet",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, ["train", *words])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert (result["method"], result["epochs"], result["skipped"]) == (name, 3, 0)
+    assert np.isfinite(curve(Path(result["folder"]), "loss")).all()
+
+
 @pytest.mark.parametrize(
     ("how", "value"),
     [
@@ -55,7 +100,6 @@ def test_plain_training_with_osa_weights_is_osa(scored: Path, tmp_path: Path) ->
         ({"weights": "label"}, "label"),
         ({"weights": "osa_weigth"}, "osa_weigth"),
         ({"weights": "lnc_label"}, "lnc_label"),  # empty in this table
-        ({"name": "osa", "weights": "osa_weight"}, "osa_weight"),
     ],
 )
 def test_columns_that_are_no_weights_are_refused(scored: Path, tmp_path: Path, how: dict[str, Any], value: str) -> None:
