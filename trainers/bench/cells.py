@@ -79,7 +79,7 @@ class CellResult:
     seconds: float = math.nan
     memory_mb: float = math.nan
     learnt: dict[str, float] = field(default_factory=dict)
-    """how much of the noise the method found by itself, in percent"""
+    """how much of the noise the method found by itself, by `judge_learnt`"""
     error: str | None = None
 
 
@@ -199,9 +199,11 @@ def write_result(cell: Cell, result: CellResult) -> None:
 def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, float]:
     """Compare a method's sample columns with `truth` (noise.parquet of the shards): figures in percent, noise as positive.
 
+    Of weights also the mean rank of the noisy samples and the best there could be (OSA table 9).
+
     Figures that cannot be computed are left out: without noise, or for methods that judge no samples.
     """
-    from noisegate.pipeline.inspect.metrics import relabel_accuracy, selection_metrics  # imports scipy
+    from noisegate.pipeline.inspect.metrics import mean_noise_rank, relabel_accuracy, selection_metrics  # imports scipy
 
     known = pq.read_table(truth)
     figures: dict[str, float] = {}
@@ -209,6 +211,11 @@ def judge_learnt(columns: Mapping[str, NDArray[Any]], truth: Path) -> dict[str, 
     if kept is not None:
         metrics = selection_metrics(None, kept, known["noisy"].to_numpy())
         figures = {name: 100 * float(getattr(metrics, name)) for name in NOISE_FIGURES}
+    weight = columns.get("osa_weight", columns.get("npc_weight"))
+    if weight is not None:
+        seen = np.isfinite(weight)
+        rank = mean_noise_rank(weight[seen], known["noisy"].to_numpy()[seen])
+        figures |= {"mean_noise_rank": rank.value, "mean_noise_rank_best": rank.optimum}
     if "refined_label" in columns and "clean_label" in known.column_names:
         clean_labels = known["clean_label"].fill_null(-1).to_numpy()
         figures["relabel_accuracy"] = 100 * relabel_accuracy(np.asarray(columns["refined_label"]), clean_labels)

@@ -2,7 +2,7 @@
 of a trained model (`trained_model`). Every name contains its positive class.
 """
 
-from .selection import clean_auroc, relabel_accuracy, selection_metrics
+from .selection import clean_auroc, mean_noise_rank, relabel_accuracy, selection_metrics
 from .trained_model import BlockRecall, RecallAtK, map_at_r, mean_class_accuracy, precision_at_1, rsum, top_k_accuracy
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "clean_auroc",
     "map_at_r",
     "mean_class_accuracy",
+    "mean_noise_rank",
     "precision_at_1",
     "relabel_accuracy",
     "rsum",

@@ -201,6 +201,14 @@ def test_weights_and_probabilities_are_judgements_too() -> None:
     assert kept_rows({"crcl_label": np.array([0.4])}) is None
 
 
+@pytest.mark.parametrize("name", ["osa_weight", "npc_weight"])
+def test_weights_are_ranked_as_in_osa_s_table_9(truth: Path, name: str) -> None:
+    """Noisy are the first three: one has the largest weight, one was not seen, one shares the places 5 and 6 of seven."""
+    weight = np.array([1.0, np.nan, 0.2, 0.9, 0.8, 0.7, 0.2, 0.1])
+    found = judge_learnt({name: weight}, truth)
+    assert (found["mean_noise_rank"], found["mean_noise_rank_best"]) == ((1 + 5.5) / 2, 6.5)
+
+
 def test_nothing_learnt_is_nothing_told(truth: Path) -> None:
     assert judge_learnt({}, truth) == {}
     assert "noise_precision" not in judge_learnt({"clean": np.ones(8, bool)}, truth)  # nothing rejected: 0 / 0
