@@ -71,7 +71,7 @@ class PartnerView:
     prediction: Tensor
     own_prediction: Tensor | None = None
     seen: Seen | None = None
-    """its whole view, of methods that ask for it"""
+    """a whole view of the batch in evaluation mode, of methods that make labels of it"""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ has a plus), means or sums, what z is centred by, anchors in the frequency or th
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from noisegate.pipeline.methods import RECONSTRUCTION, Split, anchor_labels, bmm_split, inter_loss, intra_loss
-from noisegate.pipeline.system import Float32, Mask
+from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import triplet
 
@@ -98,8 +99,13 @@ class Gsl(CoTeaching):
         self._clean_half = {}
         return super().loss(batches, run)
 
+    def ask_partner(self, batch: Batch, rows: Index, network: int, run: Run) -> PartnerView:
+        """With procedure=paper also what the network itself sees of the batch in evaluation mode, which makes the labels."""
+        view = super().ask_partner(batch, rows, network, run)
+        return view if self.config.procedure == "lean" else replace(view, seen=run.observe(batch, network))
+
     def train(self, seen: Seen, network: int, partner: PartnerView, run: Run) -> NetworkStep:
-        label = self._correct(seen, network, partner.clean)
+        label = self._correct(seen if partner.seen is None else partner.seen, network, partner.clean)
         constraint = self._constraint(seen, network, run)
         loss = self.soft_loss(seen, label, soft_margin(label, self.config.margin)) + constraint
         if self.holds_noisy_back(run):

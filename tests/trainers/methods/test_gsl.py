@@ -144,6 +144,23 @@ def test_paper_batches_of_noisy_pairs_find_their_anchors_in_the_clean_batch() ->
     assert (gsl.prediction[0, :4] == 0.5).all(), "anchors of the step before are not used again"
 
 
+def test_paper_labels_are_made_in_evaluation_mode() -> None:
+    """What the network sees with its dropout on is learnt from, but makes no label."""
+    run = noisy_run(12, 4)
+    generator = torch.Generator().manual_seed(7)
+    run.observed_texts = units(run.texts + 0.2 * torch.randn(run.texts.shape, generator=generator))
+    gsl = prepared(run, name="gsl", warmup=1, noisy_from=0, procedure="paper")
+    run.epoch = 1
+    clean = np.arange(12) >= 4
+    gsl.clean[1] = clean
+    gsl.loss({"a_clean": rows_from(4, 8), "a_noisy": rows_from(0, 4)}, run)
+    images, texts, _ = sides(run)
+    made, others = (anchor_labels(images.numpy(), side.numpy(), clean)[:4] for side in (run.observed_texts[0], texts))
+    np.testing.assert_allclose(gsl.prediction[0, :4], made, rtol=1e-6)
+    assert np.abs(made - others).max() > 0.01
+    assert run.observed == [0, 0]
+
+
 def test_all_clean_all_noisy_and_alone() -> None:
     run = noisy_run(8, 2)
     run.epoch = 1
