@@ -18,25 +18,26 @@ goes on in the middle of an epoch loads the state and does not begin the epoch a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.runs import COLUMNS, READ_BY_NAME, REVIEW_COLUMNS, RunFolder
+from noisegate.pipeline.runs import READ_BY_NAME
 from noisegate.pipeline.system import Index
 from noisegate.trainers import losses
 from noisegate.trainers.data import Batch
 from noisegate.trainers.targets import Encoded, Target, TargetConfig
+
+from .table_inputs import LABEL_WEIGHT, describe_missing, has_values, label_weights, open_finished_run, require_columns
 
 # ruff: noqa: B027 - most methods leave most hooks as they are
 
@@ -69,7 +70,8 @@ class MethodConfig(BaseModel):
     mask_same: bool = True
     """two samples with the same picture or the same caption are no negatives for one another"""
     weights: str | None = Field(default=None, examples=["osa_weight"])
-    """a numeric column of data.table that multiplies each sample's loss before the mean; docs/methods.md: of each method"""
+    """a numeric column of data.table that multiplies each sample's loss before the mean; docs/methods.md: of each method.
+    osa_weight of labels, where the table has none of captions: as `osa` weighs labels"""
     weights_scale: Literal["mean1", "raw"] = "mean1"
     """mean1: `weights` divided by their mean over the data, so that the learning rate keeps its meaning; raw: as they are"""
 
@@ -238,6 +240,12 @@ class Method(ABC):
         name = self.config.weights
         if name is None:
             return
+        source = self.weights_source(table)
+        if source != name:
+            missing = describe_missing(open_finished_run(table, f"method.weights={name}").path, source)
+            if missing:
+                raise ConfigError(f"method.weights={name} ({source}): {missing}", "method.weights", name)
+            return
         require_columns(table, [name], f"method.weights={name}")
         if not pa.types.is_primitive(READ_BY_NAME[name][0]) or name in NO_WEIGHTS:
             problem = "is no weight; use a column of numbers such as osa_weight, clean_probability or label_quality"
@@ -247,13 +255,31 @@ class Method(ABC):
         """Load `method.weights`, then `prepare`; the loop calls it before the first step and after every resume."""
         name = self.config.weights
         if name is not None:
-            values = np.nan_to_num(run.column(name).astype(np.float32), nan=0.0).clip(min=0)
+            source = self.weights_source(run.table)
+            if source == name:
+                column = run.column(name)
+            else:
+                assert run.table is not None
+                of_labels = label_weights(run.table, run.stems, source, seed=run.seed)
+                run.note(f"method.weights={name}: weights of labels by {source}, β {of_labels.beta}")
+                column = of_labels.weights
+            values = np.nan_to_num(column.astype(np.float32), nan=0.0).clip(min=0)
             mean = run.row_mean(values)
             if not mean > 0:
                 problem = "is 0 for all samples; see the table by: noisegate show, or use another column"
                 raise ConfigError.of("method.weights", name, problem)
             self.set_weights(values / np.float32(mean) if self.config.weights_scale == "mean1" else values)
         self.prepare(run)
+
+    def weights_source(self, table: Path | None) -> str:
+        """What `method.weights` comes from: its column, or `prompts` or `images` for OSA's weight of labels.
+
+        The latter where the task is about labels and the table has no weights of captions.
+        """
+        name = self.config.weights or ""
+        if name != "osa_weight" or self.task not in LABEL_WEIGHT or table is None:
+            return name
+        return name if has_values(open_finished_run(table, f"method.weights={name}"), name) else LABEL_WEIGHT[self.task]
 
     def set_weights(self, weights: Array) -> None:
         """Multiply the loss of row i by weights[i] from now on; (total_rows,), none negative."""
@@ -345,16 +371,6 @@ class Method(ABC):
         return self.config.loss
 
 
-# --- what a method asks of a weight table -----------------------------------------------------------------------------
-
-_MADE_BY = {
-    "osa_weight": "noisegate annotate SHARDS --out TABLE",
-    "similarity": "noisegate annotate SHARDS --out TABLE",
-    "neighbourhood": "noisegate rescore TABLE --neighbourhood",
-}
-_LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
-
-
 def check_warmup(warmup: int | None, epochs: int, usual: int) -> None:
     """Raise ConfigError where the warm-up takes all `epochs`; `usual` is one that does not."""
     if warmup is not None and warmup >= epochs:
@@ -374,43 +390,3 @@ def knows_classes(predicted: Index, voted: Index) -> bool:
     False
     """
     return bool(np.mean(predicted == voted) >= AGREEING_VIEWS) if len(voted) else False
-
-
-def open_finished_run(table: Path | None, setting: str) -> RunFolder:
-    """Open the run in `table`; raise ConfigError where there is none or it is not finished."""
-    if table is None:
-        problem = f"{setting} needs a weight table; give data.table, made by: noisegate annotate SHARDS --out tables"
-        raise ConfigError(problem, "data.table")
-    run = RunFolder.to_read(table)
-    recorded = run.read_run()
-    if recorded is None:
-        problem = f"holds no run; make one with: noisegate annotate SHARDS --out {table}, or give its folder"
-        raise ConfigError.of("data.table", table, problem)
-    if recorded.get("finished") is False:
-        problem = "holds a run that is not finished; run the same annotate command again, it goes on"
-        raise ConfigError.of("data.table", table, problem)
-    if next(run.stems(), None) is None:
-        raise ConfigError.of("data.table", table, "holds no tables; run the same annotate command again")
-    return run
-
-
-def require_columns(table: Path | None, columns: Iterable[str], setting: str) -> None:
-    """Raise ConfigError where a column does not exist or is empty in all tables; `setting` is NAME=VALUE."""
-    run = open_finished_run(table, setting)
-    for name in columns:
-        if name == "shard":
-            continue
-        if name not in READ_BY_NAME:
-            problem = f"{setting}: a table has no column {name!r}; it has {', '.join(COLUMNS)}"
-            raise ConfigError(problem, setting.partition("=")[0], name)
-        if not any(pc.any(run.read(stem, [name])[name].is_valid()).as_py() for stem in run.stems()):
-            problem = f"{setting}: the column {name} of data.table={table} is empty; fill it with: {_made_by(name)}"
-            raise ConfigError(problem, setting.partition("=")[0], name)
-
-
-def _made_by(column: str) -> str:
-    if column in REVIEW_COLUMNS:
-        return "noisegate serve --run TABLE, and mark samples in Browse"
-    if column in COLUMNS:
-        return _MADE_BY.get(column, _LABELS)
-    return f"noisegate rescore TABLE --with {column.partition('_')[0]}"

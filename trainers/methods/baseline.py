@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 from noisegate.pipeline.runs import parse_where
 from noisegate.trainers.data import Batch
 
-from .base import ALL, Method, MethodConfig, Run, StepLoss, require_columns
+from .base import ALL, Method, MethodConfig, Run, StepLoss
+from .table_inputs import require_columns
 
 
 class BaselineConfig(MethodConfig):

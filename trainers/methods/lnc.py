@@ -33,8 +33,9 @@ from noisegate.pipeline.methods import Split, gmm_split, predict_match, predict_
 from noisegate.pipeline.system import Float32, Mask
 from noisegate.trainers.losses import triplet
 
-from .base import Array, MethodConfig, Run, Seen, require_columns
+from .base import Array, MethodConfig, Run, Seen
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, mean_of_known
+from .table_inputs import require_columns
 
 Recast = Literal["linear", "exponential", "sine", "sigmoid"]
 

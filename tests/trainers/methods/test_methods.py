@@ -22,7 +22,7 @@ from noisegate.trainers.config import TrainConfig, build_method
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import info_nce
 from noisegate.trainers.methods import METHODS, Method, Seen
-from noisegate.trainers.methods.osa import image_weights, prompt_weights
+from noisegate.trainers.methods.table_inputs import image_weights, prompt_weights
 from tests.commands import called
 from tests.errors import refused
 

@@ -1,6 +1,7 @@
 """`method.weights`: a column of the table on the per-sample loss of every method."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from noisegate.pipeline.cli.commands import app
 from noisegate.trainers.checks import check_config
 from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.methods import METHODS
+from tests.commands import FAKE, called
 from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
-from tests.trainers.runs import curve, settings
+from tests.trainers.runs import TARGET, curve, settings
 
 STEPS: list[tuple[str, int, dict[str, Any]]] = [
     *((name, epoch, {}) for name in METHODS for epoch in (0, 2)),
@@ -90,6 +92,29 @@ def test_the_command_takes_weights_for_every_method(scored: Path, tmp_path: Path
     result = json.loads(done.stdout)
     assert (result["method"], result["epochs"], result["skipped"]) == (name, 3, 0)
     assert np.isfinite(curve(Path(result["folder"]), "loss")).all()
+
+
+@pytest.mark.parametrize(("task", "source"), [("classification", "prompts"), ("image_retrieval", "images")])
+def test_osa_s_weight_of_labels_where_the_table_has_none_of_captions(
+    scored: Path, tmp_path: Path, task: str, source: str
+) -> None:
+    """A table of labels alone: plain training with it is `osa`, which in turn does not weigh twice."""
+    words = ["noisy/*.tar", "--out", str(tmp_path / "tables"), *FAKE, "--workers", 0, "--task", "labels", "--quiet"]
+    done = called("annotate", *words, "--classes", "clean/classes.txt", cwd=scored)
+    assert done.returncode == 0, done.stderr
+    target = {**TARGET, "classes": str(scored / "clean" / "classes.txt")} if task == "classification" else TARGET
+    runs = []
+    for name, weights in (("baseline", "osa_weight"), ("osa", "osa_weight"), ("osa", None)):
+        tree = settings(scored, tmp_path, target=target, task={"name": task}, loop__epochs=1)
+        tree["data"]["table"] = str(tmp_path / "tables")
+        tree["method"] = {"name": name, "weights": weights}
+        runs.append(curve(train(tree, quiet=True).folder, "loss"))
+    assert runs[1] == runs[2]
+    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5)
+    shutil.rmtree(tmp_path / "tables" / "embeddings")
+    with refused("method.weights", "osa_weight") as caught:
+        check_config(TrainConfig.parse({**tree, "method": {"name": "baseline", "weights": "osa_weight"}}))
+    assert f"({source})" in str(caught.value)
 
 
 @pytest.mark.parametrize(
