@@ -56,10 +56,10 @@ def rescore(
     """
 
     def change(recorded: Mapping[str, Any]) -> ScoreSettings:
-        given = {"beta": beta, "tasks": read_tasks(task) if task else None, "k": k, "neighbourhood": neighbourhood}
-        given |= {"repair": repair, "seed": seed, "cut": cut}
-        kept = _recorded_settings(recorded)
-        wanted = replace(kept, **{name: value for name, value in given.items() if value is not None})
+        given: dict[str, Any] = {"beta": beta, "tasks": read_tasks(task) if task else None, "k": k}
+        given |= {"neighbourhood": neighbourhood, "repair": repair, "seed": seed, "cut": cut}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        wanted = replace(_recorded_settings(recorded), **chosen)
         wanted.refuse_unused(*(name for name, given in (("beta", beta), ("cut", cut)) if given))
         return wanted
 

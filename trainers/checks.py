@@ -16,7 +16,7 @@ from noisegate.pipeline.system import counted
 from .config import TrainConfig, build_method
 from .data.sample_reader import CaptionSource
 from .methods import Method
-from .methods.base import open_finished_run, require_columns
+from .methods.table_inputs import open_finished_run, require_columns
 from .targets import TargetConfig, target_config
 from .tasks import check_task
 
