@@ -151,3 +151,19 @@ def test_a_method_that_learns_nothing_of_samples_says_so(scored: Path, tmp_path:
     with refused("method.name"):
         write_table(result, tmp_path / "learnt")
     assert not (tmp_path / "learnt").exists()
+
+
+def test_what_one_network_divided_another_selects_by(scored: Path, tmp_path: Path) -> None:
+    """DivideMix's division of pairs in two stages (LNC, Table 4): the division of one run, then plain training on its half."""
+    how = {"name": "lnc", "warmup": 1, "momentum_weight": 0, "abandon": 0, "rectify": False}
+    divided = train(settings(scored, tmp_path, method=how, loop__evaluate_every=0, data__table=None), quiet=True)
+    out = write_table(divided, tmp_path / "divided")
+    clean = divided.sample_columns["lnc_confidence"] > 0.5
+    assert 0 < clean.sum() < len(clean)
+    rule = {"name": "select", "rule": "lnc_confidence > 0.5"}
+    tree = settings(scored, tmp_path, method=rule, loop__epochs=1, loop__evaluate_every=0, data__table=str(out))
+    tree["data"]["batch_size"] = 2
+    assert train(tree, quiet=True).steps == clean.sum() // 2
+    with refused("method.rule", "clean") as caught:
+        train({**tree, "method": {"name": "select"}}, quiet=True)
+    assert str(caught.value).endswith("fill it with: noisegate annotate SHARDS --out TABLE")

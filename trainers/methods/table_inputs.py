@@ -19,9 +19,9 @@ from noisegate.pipeline.pairs import PAIRS, Beta, PairSample, estimate_beta, loa
 from noisegate.pipeline.runs import COLUMNS, READ_BY_NAME, REVIEW_COLUMNS, RunFolder, read_embeddings
 from noisegate.pipeline.system import Float32, Floats, Index
 
+_PAIRS = "noisegate annotate SHARDS --out TABLE"
 _MADE_BY = {
-    "osa_weight": "noisegate annotate SHARDS --out TABLE",
-    "similarity": "noisegate annotate SHARDS --out TABLE",
+    **dict.fromkeys(("similarity", "osa_weight", "pair_quality", "clean", "clean_probability"), _PAIRS),
     "neighbourhood": "noisegate rescore TABLE --neighbourhood",
 }
 _LABELS = "noisegate annotate SHARDS --task labels --classes NAMES --out TABLE"
