@@ -33,8 +33,8 @@ class DualConfig(TargetConfig):
     """a timm name, such as resnet50 or vgg19"""
     backbone_weights: str | None = None
     """a file (safetensors, or a checkpoint without code), `download`, or none for random ones"""
-    backbone_output: Literal["grid", "vector"] = "grid"
-    """vector: one part, what the backbone's classifier would read, such as VGG's fc7"""
+    backbone_output: Literal["grid", "vector", "unit_vector"] = "grid"
+    """vector: one part, what the backbone's classifier would read, such as VGG's fc7; unit_vector: of length one (VSE++)"""
     train_backbone: bool = True
     image_size: int = Field(default=224, ge=8)
     augment: Augment = Augment()
@@ -123,11 +123,14 @@ class Dual(Target):
 
 
 def _read_parts(backbone: nn.Module, output: str, images: Tensor) -> Tensor:
-    """(B, K, D): the cells of the backbone's last grid, or with `vector` a single part of what its classifier would read."""
+    """(B, K, D): the cells of the backbone's last grid, or with `vector` a single part of what its classifier would read.
+
+    unit_vector: that part scaled to length one, as in the published code of VSE++.
+    """
     grid: Tensor = backbone.forward_features(images)  # type: ignore[operator]
-    if output == "vector":
+    if output != "grid":
         vector: Tensor = backbone.forward_head(grid, pre_logits=True)  # type: ignore[operator]
-        return vector.unsqueeze(1)
+        return (vector if output == "vector" else unit(vector)).unsqueeze(1)
     return grid.flatten(2).transpose(1, 2) if grid.ndim == 4 else grid  # four dimensions: of a convolutional network
 
 

@@ -43,6 +43,17 @@ def test_a_vector_of_a_network_is_what_its_classifier_would_read() -> None:
     torch.testing.assert_close(target.encode_images(images)["vectors"][0], bias / bias.norm())
 
 
+def test_a_unit_vector_of_a_network_is_scaled_before_the_linear_map() -> None:
+    """As in VSE++'s code: l2norm, linear map, l2norm."""
+    target = build_target({**GRID, "backbone_output": "unit_vector"}).eval()
+    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    inner = torch.zeros(1, target.to_joint.in_features)
+    inner[0, :2] = torch.tensor([3.0, 4.0])
+    target.backbone.forward_head = lambda grid, pre_logits: inner
+    expected = 0.6 * target.to_joint.weight[:, 0] + 0.8 * target.to_joint.weight[:, 1] + target.to_joint.bias
+    torch.testing.assert_close(target.encode_images(images)["vectors"][0], expected / expected.norm())
+
+
 def test_a_frozen_backbone_keeps_its_weights_and_statistics() -> None:
     target = build_target({**GRID, "train_backbone": False}).train()
     assert not any(name.startswith("backbone.") for name in target.trainable_parameters())
