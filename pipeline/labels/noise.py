@@ -33,6 +33,7 @@ from .pool import Pool, fit_pool
 from .repair import RepairPolicy
 
 LEAST = 0.001  # share of labels that may be anything, so that labels are ranked where no noise is found
+LIKELIER = 1e-5  # nats per label that another choice of nearest classes must gain
 STARTS = (0.05, 0.3)  # noise rates from which the simple model is fitted; the likelier result counts
 
 
@@ -95,29 +96,50 @@ def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels
     same = np.eye(classes)[None]
     even = Pool(np.full(count, 1 / count), np.zeros(classes), np.ones(1), same[0], np.inf)
     none = fit_pool(votes, y, same, near.none if near else even)
-    parts = noise_parts(none.predict(votes))
-    starts = [near.simple] if near else [_noisy_start(none, rate, len(parts)) for rate in STARTS]
-    simple = min((fit_pool(votes, y, parts, start) for start in starts), key=lambda pool: pool.loss)
-    del parts, same  # matrices of classes by classes are the most memory of a run with thousands of classes
+    del same  # matrices of classes by classes are the most memory of a run with thousands of classes
+    simple = _fit_simple(votes, y, none, near.simple if near else None)
     transition = policy.pseudo_rows * classes * (classes / len(y)) * simple.transition
     transition += confident_joint(none.predict(votes), y).T
     transition /= transition.sum(axis=1, keepdims=True)
     return NoiseModels(none, simple, fit_pool(votes, y, transition[None], near.detailed if near else none))
 
 
-def noise_parts(prediction: Float64) -> Float64:
+def _fit_simple(votes: Float64, y: Index, none: Pool, near: Pool | None) -> Pool:
+    """Fit `simple`, from `near` on where it is given.
+
+    Which class is nearest depends on which pictures are of which class, and the other way round: they are fitted in turn
+    as long as the labels become likelier.
+    """
+    given = none.predict(votes)
+    if near:
+        return fit_pool(votes, y, noise_parts(near.predict(votes), given), near)
+    parts = noise_parts(given, given)
+    simple = min(
+        (fit_pool(votes, y, parts, _noisy_start(none, rate, len(parts))) for rate in STARTS), key=lambda pool: pool.loss
+    )
+    del parts
+    while True:
+        again = fit_pool(votes, y, noise_parts(simple.predict(votes), given), simple)
+        if again.loss > simple.loss - LIKELIER:
+            return simple
+        simple = again
+
+
+def noise_parts(prediction: Float64, given: Float64) -> Float64:
     """(3, C, C) parts of T: no noise, to any other class, to the nearest other class; with two classes the last is left out.
 
-    The nearest class is the one with the second largest mean prediction (n, C) where the class is the first.
+    The nearest class is the one whose label is the likeliest but for their own, by `given` (n, C), on the pictures of a class,
+    by `prediction` (n, C).
 
-    >>> noise_parts(np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.0, 0.3, 0.7]]))[2]
+    >>> votes = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.0, 0.3, 0.7]])
+    >>> noise_parts(votes, votes)[2]
     array([[0., 1., 0.],
            [0., 0., 1.],
            [0., 1., 0.]])
     """
     classes = prediction.shape[1]
     alike = np.zeros((classes, classes))
-    np.add.at(alike, prediction.argmax(axis=1), prediction)
+    np.add.at(alike, prediction.argmax(axis=1), given)
     np.fill_diagonal(alike, -1)
     nearest = alike.argmax(axis=1)
     del alike

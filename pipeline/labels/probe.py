@@ -1,9 +1,9 @@
-"""Out-of-fold linear probe: multinomial logistic regression on the embeddings, which predicts rows it was not trained on.
+"""Out-of-fold linear probe: a shrunk linear discriminant on the embeddings, which predicts rows it was not trained on.
 
-All folds are solved together, so that one pass over the embeddings serves every fold, and each L2 strength that is
-tried starts from where the one before ended. The solver is L-BFGS in coordinates in which Böhning's bound on the
-Hessian, ½ Cov(x) + λ I (Böhning 1992, "Multinomial logistic regression algorithm"), is the identity: a handful of
-steps per strength, and a full step from the start never overshoots.
+Class means and one covariance within the classes (Fisher's discriminant, shrunk as by Friedman 1989, "Regularized discriminant
+analysis"). Wrong labels pull a mean a little, where they bend the border of a logistic regression; Lee et al. 2019, "Robust
+inference via generative classifiers for handling noisy labels", use it for the same reason. It is a closed form: one pass
+over the rows, and one eigendecomposition for each fold serves every shrinkage that is tried.
 
 Rows may be on disk. All of them are held to train on where they have at most `TRAINED` numbers together, else a sample of
 the labelled ones; all the others are read a few at a time when they are predicted.
@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
 from torch import Tensor
 
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-ROUGH, FINE = 1e-3, 3e-4  # a step that gains less (nats per row) ends the search for λ, and the fit at the chosen λ
-FIRST = 0.3  # first λ to try
-MEMORY = 6  # L-BFGS pairs
-STEPS = 40  # most L-BFGS steps per λ
+STRENGTHS = (0.03, 0.1, 0.3, 0.5, 0.7, 0.9)  # shares of the identity in the covariance that are tried
+LEAST_VARIANCE = 1e-3  # of a direction within a class, where features have a mean square of 1
+LOG_SHARPNESS = (-5.0, 2.0)  # range of the logarithm of the factor that calibrates the scores
+JUDGED = 2**22  # numbers (rows x classes) that shrinkage and sharpness are chosen with, of 2,000 rows at least
 TRAINED = 2**29  # numbers of the rows trained on: a million rows of 512; they are in memory twice for a moment
 READ = 2**24  # numbers read at a time
 
@@ -68,10 +69,11 @@ def fit_probe(
 ) -> Probe:
     """Fit one probe for each fold of the rows.
 
-    Minimises mean cross-entropy + λ/2 |W|² on unit-length, centred rows scaled to mean square 1 per dimension, over
-    stratified folds; λ is the value in `strengths` with the least held-out loss, sought from 0.3 on in the direction in
-    which that loss falls. Rows whose label is outside 0..classes-1 are not trained on. Where the rows have more than
-    `most` numbers, a sample of the labelled rows of that size is trained on.
+    Works on unit-length, centred rows scaled to mean square 1 per dimension, over stratified folds. The covariance is
+    (1 - s) S + s tr(S)/d I; s is the value in `strengths` with the least held-out loss, and all scores are multiplied by the
+    number with which that loss is least. These two numbers are all that a row's own label can change. Rows whose label is
+    outside 0..classes-1 are not trained on. Where the rows have more than `most` numbers, a sample of the labelled rows of
+    that size is trained on.
     """
     rows, given = as_rows(embeddings), np.asarray(labels)
     if given.shape != (len(rows),):
@@ -84,8 +86,10 @@ def fit_probe(
         raise ConfigError(f"labels is {given.dtype}; give class numbers, -1 for none", "labels", str(given.dtype))
     if folds < 2:
         raise ConfigError(f"folds={folds}: at least 2 are needed; use 5", "folds", folds)
-    if not strengths or min(strengths) <= 0:
-        raise ConfigError(f"strengths={strengths}: all must be above 0; use {STRENGTHS}", "strengths", strengths)
+    if not strengths or not 0 < min(strengths) <= max(strengths) <= 1:
+        raise ConfigError(
+            f"strengths={strengths}: give shares above 0, at most 1; use {STRENGTHS}", "strengths", strengths
+        )
     rng, place = np.random.default_rng(seed), torch.device(device)
     known = (given >= 0) & (given < classes)
     chosen = np.arange(len(rows))
@@ -176,143 +180,81 @@ def _stratified_folds(y: Index, folds: int, rng: np.random.Generator) -> Index:
     return fold
 
 
-class _Problem(NamedTuple):
-    """Data of the optimisation; F folds, C classes, n rows, d dimensions."""
+class _Discriminant(NamedTuple):
+    """What one fold has learned: class means and the covariance within classes, which is diagonal in `basis`."""
 
-    x: Tensor  # (n, d)
-    y: Tensor  # (n,); 0 for rows without a label, which weigh nothing
-    weight: Tensor  # (n, F): 1 / size of the training part where the fold trains on the row, else 0
-    held_out: Tensor  # (n, F) bool
-    basis: Tensor  # (d, d): eigenvectors of the covariance
-    spectrum: Tensor  # (d,)
+    basis: Tensor  # (d, d)
+    variance: Tensor  # (d,)
+    means: Tensor  # (C, d), in the basis
+    log_prior: Tensor  # (C,)
 
-    def first(self, folds: int) -> _Problem:
-        return self._replace(weight=self.weight[:, :folds], held_out=self.held_out[:, :folds])
-
-
-class _Probes(NamedTuple):
-    """One probe per fold, with its cross-entropy and the gradient."""
-
-    weights: Tensor  # (F, C, d + 1), the bias last
-    loss: Tensor  # (F,)
-    gradient: Tensor  # (F, C, d + 1)
-    held_out: float  # mean cross-entropy of the rows at the fold that holds them out
+    def weights(self, strength: float) -> Tensor:
+        """(C, d + 1) of linear scores in the basis, the bias last."""
+        shrunk = (1 - strength) * self.variance + strength * self.variance.mean()
+        slopes = self.means / shrunk.clamp_min(LEAST_VARIANCE)
+        bias = self.log_prior - (slopes * self.means).sum(dim=1) / 2
+        return torch.cat([slopes, bias[:, None]], dim=1)
 
 
 def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[float, ...]) -> Tensor:
-    """(F, C, d + 1): λ by the held-out loss of the first two folds, then all folds at that λ."""
-    y, fold = y.to(x.device), fold.to(x.device, torch.int64)
-    held_out = fold[:, None] == torch.arange(folds, device=x.device)
-    trains = ((fold >= 0)[:, None] & ~held_out).float()
-    classes = int(y.max()) + 1
-    members = torch.bincount((fold * classes + y)[fold >= 0], minlength=folds * classes).view(folds, classes)
-    counts = (members.sum(dim=0) - members).float()
-    some = x[:: max(1, len(x) // (4 * x.shape[1]))]  # the coordinates need not be exact
-    spectrum, basis = torch.linalg.eigh(some.T @ some / len(some))
-    problem = _Problem(x, y, trains / trains.sum(dim=0).clamp_min(1), held_out, basis, spectrum.clamp_min(0))
-    start = x.new_zeros(folds, counts.shape[1], x.shape[1] + 1)
-    start[:, :, -1] = torch.log((counts + 0.5) / (counts + 0.5).sum(dim=1, keepdim=True))
-    chosen = _choose_strength(problem.first(2), start[:2], sorted(strengths, reverse=True))
-    # All folds start afresh: the two that were searched with have seen the rows that the others hold out.
-    return _minimise(problem, _evaluate(problem, start), chosen, FINE).weights
+    """(F, C, d + 1): the discriminants of all folds at the shrinkage with the least held-out loss, calibrated."""
+    parts = _discriminants(x, y, fold, folds)
+    classes = len(parts[0].means)
+    judged = torch.arange(len(x))[fold >= 0]
+    judged = judged[:: max(1, len(judged) // max(2000, JUDGED // classes))]
+    scores = torch.empty(len(strengths), len(judged), classes)
+    for number, part in enumerate(parts):
+        held_out = fold[judged] == number
+        rotated = x[judged[held_out].to(x.device)] @ part.basis
+        for strength, score in zip(strengths, scores, strict=True):
+            weights = part.weights(strength)
+            score[held_out] = torch.addmm(weights[:, -1], rotated, weights[:, :-1].T).cpu()
+    fits = [_calibrate(score.numpy(), y[judged].numpy()) for score in scores]
+    best = min(range(len(fits)), key=lambda number: fits[number].loss)
+    weights = torch.stack([part.weights(strengths[best]) for part in parts]) * fits[best].sharpness
+    for of_fold, part in zip(weights, parts, strict=True):
+        of_fold[:, :-1] = of_fold[:, :-1] @ part.basis.T
+    return weights
 
 
-def _choose_strength(problem: _Problem, start: Tensor, strengths: list[float]) -> float:
-    """Lower λ step by step from the value nearest to `FIRST` while the held-out loss falls; if it rises at once, raise λ."""
-    first = int(np.argmin(np.abs(np.log(strengths) - np.log(FIRST))))
-    best, chosen = _minimise(problem, _evaluate(problem, start), strengths[first], ROUGH), first
-    for way in (1, -1):
-        while 0 <= chosen + way < len(strengths):
-            probes = _minimise(problem, best, strengths[chosen + way], ROUGH)
-            if probes.held_out >= best.held_out:
-                break
-            best, chosen = probes, chosen + way
-        if chosen != first:
-            break
-    return strengths[chosen]
+def _discriminants(x: Tensor, y: Tensor, fold: Tensor, folds: int) -> list[_Discriminant]:
+    """One for each fold, from the labelled rows of the other folds."""
+    classes, width = int(y.max()) + 1, x.shape[1]
+    counts, sums, squares = torch.zeros(folds, classes), torch.zeros(folds, classes, width), []
+    for number in range(folds):
+        held_out = fold == number
+        rows, label = x[held_out.to(x.device)], y[held_out]
+        counts[number] = torch.bincount(label, minlength=classes)
+        sums[number].index_add_(0, label, rows.cpu())  # on the CPU, where the order of addition is fixed
+        squares.append(rows.T @ rows)
+    parts = []
+    for number in range(folds):
+        others = [other for other in range(folds) if other != number]
+        size = counts[others].sum(dim=0)
+        share = (size / size.sum()).to(x.device)
+        means = (sums[others].sum(dim=0) / size.clamp_min(1)[:, None]).to(x.device)
+        total = torch.stack([squares[other] for other in others]).sum(dim=0) / float(size.sum())
+        variance, basis = torch.linalg.eigh(total - (means.T * share) @ means)
+        log_prior = torch.log(size.clamp_min(0.5) / size.sum()).to(x.device)
+        parts.append(_Discriminant(basis, variance.clamp_min(0), means @ basis, log_prior))
+    return parts
 
 
-def _minimise(problem: _Problem, start: _Probes, strength: float, tolerance: float) -> _Probes:
-    """Batched L-BFGS; each fold has its own step length and memory, and stays where it is once a step gains too little.
+class _Calibration(NamedTuple):
+    """The factor with which scores predict labels best, and the mean cross-entropy with it."""
 
-    So folds do not affect each other: the prediction of a row does not depend on its label, not even through the number
-    of steps.
-    """
-    scale = torch.rsqrt(0.5 * problem.spectrum + strength)
-
-    def whiten(gradient: Tensor) -> Tensor:
-        return torch.cat([(gradient[:, :, :-1] @ problem.basis) * scale, gradient[:, :, -1:]], dim=2)
-
-    def unwhiten(step: Tensor) -> Tensor:
-        return torch.cat([(step[:, :, :-1] * scale) @ problem.basis.T, step[:, :, -1:]], dim=2)
-
-    def penalise(probes: _Probes) -> tuple[Tensor, Tensor]:
-        pull = strength * probes.weights
-        pull[:, :, -1] = 0
-        return probes.loss + 0.5 * _dot(pull, probes.weights), whiten(probes.gradient + pull)
-
-    now = start
-    loss, gradient = penalise(now)
-    changes: list[tuple[Tensor, Tensor, Tensor]] = []
-    moving = torch.ones_like(loss, dtype=torch.bool)
-    for _ in range(STEPS):
-        direction = torch.where(moving[:, None, None], -_two_loop(gradient, changes), 0)
-        slope = _dot(direction, gradient)
-        length = torch.ones_like(slope)
-        for _ in range(8):
-            step = length[:, None, None] * direction
-            moved = _evaluate(problem, now.weights + unwhiten(step))
-            moved_loss, moved_gradient = penalise(moved)
-            worse = moved_loss > loss + 1e-4 * length * slope + 1e-6
-            if not worse.any():
-                break
-            length = torch.where(worse, length / 4, length)
-        moving = moving & (loss - moved_loss >= tolerance)
-        turn = moved_gradient - gradient
-        curvature = _dot(step, turn)
-        changes = [*changes, (step, turn, torch.where(curvature > 1e-12, 1 / curvature, 0))][-MEMORY:]
-        now, loss, gradient = moved, moved_loss, moved_gradient
-        if not moving.any():
-            break
-    return now
+    sharpness: float
+    loss: float
 
 
-def _evaluate(problem: _Problem, weights: Tensor) -> _Probes:
-    folds, classes, _ = weights.shape
-    flat = weights.view(folds * classes, -1)
-    slopes, bias = flat[:, :-1].contiguous(), flat[:, -1]
-    loss, held_out, gradient = weights.new_zeros(folds), weights.new_zeros(()), torch.zeros_like(flat)
-    rows = _rows_per_product(problem.x)
-    for part in range(0, len(problem.x), rows):
-        x, y = problem.x[part : part + rows], problem.y[part : part + rows]
-        weight, outside = problem.weight[part : part + rows], problem.held_out[part : part + rows]
-        log_p = torch.log_softmax(torch.addmm(bias, x, slopes.T).view(-1, folds, classes), dim=2)
-        index = y[:, None, None].expand(-1, folds, 1)
-        entropy = -log_p.gather(2, index)[:, :, 0]
-        loss += (entropy * weight).sum(dim=0)
-        held_out += (entropy * outside).sum()
-        residual = log_p.exp_()
-        residual.scatter_add_(2, index, residual.new_full((1, 1, 1), -1.0).expand_as(index))
-        residual = (residual * weight[:, :, None]).view(-1, folds * classes)
-        gradient[:, :-1] += residual.T @ x
-        gradient[:, -1] += residual.sum(dim=0)
-    return _Probes(weights, loss, gradient.view_as(weights), float(held_out / problem.held_out.sum().clamp_min(1)))
+def _calibrate(scores: Float32, y: Index) -> _Calibration:
+    """Fit the factor of scores (n, C) to labels (n,)."""
 
+    def loss(log_sharpness: float) -> float:
+        return float(-log_softmax(scores * np.exp(log_sharpness), axis=1)[np.arange(len(y)), y].mean())
 
-def _two_loop(gradient: Tensor, changes: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """The inverse Hessian's action, estimated from the latest steps (F, C, d + 1) and changes of the gradient."""
-    direction, shares = gradient, []
-    for step, turn, inverse in reversed(changes):
-        share = inverse * _dot(step, direction)
-        direction = direction - share[:, None, None] * turn
-        shares.append(share)
-    if changes:
-        step, turn, inverse = changes[-1]
-        size = torch.where(inverse > 0, 1 / (inverse * _dot(turn, turn)).clamp_min(1e-12), 1)
-        direction = direction * size[:, None, None]
-    for (step, turn, inverse), share in zip(changes, reversed(shares), strict=True):
-        direction = direction + (share - inverse * _dot(turn, direction))[:, None, None] * step
-    return direction
+    fit = minimize_scalar(loss, bounds=LOG_SHARPNESS, method="bounded", options={"xatol": 0.02})
+    return _Calibration(float(np.exp(fit.x)), float(fit.fun))
 
 
 def _predict(x: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
@@ -333,7 +275,3 @@ def _predict(x: Tensor, fold: Tensor, weights: Tensor) -> Tensor:
 def _rows_per_product(x: Tensor) -> int:
     """Rows per matrix product: on a CPU few enough that the second product finds them in the cache."""
     return 512 if x.device.type == "cpu" else 65536
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(dim=(1, 2))

@@ -56,7 +56,7 @@ def simulate(
     )
     posterior = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     votes = log_votes(posterior, np.arange(classes))[None]
-    parts = noise_parts(posterior)
+    parts = noise_parts(posterior, posterior)
     transition = (1 - rate - near) * parts[0] + rate * parts[1] + near * parts[2]
     drawn = (posterior @ transition).cumsum(axis=1)
     return votes, (rng.random(rows)[:, None] > drawn).sum(axis=1).clip(max=classes - 1), transition
@@ -76,7 +76,7 @@ def test_two_numbers_are_found_again_although_classes_overlap(rate: float, near:
 def test_parts_of_the_transition_are_transitions() -> None:
     rng = np.random.default_rng(2)
     for classes in (2, 3, 7):
-        parts = noise_parts(rng.dirichlet(np.ones(classes), 50))
+        parts = noise_parts(*rng.dirichlet(np.ones(classes), (2, 50)))
         assert parts.shape == (min(classes, 3), classes, classes)
         np.testing.assert_allclose(parts.sum(axis=2), 1)
         assert (np.diagonal(parts[1:], axis1=1, axis2=2) == 0).all()
@@ -107,7 +107,7 @@ def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
 
 def test_noise_is_not_shown_by_a_source_that_hardly_tells_the_classes() -> None:
     """Noise explains the labels better, but what the source would change gains little."""
-    votes, y, _ = simulate(0.15, 0.15, strength=1.5)
+    votes, y, _ = simulate(0.15, 0.15, strength=1.8)
     found = estimate_noise(votes, y, RepairPolicy(), np.random.default_rng(0))
     assert not found.shown and found.interval[0] == 0 < 0.3 < found.interval[1]
     assert estimate_noise(votes, y, RepairPolicy(gain=0), np.random.default_rng(0)).shown

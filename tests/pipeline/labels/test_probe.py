@@ -1,15 +1,23 @@
-"""The probe against scikit-learn's logistic regression, and its edges."""
+"""The probe against scikit-learn's discriminant and logistic regression, and its edges."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from noisegate.pipeline.labels.probe import _predict, _solve, _stratified_folds, fit_probe, probe_probabilities
+from noisegate.pipeline.labels.probe import (
+    _calibrate,
+    _discriminants,
+    _stratified_folds,
+    fit_probe,
+    probe_probabilities,
+)
 from tests.errors import refused
 
 
@@ -29,18 +37,30 @@ def prepared(embeddings: np.ndarray) -> np.ndarray:
     return unit / np.sqrt(np.mean(unit**2))
 
 
-@pytest.mark.parametrize("strength", [1.0, 0.03, 0.001])
-def test_equals_scikit_learn_at_one_strength(strength: float) -> None:
+@pytest.mark.parametrize("strength", [0.9, 0.3, 0.03])
+def test_equals_scikit_learn_at_one_strength_but_for_one_factor(strength: float) -> None:
     embeddings, labels, _ = noisy_blobs(400, 12, 4, 0.3, seed=0)
-    ours = probe_probabilities(embeddings, labels, 4, strengths=(strength,), seed=3)
+    ours = np.log(probe_probabilities(embeddings, labels, 4, strengths=(strength,), seed=3))
     fold = _stratified_folds(labels, 5, np.random.default_rng(3))
-    x = prepared(embeddings.astype(float))
+    x, theirs = prepared(embeddings.astype(float)), np.empty((400, 4))
     for held_out in range(5):
         train = fold != held_out
-        oracle = LogisticRegression(C=1 / (strength * train.sum()), max_iter=1000, tol=1e-8).fit(
-            x[train], labels[train]
-        )
-        np.testing.assert_allclose(ours[~train], oracle.predict_proba(x[~train]), atol=0.03)
+        oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=strength).fit(x[train], labels[train])
+        theirs[~train] = oracle.decision_function(x[~train])
+    ours, theirs = (scores - scores.mean(axis=1, keepdims=True) for scores in (ours, theirs))
+    factor = (ours * theirs).sum() / (theirs**2).sum()
+    np.testing.assert_allclose(ours, factor * theirs, atol=1e-3)
+    best = min(np.geomspace(0.2, 2, 200), key=lambda sharpness: log_loss(labels, softmax(sharpness * theirs, axis=1)))
+    assert factor == pytest.approx(best, rel=0.05)
+
+
+def test_labels_moved_to_one_class_move_the_means_but_not_the_borders() -> None:
+    """Two fifths of class 0 called 1: a logistic regression draws the border anew, class means hardly move it."""
+    embeddings, _, truth = noisy_blobs(2000, 16, 4, 0.0, seed=2)
+    labels = np.where((truth == 0) & (np.arange(2000) % 5 < 2), 1, truth)
+    ours = probe_probabilities(embeddings, labels, 4).argmax(axis=1)
+    theirs = cross_val_predict(LogisticRegression(C=0.01), prepared(embeddings), labels, cv=5)
+    assert (ours == truth).mean() > (theirs == truth).mean() + 0.02
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.4])
@@ -75,7 +95,7 @@ def test_predictions_are_out_of_fold() -> None:
     labels = rng.integers(0, 2, 200)
     probability = probe_probabilities(rng.normal(size=(200, 300)), labels, 2)
     assert abs((probability.argmax(axis=1) == labels).mean() - 0.5) < 0.12
-    assert abs(probability - 0.5).max() < 0.3  # and the held-out loss asks for a strong penalty
+    assert abs(probability - 0.5).max() < 0.3  # and the held-out loss asks for flat scores
 
 
 def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
@@ -91,23 +111,27 @@ def test_nothing_leaks_where_there_are_more_dimensions_than_rows() -> None:
     assert probability[wrong, labels[wrong]].mean() < 0.3
 
 
-@pytest.mark.parametrize("strength", [0.1, 0.001])
-def test_a_label_cannot_reach_its_own_prediction(strength: float) -> None:
-    """With the folds given, the prediction of a row has the same bits whatever the row's label is."""
+def test_a_label_cannot_reach_the_fold_that_predicts_its_row() -> None:
+    """With the folds given, a fold has learned the same bits whatever the labels of the rows are that it holds out."""
     rng = np.random.default_rng(5)
     fold, labels = torch.arange(60) % 5, torch.from_numpy(rng.integers(0, 3, 60))
     x = torch.from_numpy(rng.normal(size=(60, 120)).astype(np.float32))
-
-    def predicted(given: torch.Tensor) -> np.ndarray:
-        return _predict(x, fold, _solve(x, given, fold, 5, (strength,))).numpy()
-
-    before = predicted(labels)
+    before = _discriminants(x, labels, fold, 5)
     for row in range(25):
         other = labels.clone()
         other[row] = (labels[row] + 1) % 3
-        after = predicted(other)
-        np.testing.assert_array_equal(after[row], before[row])
-        assert (after[fold != fold[row]] != before[fold != fold[row]]).any()
+        after = _discriminants(x, other, fold, 5)
+        same = [all(map(torch.equal, *parts)) for parts in zip(before, after, strict=True)]
+        assert same == [number == fold[row] for number in range(5)]
+
+
+def test_sharpness_is_the_factor_that_makes_scores_probabilities() -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(20_000, 4)) * 2
+    labels = (scores + rng.gumbel(size=scores.shape)).argmax(axis=1)
+    fit = _calibrate(scores * 5, labels)
+    assert fit.sharpness == pytest.approx(0.2, rel=0.05)
+    assert fit.loss == pytest.approx(log_loss(labels, softmax(scores, axis=1)), abs=1e-3)
 
 
 @pytest.mark.parametrize("folds", [127, 128, 200, 300])
@@ -217,6 +241,7 @@ def test_same_seed_same_numbers() -> None:
     [
         ({"folds": 1}, 1),
         ({"strengths": ()}, ()),
+        ({"strengths": (0.5, 3.0)}, (0.5, 3.0)),
         ({"labels": [0]}, (1,)),
         ({"labels": ["cat", "dog", "cat", "dog"]}, "<U3"),
     ],
