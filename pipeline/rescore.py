@@ -120,7 +120,7 @@ def _recorded_settings(recorded: Mapping[str, Any]) -> ScoreSettings:
 def _read_complete_run(run: RunFolder) -> dict[str, Any]:
     """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
-    if not recorded["complete"]:
+    if not recorded.get("complete"):
         raise TableError.of("folder", str(run.name), "is not finished; run the command that made it again first")
     return recorded
 
