@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from noisegate.trainers.bench.cells import Cell, run_cell
-from noisegate.trainers.bench.scene_bench import PreparedScenes, ScenePreset, load_preset, plan_cell, prepare_scenes
+from noisegate.trainers.bench.preset_files import ScenePreset, load_preset
+from noisegate.trainers.bench.scene_bench import PreparedScenes, plan_cell, prepare_scenes
 from noisegate.trainers.config import merge_trees
 
 METHODS = ("baseline", "osa", "crcl", "ncr", "lnc", "gsl")

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import torch
 
 from noisegate.pipeline.datasets.noise.shards import TRUTH_FILE
-from noisegate.trainers.bench.scene_bench import load_preset, plan_cell, prepare_scenes
+from noisegate.trainers.bench.preset_files import load_preset
+from noisegate.trainers.bench.scene_bench import plan_cell, prepare_scenes
 from noisegate.trainers.train import train
 
 PRESET = Path(__file__).parent / "presets" / "pair-parts.yaml"

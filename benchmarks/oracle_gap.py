@@ -20,7 +20,8 @@ import pyarrow as pa
 from noisegate.pipeline.runs.table import RunFolder, read_metadata, replace_columns
 from noisegate.pipeline.system.array_types import Mask
 from noisegate.trainers.bench.cells import run_cell
-from noisegate.trainers.bench.scene_bench import PreparedScenes, load_preset, plan_cell, prepare_scenes
+from noisegate.trainers.bench.preset_files import load_preset
+from noisegate.trainers.bench.scene_bench import PreparedScenes, plan_cell, prepare_scenes
 
 SETS: dict[str, Callable[[Mask, Mask], Mask]] = {
     "what the table keeps (select)": lambda kept, right: kept,

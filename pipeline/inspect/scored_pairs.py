@@ -14,7 +14,8 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import Estimator, ModelSpec, as_estimator
 from noisegate.pipeline.estimators.base import own_temperature
 from noisegate.pipeline.pairs.beta import estimate_beta, measure_beta
-from noisegate.pipeline.pairs.calibration import MIN_PAIRS, PairCalibration
+from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs.calibration_fit import MIN_PAIRS
 from noisegate.pipeline.pairs.pair_fit import fit_embeddings
 from noisegate.pipeline.pairs.scorer import Encoded, Scorer, encode_pairs, load_scorer, pair_columns
 from noisegate.pipeline.runs.frame import to_frame

@@ -23,7 +23,8 @@ from noisegate.pipeline.settings import NEED_DATA, check_beta_mode, check_beta_v
 from noisegate.pipeline.system.array_types import Floats, Index
 from noisegate.pipeline.system.output_files import write_atomically
 
-from .calibration import MIN_PAIRS, PairCalibration, RatioModels, fit_models, intersection
+from .calibration import PairCalibration
+from .calibration_fit import MIN_PAIRS, RatioModels, fit_models, intersection
 
 NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
 PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most

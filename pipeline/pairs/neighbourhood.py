@@ -16,7 +16,8 @@ from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows, gather, unit
 from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Index, Integers, Mask
 
 from .beta import mismatch_pairs
-from .calibration import MIN_PAIRS, Intersection, PairCalibration, calibrate_pairs, intersection
+from .calibration import PairCalibration
+from .calibration_fit import MIN_PAIRS, Intersection, calibrate_pairs, intersection
 
 GATHERED = 1 << 24  # floats of neighbours held at a time
 NEIGHBOURS = 20  # of each picture and each text; 10 to 30 work alike

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import MIN_PAIRS, Expected, PairCalibration
+from noisegate.pipeline.pairs.calibration import Expected, PairCalibration
+from noisegate.pipeline.pairs.calibration_fit import MIN_PAIRS
 from noisegate.pipeline.runs.arrays import MODEL as ARRAYS
 from noisegate.pipeline.runs.table import RunFolder, read_metadata
 from noisegate.pipeline.settings import ScoreSettings

@@ -10,8 +10,9 @@ import yaml
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.table import RunFolder
 from noisegate.trainers.checks import check_config
-from noisegate.trainers.config import TrainConfig, build_method, read_config, with_paper_settings
+from noisegate.trainers.config import TrainConfig, build_method, read_config
 from noisegate.trainers.methods import METHODS
+from noisegate.trainers.paper_settings import with_paper_settings
 from tests.commands import called
 from tests.errors import ANY, refused
 from tests.trainers.runs import TARGET, settings

@@ -20,7 +20,7 @@ from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs import RunFolder
 from noisegate.pipeline.system import Index, write_atomically
 
-from .scene_bench import PresetPart, rate_name
+from .preset_files import PresetPart, rate_name
 
 
 class GivenArrays(PresetPart):

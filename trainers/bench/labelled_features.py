@@ -16,7 +16,7 @@ from noisegate.pipeline.rescore import score_embeddings
 from noisegate.pipeline.runs import RunFolder, read_table
 from noisegate.pipeline.system import write_atomically
 
-from .scene_bench import PresetPart
+from .preset_files import PresetPart
 
 
 class LabelledFeatures(PresetPart):

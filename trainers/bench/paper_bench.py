@@ -28,7 +28,8 @@ from noisegate.trainers.config import merge_trees
 from .cells import Cell, CellResult, finished_cells, run_cells
 from .given_arrays import GivenArrays
 from .labelled_features import LabelledFeatures
-from .scene_bench import PRESETS, PresetPart, check_preset, judge_table, preset_names, rate_name, read_yaml
+from .preset_files import PRESETS, PresetPart, check_preset, preset_names, rate_name, read_yaml
+from .scene_bench import judge_table
 
 DATA = "DATA"
 REAL = "real"

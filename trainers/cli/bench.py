@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from noisegate.trainers.bench.cells import CellResult
-    from noisegate.trainers.bench.scene_bench import ScenePreset
+    from noisegate.trainers.bench.preset_files import ScenePreset
 
 PAPERS = "Data sets of the papers"
 Number = TypeVar("Number", int, float)
@@ -93,7 +93,7 @@ def bench(
     """
     require_extra("trainers", "noisegate bench")
     from noisegate.trainers.bench.paper_bench import paper_presets
-    from noisegate.trainers.bench.scene_bench import preset_names
+    from noisegate.trainers.bench.preset_files import preset_names
 
     output = Output(as_json)
     names = expand_presets(preset, preset_names(), paper_presets())
@@ -129,7 +129,7 @@ def expand_presets(given: Sequence[str], scenes: Sequence[str], papers: Sequence
     >>> expand_presets(["scenes-b", "coco", "scenes"], ["scenes-a", "scenes-b", "scenes-b-labels"], ["coco"])
     ['scenes-b', 'scenes-b-labels', 'coco', 'scenes-a']
     """
-    from noisegate.trainers.bench.scene_bench import is_file_name
+    from noisegate.trainers.bench.preset_files import is_file_name
 
     known = [*scenes, "scenes", *papers]
     for name in given:
@@ -153,7 +153,7 @@ class BenchChoices:
 
 def plan_scenes(names: Sequence[str], choices: BenchChoices, quick: bool) -> dict[str, ScenePreset]:
     """The presets of drawn scenes with the rates, seeds and methods asked for; without those that have none of the methods."""
-    from noisegate.trainers.bench.scene_bench import assign_methods, check_methods, load_preset
+    from noisegate.trainers.bench.preset_files import assign_methods, check_methods, load_preset
     from noisegate.trainers.methods import METHODS
 
     presets = [load_preset(name) for name in names]

@@ -102,8 +102,9 @@ def train(
     --resume needs. Stop it with Ctrl-C whenever you like.
     """
     require_extra("trainers", "noisegate train")
-    from noisegate.trainers.config import read_config, with_paper_settings
+    from noisegate.trainers.config import read_config
     from noisegate.trainers.loop.run_folder import TrainFolder
+    from noisegate.trainers.paper_settings import with_paper_settings
     from noisegate.trainers.train import train as run
     from noisegate.trainers.write_table import check_write_table
     from noisegate.trainers.write_table import write_table as write

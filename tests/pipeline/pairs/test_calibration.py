@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import gamma, loggamma, norm
 
-from noisegate.pipeline.pairs.calibration import (
-    PairCalibration,
-    _weights,
-    calibrate_pairs,
-    intersection,
-)
+from noisegate.pipeline.pairs.calibration import PairCalibration
+from noisegate.pipeline.pairs.calibration_fit import _weights, calibrate_pairs, intersection
 from noisegate.pipeline.pairs.density_ratio import MODELS, _log_gamma, choose_normals
 from tests.errors import refused
 

@@ -12,7 +12,7 @@ from noisegate import read_table
 from noisegate.pipeline.cli.annotate import print_summary
 from noisegate.pipeline.cli.output import Output
 from noisegate.pipeline.pairs.beta import Beta
-from noisegate.pipeline.pairs.calibration import calibrate_pairs
+from noisegate.pipeline.pairs.calibration_fit import calibrate_pairs
 from noisegate.pipeline.scoring.summary import Summary, label_promise
 from tests.embeddings import clusters, scored
 

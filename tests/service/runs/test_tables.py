@@ -8,7 +8,7 @@ import pytest
 
 from noisegate import read_table
 from noisegate.pipeline.errors import TableError
-from noisegate.pipeline.pairs.calibration import calibrate_pairs
+from noisegate.pipeline.pairs.calibration_fit import calibrate_pairs
 from noisegate.service.runs.tables import Filters, RunTables, usual_similarities
 from tests.errors import refused
 from tests.fakes import pairs, picture, write_tar

@@ -10,17 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
-from noisegate.trainers.bench.scene_bench import (
-    PreparedScenes,
-    SceneBench,
-    ScenePreset,
-    check_methods,
-    check_preset,
-    load_preset,
-    plan_cell,
-    preset_names,
-    run_bench,
-)
+from noisegate.trainers.bench.preset_files import ScenePreset, check_methods, check_preset, load_preset, preset_names
+from noisegate.trainers.bench.scene_bench import PreparedScenes, SceneBench, plan_cell, run_bench
 from noisegate.trainers.bench.scene_tables import to_markdown
 from noisegate.trainers.cli.bench import BenchChoices, expand_presets, plan_scenes
 from noisegate.trainers.config import merge_trees

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from noisegate.trainers.bench.cells import CellResult
-from noisegate.trainers.bench.scene_bench import SceneBench, ScenePreset
+from noisegate.trainers.bench.preset_files import ScenePreset
+from noisegate.trainers.bench.scene_bench import SceneBench
 from noisegate.trainers.bench.scene_tables import draw_scene_curves, to_json, to_markdown, write_tables
 from noisegate.trainers.bench.tables import Spread, draw_curves
 
