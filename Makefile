@@ -27,7 +27,7 @@ demo: setup
 	$(BIN)/noisegate demo --out $(DEMO)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 3
 
 # mypy and import-linter look at paths: .links/noisegate is the package as it is installed.
 check: setup
