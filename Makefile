@@ -26,8 +26,9 @@ $(STAMP): pyproject.toml setup.py constraints.txt requirements.lock requirements
 demo: setup
 	$(BIN)/noisegate demo --out $(DEMO)
 
+# With bytecode, or each of the many processes that tests start would compile the package again.
 test: setup
-	$(BIN)/python -m pytest --numprocesses 3
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 
 # mypy and import-linter look at paths: .links/noisegate is the package as it is installed.
 check: setup

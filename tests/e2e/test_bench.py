@@ -16,7 +16,7 @@ def test_every_method_is_compared(tmp_path: Path) -> None:
     presets: list[str] = []
     for name, train in SCENES.items():  # an eighth of the usual updates, on less data
         quick: dict[str, object] = {"updates": 5, "data": {"train": train, "held_out": 40}}
-        if name != "scenes-retrieval":  # two rates once
+        if name != "scenes-image-retrieval":  # two rates once
             quick["rates"] = [0.4]
         preset = {"base": name, "quick": quick}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(preset), encoding="utf-8")
@@ -31,7 +31,7 @@ def test_every_method_is_compared(tmp_path: Path) -> None:
     assert all(cell["rate"] in (0, 0.4) and cell["updates"] > 0 and cell["seconds"] > 0 for cell in cells)
     judged = {cell["method"] for cell in cells if cell["rate"] == 0.4 and "noise_f1" in cell["learnt"]}
     assert {"ncr", "lnc", "crcl", "gsl", "tango", "ssr", "dividemix"} <= judged
-    page = (tmp_path / "bench/quick/scenes-retrieval/results.html").read_text(encoding="utf-8")
-    assert page.count("<polyline") == len(found["scenes-retrieval"]["means"])
-    for figures in found["scenes-retrieval"]["means"].values():
+    page = (tmp_path / "bench/quick/scenes-image-retrieval/results.html").read_text(encoding="utf-8")
+    assert page.count("<polyline") == len(found["scenes-image-retrieval"]["means"])
+    for figures in found["scenes-image-retrieval"]["means"].values():
         assert set(figures) == {"0", "0.4"} and all(one["count"] == 1 for one in figures.values())

@@ -134,7 +134,7 @@ def test_thousands_of_broken_inputs_leave_it_ready_and_its_memory_flat(tmp_path:
     rng, whole, sent = np.random.default_rng(7), pictures(), 0
     peaks = []
     with serve(tmp_path, *LIMITS) as server, httpx.Client(timeout=60, base_url=server.url) as client:
-        for turn in range(75):
+        for turn in range(45):
             items = [broken(whole[i % len(whole)], rng) for i in range(64)]
             pairs = [{"image": base64.b64encode(data).decode(), "text": f"number {turn}"} for data in items]
             body = json.dumps({"pairs": pairs}).encode()
@@ -152,6 +152,6 @@ def test_thousands_of_broken_inputs_leave_it_ready_and_its_memory_flat(tmp_path:
                     sent += 1
             sent += len(items)
             peaks.append(memory(server))
-        assert sent >= 5_000
+        assert sent >= 3_000
         assert client.get("/readyz").status_code == 200
     assert max(peaks[-15:]) <= 1.1 * max(peaks[10:25])

@@ -21,39 +21,40 @@ from tests.errors import refused
 from tests.trainers.methods.method_steps import describe, opened
 from tests.trainers.runs import TARGET, curve, settings
 
-STEPS: list[tuple[str, int, dict[str, Any]]] = [
-    *((name, epoch, {}) for name in METHODS for epoch in (0, 2)),
-    *((name, 2, {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro")),
-    *((name, 2, {"loss": "info_nce"}) for name in ("lnc", "gsl", "decl")),
-    ("crcl", 2, {"preset": "code"}),
-    ("npc", 2, {"bank_loss": 0}),
-    ("deft", 1, {"detect": 2}),  # after its warm-up, before the clean samples are chosen
-    ("label_match", 2, {"guard": False}),
-    ("dividemix", 2, {"mixmatch": False}),
+STEPS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    *((name, (0, 2), {}) for name in METHODS),
+    *((name, (2,), {"procedure": "paper"}) for name in ("ncr", "lnc", "gsl", "bicro")),
+    *((name, (2,), {"loss": "info_nce"}) for name in ("lnc", "gsl", "decl")),
+    ("crcl", (2,), {"preset": "code"}),
+    ("npc", (2,), {"bank_loss": 0}),
+    ("deft", (1,), {"detect": 2}),  # after its warm-up, before the clean samples are chosen
+    ("label_match", (2,), {"guard": False}),
+    ("dividemix", (2,), {"mixmatch": False}),
 ]
 
 
-@pytest.mark.parametrize(("name", "epoch", "how"), STEPS)
+@pytest.mark.parametrize(("name", "epochs", "how"), STEPS)
 def test_a_weight_multiplies_the_loss_of_each_sample(
-    scored: Path, tmp_path: Path, name: str, epoch: int, how: dict[str, Any]
+    scored: Path, tmp_path: Path, name: str, epochs: tuple[int, ...], how: dict[str, Any]
 ) -> None:
     """None at 0, nothing changed at 1, and the sum of two parts of the samples is the whole."""
     with opened(describe(scored, tmp_path, name, **how)) as steps:
-        steps.go_to(epoch)
         rows = steps.context.total_rows
         part = (np.random.default_rng(0).random(rows) < 0.5).astype(np.float32)
-        plain, gradients = steps.step(None)
-        none, no_gradients = steps.step(np.zeros(rows, np.float32))
-        same, same_gradients = steps.step(np.ones(rows, np.float32))
-        halves = [steps.step(weights)[0] for weights in (part, 1 - part)]
-    assert plain > 0 and any(bool(gradient.any()) for gradient in gradients)
-    assert none == 0 and not any(bool(gradient.any()) for gradient in no_gradients)
-    assert same == pytest.approx(plain, rel=1e-6)
-    for one, other in zip(same_gradients, gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
-    if not (name == "dividemix" and epoch and how.get("mixmatch", True)):  # its L_reg is of all samples together
-        assert sum(halves) == pytest.approx(plain, rel=1e-5)
-        assert min(halves) > 0
+        for epoch in epochs:
+            steps.go_to(epoch)
+            plain, gradients = steps.step(None)
+            none, no_gradients = steps.step(np.zeros(rows, np.float32))
+            same, same_gradients = steps.step(np.ones(rows, np.float32))
+            halves = [steps.step(weights)[0] for weights in (part, 1 - part)]
+            assert plain > 0 and any(bool(gradient.any()) for gradient in gradients)
+            assert none == 0 and not any(bool(gradient.any()) for gradient in no_gradients)
+            assert same == pytest.approx(plain, rel=1e-6)
+            for one, other in zip(same_gradients, gradients, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+            if not (name == "dividemix" and epoch and how.get("mixmatch", True)):  # its L_reg is of all samples together
+                assert sum(halves) == pytest.approx(plain, rel=1e-5)
+                assert min(halves) > 0
 
 
 def test_plain_training_with_osa_weights_is_osa(scored: Path, tmp_path: Path) -> None:
