@@ -52,10 +52,8 @@ def test_a_weight_multiplies_the_loss_of_each_sample(
             assert same == pytest.approx(plain, rel=1e-6)
             for one, other in zip(same_gradients, gradients, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
-            joint = (
-                name == "dividemix" and epoch > 0 and how.get("mixmatch", True)
-            )  # its L_reg is of all samples together
-            if not joint:
+            mixes = name == "dividemix" and epoch > 0 and how.get("mixmatch", True)
+            if not mixes:  # L_reg of DivideMix is of all samples together
                 assert sum(halves) == pytest.approx(plain, rel=1e-5)
                 assert min(halves) > 0
 
