@@ -11,10 +11,12 @@ LINKS := .links/noisegate
 
 setup: $(STAMP)
 
-# Every package by its digest, first those that need no building. torch's builds for CUDA also need NVIDIA's libraries, in
-# versions that its wheel names: the third line brings these, and nothing elsewhere.
-$(STAMP): pyproject.toml setup.py constraints.txt requirements.lock requirements-source.lock
+# Every package by its digest. First torch's build for CPUs, where pip is told of a place that has it (PIP_FIND_LINKS): of two files
+# that a lock allows, pip prefers the package index's, which is built for CUDA and takes gigabytes. Then all that needs no building,
+# then the rest. A build for CUDA also needs NVIDIA's libraries, in versions that its wheel names: the fourth line brings these.
+$(STAMP): pyproject.toml setup.py constraints.txt requirements.lock requirements-source.lock docker/torch-cpu.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes --no-deps --only-binary :all: --requirement docker/torch-cpu.lock 2>/dev/null || echo "torch: the package index's build"
 	$(INSTALL) --require-hashes --no-deps --only-binary :all: --requirement requirements.lock
 	$(INSTALL) --require-hashes --no-deps --no-build-isolation --requirement requirements-source.lock
 	$(INSTALL) --constraint constraints.txt torch

@@ -292,9 +292,10 @@ def test_make_installs_by_digest() -> None:
     """torch's own needs (NVIDIA's libraries, in versions that its wheel names) are the only exception."""
     rule = (ROOT / "Makefile").read_text(encoding="utf-8").split("$(STAMP):")[1].split("\n\n")[0]
     installs = re.findall(r"\$\(INSTALL\) (.*)", rule)
-    assert set(LOCKS[:2]) < set(rule.splitlines()[0].split()), "a changed lock installs anew"
+    locks = ["docker/torch-cpu.lock", *LOCKS[:2]]  # the CPU build first: pip prefers the package index's to it
+    assert set(locks) < set(rule.splitlines()[0].split()), "a changed lock installs anew"
     by_digest = [line for line in installs if "--require-hashes" in line]
-    assert [line.split()[-1] for line in by_digest] == list(LOCKS[:2])
+    assert [re.findall(r"--requirement (\S+)", line) for line in by_digest] == [[lock] for lock in locks]
     rest = [line for line in installs if line not in by_digest]
     assert rest == ["--constraint constraints.txt torch", "--no-deps --no-build-isolation --editable ."]
 

@@ -4,6 +4,7 @@ import json
 import sys
 import tomllib
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_the_command_says_what_is_here(tmp_path: Path) -> None:
     import torch
 
     assert found["ok"] is True
-    assert found["packages"]["torch"] == torch.__version__
+    assert found["packages"]["torch"] == version("torch")
     assert found["faiss"]["gpu_build"] == hasattr(faiss, "StandardGpuResources")
     assert any(name.endswith(faiss.__version__) for name in found["faiss"]["distributions"])
     assert found["defaults"]["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
