@@ -9,7 +9,7 @@ from noisegate.service.errors import Overloaded
 
 MEMORY_SECONDS = 10.0  # of busy time: what completed longer ago hardly counts for the rate
 
-KEPT_SHARE = 16  # one of so many places is for clients that have nothing in the queue
+KEPT_SHARE = 16  # one in 16 places is kept free for clients with small requests
 SHORT_WAIT = 1.0  # seconds: nobody who would wait less is refused, as Retry-After has no smaller unit
 
 
@@ -60,8 +60,8 @@ class Admission:
     A client's parts take turns with those of others, so that a request waits for its client's earlier ones, and for as many
     of every other client. It may wait as long as behind one earlier request of its size (or for `SHORT_WAIT`), which keeps the
     encoder busy without a queue that only makes answers late, and never over `max_wait` seconds; the first request of a client
-    may wait `first_wait`. It is also refused if there are more than `most` items, of which a few are kept for clients that
-    have none.
+    may wait `first_wait`. It is also refused if there are more than `most` items. A request that joins a queue leaves as many
+    places free as its client then has, at most one of `KEPT_SHARE`: beside many large requests a small one gets in.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Admission:
     def admit(self, client: str, items: int, parts: int) -> None:
         """Count a request; raises Overloaded with the seconds after which it would be admitted."""
         rate = self._rate.value
-        kept_free = self._most // KEPT_SHARE if self._items[client] else 0
+        kept_free = min(self._items[client] + items, self._most // KEPT_SHARE) if self.items else 0
         missing = self.items + items + kept_free - self._most
         if missing > 0:
             parts_each = self._parts.total() / max(1, self.items)

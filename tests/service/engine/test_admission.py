@@ -101,11 +101,21 @@ def test_one_client_does_not_fill_the_queue() -> None:
     with pytest.raises(Overloaded, match="the queue holds 75 of 160"):
         simulation.send("bulk", 76)
     simulation.send("bulk", 75)
-    simulation.send("other", 10)
+    simulation.send("other", 5)
     with pytest.raises(Overloaded) as refused:
-        simulation.send("third", 10)
-    assert refused.value.retry_after == pytest.approx(10 / RATE)
+        simulation.send("third", 4)
+    assert refused.value.retry_after == pytest.approx(3 / RATE)
     assert Simulation(most=160).send("bulk", 160).left == 160, "alone it may have all"
+
+
+def test_many_clients_with_large_requests_leave_room_for_a_small_one() -> None:
+    simulation = Simulation(most=160)
+    for i in range(16):
+        with contextlib.suppress(Overloaded):
+            simulation.send(f"bulk {i}", 40)
+    simulation.send("one", 2)
+    with pytest.raises(Overloaded, match="the queue holds 122 of 160"):
+        simulation.send("late", 40)
 
 
 def test_at_twice_the_capacity_answers_come_within_three_times_what_one_takes_alone() -> None:
