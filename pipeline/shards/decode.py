@@ -157,12 +157,12 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) if there is none."""
+    """The EXIF orientation, from 1 to 8; 1 (upright) if there is none, or another number."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # the picture may be readable though its EXIF is not
         return 1
-    return value if isinstance(value, int) else 1
+    return value if value in _UPRIGHT else 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

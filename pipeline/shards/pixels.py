@@ -77,16 +77,27 @@ def is_plain_jpeg(image: Image.Image) -> bool:
 def _decode_array(data: bytes, image: Image.Image, least_side: int | None) -> NDArray[np.uint8]:
     if is_plain_jpeg(image):
         width, height = image.size
-        fits = [s for s in (8, 4, 2) if least_side is not None and min(width, height) >= s * least_side]
-        scale = fits[0] if fits else 1
+        turn = orientation(image)
+        scale = next((s for s in (8, 4, 2) if _is_enough(width, height, s, turn, least_side)), 1)
         try:
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
                 data, "RGB", min_height=-(-height // scale), min_width=-(-width // scale), min_factor=scale
             )
-            return turn_upright(pixels, orientation(image))
+            return turn_upright(pixels, turn)
         except ValueError:  # damaged, or of a kind that it does not know: Pillow decides
             pass
     return np.array(upright_rgb(image))
+
+
+def _is_enough(width: int, height: int, scale: int, turn: int, least_side: int | None) -> bool:
+    """Whether a JPEG may be decoded at 1/scale of its size.
+
+    Where that leaves a remainder, the last row and column of pixels lie partly outside. `resize_pixels` allows for it at the
+    right and at the bottom, and a turn other than along the diagonal would bring them to the left or the top.
+    """
+    if least_side is None or min(width, height) < scale * least_side:
+        return False
+    return turn in (1, 5) or width % scale == height % scale == 0
 
 
 def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from noisegate.pipeline.datasets.scenes import caption, draw, random_scene, scene_rng
 from noisegate.pipeline.errors import MismatchError
@@ -35,16 +35,19 @@ def photo(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.clip(smooth + rng.integers(-20, 21, smooth.shape), 0, 255).astype(np.uint8))
 
 
+def turned(image: Image.Image, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, "JPEG", exif=exif)
+
+
 def files() -> list[bytes]:
     image, made = photo(90, 70), []
     for quality, subsampling, progressive in ((90, 0, False), (75, 2, False), (60, 1, True)):
         made.append(encoded(image, "JPEG", quality=quality, subsampling=subsampling, progressive=progressive))
     made += [encoded(image.convert(mode), "JPEG") for mode in ("L", "CMYK")]
     made.append(encoded(image, "JPEG", keep_rgb=True))
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        made.append(encoded(image, "JPEG", exif=exif))
+    made += [turned(image, orientation) for orientation in (*range(10), 65535)]
     return [*made, encoded(image, "PNG"), encoded(image, "WEBP"), encoded(image.convert("P"), "GIF")]
 
 
@@ -97,6 +100,17 @@ def test_resized_pixels_are_those_of_pillow_but_for_rounding(resize: str, size: 
         )
         # torch resizes rows first, Pillow in the cheaper order: with unequal scales overshoots are cut at another time
         assert np.abs(ours - pillows).max() <= (2 if resize != "squash" else 8)
+
+
+@pytest.mark.parametrize("resize", ["shortest", "longest"])
+@pytest.mark.parametrize("orientation", [*range(1, 10), 65535])
+def test_a_turned_photo_decoded_at_a_part_of_its_size_does_not_shift(resize: str, orientation: int) -> None:
+    data = turned(photo(835, 611).filter(ImageFilter.GaussianBlur(4)), orientation)
+    ours, pillows = (
+        decode_pixels(data, Preprocess(64, resize, decoder=decoder), LIMITS).astype(int)  # type: ignore[arg-type]
+        for decoder in ("fast", "pillow")
+    )
+    assert np.abs(ours - pillows).max() <= 4
 
 
 def test_preprocessing_of_transformers() -> None:
