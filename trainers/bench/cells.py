@@ -1,5 +1,6 @@
 """The cells of a bench: one is a method at a noise rate with a seed. Train several at a time and keep each finished one."""
 
+import gc
 import hashlib
 import json
 import math
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from noisegate.pipeline.datasets.noise import TRUTH_FILE
 from noisegate.pipeline.errors import StoppedError
-from noisegate.pipeline.system import Mask, exit_with_parent, spawn_context, write_atomically
+from noisegate.pipeline.system import Mask, exit_with_parent, free_unused_memory, spawn_context, write_atomically
 from noisegate.trainers.config import resolve_settings
 
 CELLS_PER_PROCESS = 12
@@ -235,7 +236,12 @@ def kept_rows(columns: Mapping[str, NDArray[Any]]) -> Mask | None:
 
 
 def _reset_peak_memory() -> None:
-    """Reset the kernel's peak, where possible; otherwise a process reports the largest of all its cells for each."""
+    """Give back what earlier cells left and reset the kernel's peak, so that a cell reports its own memory.
+
+    Where the system allows no reset, a process reports the largest of all its cells for each.
+    """
+    gc.collect()
+    free_unused_memory()
     with suppress(OSError):
         CLEAR.write_text("5", encoding="ascii")
 
