@@ -47,7 +47,7 @@ def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | 
     if field not in (None, "noisy"):
         names = (None, field) if _are_classes(columns[field], given) else (field, None)
     noisy, right = columns.get(names[0] or ""), columns.get(names[1] or "")
-    labels = None if right is None else _class_numbers(right, source, names[1])
+    labels = None if right is None else _class_numbers(right, source, names[1], numbers)
     if noisy is not None:
         return Truth(_booleans(noisy, source, names[0]), labels)
     if labels is None or given is None:
@@ -135,7 +135,8 @@ def _fields_of_shards(run: RunFolder, field: str | None, numbers: Mapping[str, i
                 problem = (
                     f"sample {raw.key} of {urls[stem]} has {found} json field {names[0]}, so the truth is not known"
                 )
-                raise ConfigError(f"{problem}; name another with --truth-field, or {GIVE_TRUTH}", "truth")
+                hint = f"{_known_names(numbers)}; " if isinstance(whole.get(names[0]), str) else ""
+                raise ConfigError(f"{problem}; {hint}name another with --truth-field, or {GIVE_TRUTH}", "truth")
             for name in names:
                 columns[name].append(record.get(name))
         if reader.sha256 != read_metadata(run.table(stem))["shard"]["sha256"]:
@@ -162,12 +163,31 @@ def _booleans(values: list[Any], source: object, column: str | None) -> NDArray[
     return np.array(values, dtype=bool)
 
 
-def _class_numbers(values: list[Any], source: object, column: str | None) -> NDArray[np.int64]:
-    """Class numbers, -1 for what is none; raises ConfigError where there is not one number among them."""
-    numbers = [value if isinstance(value, int) and not isinstance(value, bool) else -1 for value in values]
-    if any(isinstance(value, str | float) for value in values):
-        raise _error(source, f"is no truth: the column {column} must hold class numbers, or names that the run knows")
-    return np.array(numbers, np.int64)
+def _class_numbers(
+    values: list[Any], source: object, column: str | None, numbers: Mapping[str, int]
+) -> NDArray[np.int64]:
+    """Class numbers, -1 for what is none; raises ConfigError where others are among them, or classes the run does not have."""
+    strange = [value for value in values if isinstance(value, str | float)]
+    if strange:
+        known = _known_names(numbers)
+        raise _error(
+            source,
+            f"is no truth: {column} must hold class numbers or names for all, and {len(strange):,} of {len(values):,} are "
+            f"neither, such as {json.dumps(strange[0])[:80]}; {known}",
+        )
+    labels = np.array([-1 if value is None or isinstance(value, bool) else value for value in values], np.int64)
+    if numbers and labels.max(initial=-1) >= len(numbers):
+        raise _error(
+            source,
+            f"has class {labels.max()}, and the run has the classes 0 to {len(numbers) - 1}; are those of {column} counted from 1?",
+        )
+    return labels
+
+
+def _known_names(numbers: Mapping[str, int]) -> str:
+    if not numbers:
+        return "this run knows no names: annotate with --classes, or score-embeddings with --class-names"
+    return f"the run knows the names {', '.join(list(numbers)[:3])}{', …' if len(numbers) > 3 else ''}"
 
 
 def _error(source: object, problem: str) -> ConfigError:

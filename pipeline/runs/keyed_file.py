@@ -43,7 +43,9 @@ class KeyedFile:
         row_of = {key: row for row, key in enumerate(keys)}
         if len(row_of) < len(keys):
             remedy = "a column shard" if self._by == ("key",) else "a column index, the sample's position in its shard"
-            raise self.error(f"names {len(keys) - len(row_of):,} samples twice; add {remedy}")
+            again = next(key for row, key in enumerate(keys) if row_of[key] != row)
+            problem = f"names {len(keys) - len(row_of):,} samples twice, such as {'/'.join(map(str, again))}"
+            raise self.error(f"{problem}; remove the wrong row, or add {remedy}")
         return np.array([row_of.get(key, -1) for key in self._keys(table)], np.int64)
 
     def error(self, problem: str) -> ConfigError:

@@ -106,12 +106,22 @@ def check_settings(
     differences += [f"{name}: {then.get(name)} there, {now[name]} now" for name in other]
     if differences:
         lines = "\n  ".join(("was made with other settings:", *differences))
-        hint = f" Without the model, in seconds: noisegate rescore {folder}" if cheap else ""
+        options = " ".join(_option(name, now[name]) for name in other)
+        hint = f" Without the model, in seconds: noisegate rescore {folder} {options}" if cheap else ""
         advice = "Use the same settings to go on, another --out, or --overwrite to start again."
         decoder, chosen = (decoder_name(run["scorer"]) for run in (before, wanted))
         if decoder != chosen:
             advice = f"--decoder {decoder} goes on with the decoder of this run. {advice}"
         raise MismatchError.of("out", folder, f"{lines}\n{advice}{hint}")
+
+
+def _option(name: str, value: Any) -> str:
+    """A setting as `rescore` takes it.
+
+    >>> _option("k", 50), _option("neighbourhood", False)
+    ('--k 50', '--no-neighbourhood')
+    """
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
 def _flat(run: Mapping[str, Any]) -> dict[str, Any]:

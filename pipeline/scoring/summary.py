@@ -86,11 +86,7 @@ class Summary:
                 "all embeddings point nearly the same way: subtract their mean, or do not drop by that flag"
             )
         if self.labels and labels_unknown(self.labels):
-            most = self.labels["noise_interval"][1]
-            warnings.append(
-                f"between none and {most:.0%} of the labels are wrong: the embeddings hardly tell the classes apart, "
-                "or there are too few labels; do not drop samples by clean"
-            )
+            warnings.append(unknown_labels(self.labels))
         near = self.neighbourhood if self.neighbourhood and self.neighbourhood["alone"] else None
         if near and not near["calibration"]:
             warnings.append(f"fewer than {MIN_PAIRS} pairs: too few to tell by neighbourhoods which are clean")
@@ -171,6 +167,14 @@ def labels_unknown(facts: Mapping[str, Any]) -> bool:
     """
     low, high = facts.get("noise_interval", (0.0, 0.0))
     return not facts.get("repairs", True) and low == 0 and high > MOST_LABELS
+
+
+def unknown_labels(facts: Mapping[str, Any]) -> str:
+    """The warning if `labels_unknown`."""
+    return (
+        f"between none and {facts['noise_interval'][1]:.0%} of the labels are wrong: the embeddings hardly tell the classes "
+        "apart, or there are too few labels; do not drop samples by clean"
+    )
 
 
 def changed_labels(facts: Mapping[str, Any], count: int) -> str:

@@ -94,7 +94,7 @@ def write_report(
         "failures": failure_section(data, recorded),
         "drift": drift_section(data, view),
         "facts": run_facts(run, recorded, metadata, data, sampling),
-        "next": next_commands(run, view, recorded),
+        "next": next_commands(run, view, recorded, metadata),
     }
     page = _render(context).encode("utf-8", "backslashreplace")
     return Report(_write(page, target), len(page), data.rows, album.pictures, missing)

@@ -11,7 +11,7 @@ from typing import Any
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
-from noisegate.pipeline.scoring.summary import describe_group, tells_nothing, unknown_noise
+from noisegate.pipeline.scoring.summary import describe_group, labels_unknown, tells_nothing, unknown_labels, unknown_noise
 from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData, ScoreView, TableRow, original_key
@@ -52,8 +52,9 @@ def headline(
     if data.scored == 0:
         lead.append("No sample could be scored; see what failed below.")
     elif rate is None:
-        reason = unknown_noise(view.calibration) if view.calibration else f"cannot be told from so few {view.noun}s"
-        lead.append(f"How many {view.noun}s are wrong {reason}.")
+        few = f"cannot be told from so few {view.noun}s" if interval is None else "cannot be told"
+        reason = unknown_noise(view.calibration) if view.calibration else few
+        lead.append(f"How many {view.noun}s are wrong {reason}{_within(interval)}.")
     else:
         lead.append(f"About {percent(rate)} of the {view.noun}s look wrong{_within(interval)}.")
     if data.scored and labels:
@@ -68,7 +69,7 @@ def headline(
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "scored_at": scored_at(run),
         "lead": lead,
-        "notices": [text for text in (_group(view), missing) if text],
+        "notices": [text for text in (_labels_notice(metadata), _group(view), missing) if text],
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
             (percent(data.kept / data.scored if data.scored else None), "kept", f"{data.kept:,}"),
@@ -87,6 +88,12 @@ def _group(view: ScoreView) -> str | None:
     return describe_group(view.calibration, view.cut if view.rule == "osa" else None)
 
 
+def _labels_notice(metadata: Mapping[str, Any]) -> str | None:
+    """The warning about labels of which nothing is known."""
+    labels = metadata.get("labels") or {}
+    return f"Note: {unknown_labels(labels)}." if labels_unknown(labels) else None
+
+
 def _within(interval: Sequence[float] | None) -> str:
     return f" (95\N{NO-BREAK SPACE}%: {_range(interval)})" if interval else ""
 
@@ -96,13 +103,16 @@ def _range(interval: Sequence[float] | None) -> str:
 
 
 def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:
-    """Estimated share of wrong samples and its 95 % interval: by the pairs' calibration, or as label scoring recorded it."""
+    """Estimated share of wrong samples and its 95 % interval: by the pairs' calibration, or as label scoring recorded it.
+
+    The share is None where nobody can tell.
+    """
     if view.calibration and not tells_nothing(view.calibration):
         return view.calibration.noise_rate, view.calibration.noise_interval
     labels = metadata.get("labels") or {}
     if view.noun == "label" and labels.get("noise_rate") is not None:
         low, high = labels["noise_interval"]
-        return labels["noise_rate"], (low, high)
+        return None if labels_unknown(labels) else labels["noise_rate"], (low, high)
     return None, None
 
 
@@ -137,14 +147,14 @@ def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
     ]
     if values["clean_probability"] not in (None, values["label_quality"]):
         figures.append(("P(clean)", percent(values["clean_probability"])))
-    given, predicted = values["label"], values["predicted_label"]
+    given, predicted, refined = (values[name] for name in ("label", "predicted_label", "refined_label"))
     label = None
     if given is not None and predicted is not None:
         label = {
             "given": name_of(names, given),
             "predicted": name_of(names, predicted),
             "confidence": percent(values["predicted_confidence"], 0),
-            "changed": given != values["refined_label"],
+            "changed": None if refined in (None, given) else name_of(names, refined),
         }
     caption = shown.caption
     return {
@@ -181,24 +191,20 @@ def duplicate_section(
     return {"total": total, "looked": looked, "description": description, "pairs": pairs}
 
 
-def next_commands(run: RunFolder, view: ScoreView, recorded: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What to do after reading the report, as (purpose, command)."""
+def next_commands(
+    run: RunFolder, view: ScoreView, recorded: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """What to do after reading the report, as (purpose, command). Nothing that drops labels of which nothing is known."""
     folder = shlex.quote(str(run.path))
     arrays = "limits" not in (recorded.get("reading") or {})  # scored from embeddings, without shards
     kind = "csv" if arrays else "shards"
     rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
-    commands = [
-        (
-            f"write the {view.noun}s worth keeping",
-            f'noisegate export {folder} --as {kind} --where "{rule}" --out cleaned',
-        ),
-        ("look at more samples and mark them by hand", f"noisegate serve --run {folder}"),
-    ]
-    return (
-        commands
-        if arrays
-        else [*commands, ("train with the scores", f"noisegate train --method select --table {folder}")]
-    )
+    look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}")
+    if view.noun == "label" and labels_unknown(metadata.get("labels") or {}):
+        return [look]
+    export = f'noisegate export {folder} --as {kind} --where "{rule}" --out cleaned'
+    train = ("train with the scores", f"noisegate train --method select --table {folder}")
+    return [(f"write the {view.noun}s worth keeping", export), look, *([] if arrays else [train])]
 
 
 def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class _Check:
         if any_decoder and recorded.decoder != model.identity.decoder:
             self.notes.append(
                 f"scored again with the decoder {decoder_name(model.identity.to_dict())}, the tables were made with "
-                f"{decoder_name(recorded.to_dict())}: changes up to {tolerance:g} are accepted"
+                f"{decoder_name(recorded.to_dict())}: changes up to {tolerance:g} are accepted, --tolerance accepts more"
             )
             recorded = recorded.with_decoder_of(model.identity)
         differences = recorded.differences(model.identity)

@@ -302,11 +302,12 @@ def labelled(own_run: Path) -> Path:
         table, metadata = folder.read(stem), read_metadata(folder.table(stem))
         count = len(table)
         given = np.arange(count) % 3
-        refined = np.where(np.arange(count) == 3, 1, given)
+        predicted = np.where(np.arange(count) == 3, 1, given)
+        refined = np.where(np.arange(count) == 3, 2 if stem == "x-1" else 1, given)
         flags = [["duplicate_of:x-0/00000"] if stem == "x-1" and i == 7 else [] for i in range(count)]
         columns = {
             "label": pa.array(given, pa.int32()),
-            "predicted_label": pa.array(refined, pa.int32()),
+            "predicted_label": pa.array(predicted, pa.int32()),
             "predicted_confidence": np.full(count, 0.9, np.float32),
             "refined_label": pa.array(refined, pa.int32()),
             "label_quality": np.where(given == refined, 0.95, 0.05).astype(np.float32),
@@ -333,6 +334,7 @@ def test_labels_show_what_turns_into_what_and_the_worst_of_each_class(labelled: 
     assert 'given <b dir="auto">class 0</b>, looks like <b dir="auto">class 1</b>, 90 % (changed)' in first.replace(
         "\N{NO-BREAK SPACE}", " "
     )
+    assert 'looks like <b dir="auto">class 1</b>, 90\xa0% (changed to <b dir="auto">class 2</b>)' in first
     assert re.findall(r'class="key">(\w+)<br>', first)[:3] == ["00003", "00023", "00043"]
     assert re.search(r"neighbours</th><td>0.25<", part)
 

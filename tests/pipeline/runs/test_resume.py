@@ -311,7 +311,8 @@ def test_other_settings_are_refused_by_name_and_cost_nothing(
         MismatchError, match=f"out .*out was made with other settings:\n(.*\n)*.*{named}\n.*--overwrite"
     ) as refused:
         score(shards, tmp_path / "out", **setting)
-    assert ("noisegate rescore" in str(refused.value)) == ("beta" in setting), "what needs no model is said"
+    hint = f"noisegate rescore {tmp_path / 'out'} --beta {setting.get('beta')}"
+    assert (hint in str(refused.value)) == ("beta" in setting), "what needs no model is said"
     assert files_of(tmp_path / "out") == before
 
 
