@@ -179,7 +179,7 @@ def _class_numbers(
     if numbers and labels.max(initial=-1) >= len(numbers):
         raise _error(
             source,
-            f"has class {labels.max()}, and the run has the classes 0 to {len(numbers) - 1}; are those of {column} counted from 1?",
+            f"has class {labels.max()}, and the run has classes 0 to {len(numbers) - 1}; is {column} counted from 1?",
         )
     return labels
 

@@ -11,7 +11,13 @@ from typing import Any
 from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
-from noisegate.pipeline.scoring.summary import describe_group, labels_unknown, tells_nothing, unknown_labels, unknown_noise
+from noisegate.pipeline.scoring.summary import (
+    describe_group,
+    labels_unknown,
+    tells_nothing,
+    unknown_labels,
+    unknown_noise,
+)
 from noisegate.pipeline.settings import BETA_MODES
 
 from .collect import ReportData, ScoreView, TableRow, original_key

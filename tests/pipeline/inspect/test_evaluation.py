@@ -79,7 +79,10 @@ def test_truth_that_does_not_fit_is_refused(scored: Path, tmp_path: Path) -> Non
         (truth.drop_columns("noisy"), "has the columns key; it needs key and noisy"),
         (truth.drop_columns("key"), "has the columns noisy; it needs key and noisy"),
         (truth.slice(3), "lacks 3 of 120 samples, such as scenes-000000/00000000"),
-        (pa.concat_tables([truth, truth.slice(0, 2)]), r"names 2 samples twice, such as \S+; remove the wrong row, or add a column shard"),
+        (
+            pa.concat_tables([truth, truth.slice(0, 2)]),
+            "names 2 samples twice, such as 00000000; remove the wrong row, or add a column shard",
+        ),
         (changed(truth, "noisy", ["no"] * 120), "noisy must be true or false"),
         (changed(truth, "noisy", [None, *[True] * 119]), "noisy must be true or false"),
         (changed(truth, "noisy", [2] * 120), "noisy must be true or false"),
@@ -110,7 +113,7 @@ def test_duplicate_keys_are_told_apart(tmp_path: Path) -> None:
     by_key = written(tmp_path / "t.parquet", pq.read_table(truth).select(["shard", "key", "noisy"]))
     with refused("truth", by_key) as caught:
         evaluate(tmp_path / "out", by_key)
-    assert re.search("names 4 samples twice, such as .*; remove the wrong row, or add a column index", str(caught.value))
+    assert "names 4 samples twice, such as x/same; remove the wrong row, or add a column index" in str(caught.value)
 
 
 def test_samples_without_a_score_are_counted_and_left_out(tmp_path: Path) -> None:

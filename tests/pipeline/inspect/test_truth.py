@@ -72,7 +72,9 @@ def test_right_labels_may_be_known_in_part_or_not_at_all(run: Path, tmp_path: Pa
     words = truth_file(tmp_path / "t.parquet", clean_label=["cat"] * 160)
     with refused("truth", words) as caught:
         evaluate_labels(run, words)
-    assert '160 of 160 are neither, such as "cat"; this run knows no names: annotate with --classes' in str(caught.value)
+    assert '160 of 160 are neither, such as "cat"; this run knows no names: annotate with --classes' in str(
+        caught.value
+    )
 
 
 def test_arrays_and_runs_without_labels_say_what_is_missing(run: Path, tmp_path: Path) -> None:
@@ -122,6 +124,10 @@ def test_the_right_class_may_be_given_by_its_name(tmp_path: Path) -> None:
     for column in ("odd", "lists"):
         with refused("truth", file):
             evaluate_labels(tmp_path / "out", file, column)
+    from_one = truth_file(tmp_path / "one.parquet", right=TRUE + 1)
+    with refused("truth", from_one) as caught:
+        evaluate_labels(tmp_path / "out", from_one, "right")
+    assert "has class 4, and the run has classes 0 to 3; is right counted from 1?" in str(caught.value)
 
 
 def test_ones_and_zeros_are_true_and_false_where_there_are_more_classes(run: Path, tmp_path: Path) -> None:
