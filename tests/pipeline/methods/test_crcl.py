@@ -89,7 +89,7 @@ def test_the_seed_decides_and_a_single_pair_says_nothing() -> None:
     assert first["crcl_label"].tolist() != crcl_columns(images, texts, batch=5, seed=1)["crcl_label"].tolist()
     assert np.isnan(crcl_columns(images[:1], texts[:1])["crcl_label"]).all()
     whole = crcl_columns(images, texts, batch=40)
-    np.testing.assert_allclose(whole["crcl_label_sd"], 0, atol=1e-7)
+    np.testing.assert_allclose(whole["crcl_label_sd"], 0, atol=1e-5)  # float32 sums in another order
 
 
 def test_a_temperature_divides() -> None:
