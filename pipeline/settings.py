@@ -211,8 +211,8 @@ class AnnotateSettings:
     k: int | None = _setting(ScoreSettings.k, "Number of neighbours (default: chosen by the size of the data).", LABELS)
     repair: str = _setting(
         ScoreSettings.repair,
-        "When refined_label differs from the given label: never, sure (another class is likelier by more than 0.1) or likely "
-        "(another class is likelier at all).",
+        "When refined_label is the likelier class in place of the given one: never, sure (if the run shows that there are "
+        "wrong labels) or likely (always; for embeddings that you know to be good).",
         LABELS,
     )
     neighbourhood: bool = _setting(

@@ -6,7 +6,7 @@
    Then π predicts the true class: its maximum is the predicted label.
 3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the chance that the label
    is right.
-4. Change a label where noise is shown and right labels are expected to be gained (`repair`).
+4. If noise is shown, change labels where another class is likelier (`repair`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Fused:
     weights: dict[str, float]  # of the sources
     expected: Expected  # precision and recall of `clean`, if label_quality is right
     repair: str  # never, sure or likely
-    repairs: bool  # whether noise is shown surely enough to change labels
+    repairs: bool  # whether noise is shown, so that `sure` may change labels
     changed: int  # labels that were changed
     changed_wrong: float  # how many of these are expected to be wrong
     ece: float  # of the predicted probability of the given label; needs no truth, does not measure T
@@ -121,8 +121,8 @@ def fuse(
     votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
     with one_blas_thread():  # the products are small; one thread is several times faster
         noise = estimate_noise(votes, y[fit_rows], policy, rng)
-    if not noise.shown:
-        log.info("labels: noise is not shown surely enough to change labels, so every given label stands")
+    if not noise.shown and policy.repair == "sure":
+        log.info("labels: noise is not shown, so every given label stands")
     return _score(noise, policy, posteriors, names, given, known, present, y, step=max(1, rows // 4))
 
 

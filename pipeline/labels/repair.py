@@ -13,16 +13,15 @@ class RepairPolicy:
 
     Numerical floors stand beside what they guard, in `pool` and `noise`.
 
-    A label is changed where noise is shown in the run and the posterior of another class, P(true c | x, given y), is larger
-    than that of the given one by more than `sure`, which is the expected gain in right labels; with `repair="likely"`, where
-    it is larger at all; with `"never"`, nowhere. Noise is shown only where these changes gain `gain` on average.
+    A label is changed where the posterior of another class, P(true c | x, given y), is larger than that of the given one: the
+    difference is the expected gain in right labels. With `repair="sure"` only in a run in which noise is shown, which asks
+    that such changes gain `gain` on average; with `"likely"` in every run; with `"never"` in none.
     """
 
     repair: str = "sure"
     pseudo_rows: float = 3000.0  # by which the detailed noise model is drawn to the simple one: each entry of T by
     # pseudo_rows / rows per class, so that both weigh the same in classes of √(pseudo_rows · classes) rows
     shown: float = 3.0  # standard errors by which one model must explain held-out labels better than another
-    sure: float = 0.1  # a change must be expected to gain a tenth of a right label
     gain: float = 0.45  # right labels that a change must be expected to gain on average; chosen between embeddings that
     # do not know the classes (at most 0.39) and others (at least 0.53)
     folds: int = 5  # parts of the rows that are held out in turn
@@ -43,6 +42,6 @@ class RepairPolicy:
         >>> RepairPolicy().repair_labels(posterior, np.array([0, 1, 0]), shown=True)
         array([1, 1, 0])
         """
-        least = {"never": np.inf, "sure": self.sure, "likely": 0.0}[self.repair] if shown else np.inf
-        gain = posterior.max(axis=1, initial=0) - posterior[np.arange(len(label)), label]
-        return np.asarray(np.where(gain > least, posterior.argmax(axis=1), label))
+        changes = {"never": False, "sure": shown, "likely": True}[self.repair]
+        likelier = posterior.max(axis=1, initial=0) > posterior[np.arange(len(label)), label]
+        return np.asarray(np.where(likelier & changes, posterior.argmax(axis=1), label))

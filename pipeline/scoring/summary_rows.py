@@ -113,7 +113,7 @@ def _label_rows(facts: Mapping[str, Any], repaired: int, *, alone: bool) -> list
     if facts.get("repair") == "never":
         changed += ": --repair never"
     elif not facts["repairs"]:
-        changed += ": noise is not shown surely enough"
+        changed += ": --repair likely, though noise is not shown" if repaired else ": noise is not shown"
     if label_promise(facts) is None:
         promise = f"not known: no noise is shown, up to {percent(facts['noise_interval'][1])} is possible"
     model = f", {facts['noise_model']} model" if "noise_model" in facts else ""

@@ -145,7 +145,7 @@ FUSED = {
             [
                 "37.6 % (95 %: 20.6 % to 52.6 %), detailed model",
                 "precision 98.0 %",
-                "none: noise is not shown surely enough",
+                "none: noise is not shown",
             ],
             ["not known"],
         ),
