@@ -260,6 +260,8 @@ def summary(rows: list[Row]) -> dict[str, float]:
         "largest": max((abs(row.found - row.noise) for row in counted), default=float("nan")),
         "intervals that hold it": float(np.mean([row.low <= row.noise <= row.high for row in counted])),
         "widest interval of 4,000 rows and more": max(large, default=float("nan")),
+        "mean F1 of the kept labels": float(np.mean([row.f1 for row in rows])),
+        "mean F1 of cleanlab's best filter": float(np.mean([row.cleanlab_f1 for row in rows])),
         "F1 below cleanlab's by more than .002": sum(row.f1 < row.cleanlab_f1 - 0.002 for row in rows),
         "the same with the best cut": sum(row.best_f1 < row.cleanlab_f1 - 0.002 for row in rows),
         "cases with fewer right labels after": len(lost),

@@ -4,8 +4,8 @@
    it is judged by, so a useless one earns weight 0 without any truth.
 2. Fit the pool together with a model of how labels go wrong, T[c, y] = P(given y | true c), to the given labels (`noise`).
    Then π predicts the true class: its maximum is the predicted label.
-3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y]. Its value at y is the chance that the label
-   is right.
+3. Weigh prediction against label: P(true c | x, given y) ∝ π(c | x) T[c, y], or y itself if there is no noise, each by its
+   chance. The value at y is the chance that the label is right.
 4. If noise is shown, change labels where another class is likelier (`repair`).
 """
 
@@ -25,7 +25,7 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 from noisegate.pipeline.system.blas import one_blas_thread
 
 from .noise import NoiseEstimate, estimate_noise
-from .pool import given_true, log_votes
+from .pool import log_votes
 from .repair import RepairPolicy
 
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
@@ -155,7 +155,7 @@ def _score(
         has_label = place[rows] >= 0
         rows, prediction = rows[has_label], prediction[has_label]
         label, at = place[rows], np.arange(len(rows))
-        posterior = given_true(prediction, label, model.transition)
+        posterior = noise.true_given(prediction, label)
         quality[rows] = posterior[at, label]
         best = policy.repair_labels(posterior, label, noise.shown)
         refined[rows], refined_confidence[rows] = present[best], posterior[at, best]

@@ -11,7 +11,8 @@ given labels. Three are fitted:
   `simple` where classes have few rows: their sources err more, which confident joint counts as noise. People confuse some
   classes more than others, and more on hard pictures, which no two numbers describe.
 
-Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better.
+Each is judged by the likelihood of labels that it was not fitted to. `detailed` is used unless `simple` is clearly better,
+and counts by the chance that noise explains these labels better than `none` does; for the rest of it every label is right.
 Noise is shown where one of the two is clearly better than `none`, the interval of the noise rate does not reach 0, and the
 sources know the classes well enough that changed labels gain much. Sources that hardly tell classes apart find noise in every
 run, and take right labels for it.
@@ -25,14 +26,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t
+from scipy.special import ndtr, stdtrit
 
 from noisegate.pipeline.system.array_types import Float64, Index
 
-from .pool import Pool, fit_pool
+from .pool import Pool, fit_pool, given_true
 from .repair import RepairPolicy
 
-LEAST = 0.001  # share of labels that may be anything, so that labels are ranked where no noise is found
+LEAST = 0.001  # share of labels that may be anything, and chance of noise, so that labels are ranked where none is found
 LIKELIER = 1e-5  # nats per label that another choice of nearest classes must gain
 STARTS = (0.05, 0.3)  # noise rates from which the simple model is fitted; the likelier result counts
 
@@ -50,8 +51,15 @@ class NoiseEstimate(NamedTuple):
 
     model: Pool
     name: str  # "simple" or "detailed"
-    shown: bool  # whether noise explains held-out labels clearly better than no noise does
+    chance: float  # that noise explains held-out labels better than no noise does
+    shown: bool  # whether it does so clearly, and the sources know the classes
     interval: tuple[float, float]  # of the noise rate, 95 %
+
+    def true_given(self, prediction: Float64, label: Index) -> Float64:
+        """P(true c | x, given y) (n, C) of predictions π (n, C); with the chance of no noise the given label is right."""
+        posterior = self.chance * given_true(prediction, label, self.model.transition)
+        posterior[np.arange(len(label)), label] += 1 - self.chance
+        return posterior
 
 
 def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.random.Generator) -> NoiseEstimate:
@@ -76,15 +84,16 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
     model: Pool = getattr(models, name)
     rate, spread = _rate(model, votes, y), np.sqrt(policy.folds - 1) * np.linalg.norm(np.std(rates, axis=0))
     chance = 1.96 * np.sqrt(rate * (1 - rate) / len(y))  # of the labels drawn
-    error = max(t.ppf(0.975, policy.folds - 1) * spread, chance)
+    error = max(stdtrit(policy.folds - 1, 0.975) * spread, chance)
     joint = confident_joint(models.detailed.predict(votes), y)
     unseen = 1 - 0.025 ** (1 / len(y))  # a rate at which so many labels may all be right by chance
     low, high = rate - error, max(rate + error, 1 - np.trace(joint) / joint.sum() + chance, unseen)
-    likelier = max(_gain(simple, none), _gain(detailed, none)) > policy.shown
-    shown = low > 0 and likelier and policy.gains_enough(model.true_given(votes, y), y)
+    likelier = max(_gain(simple, none), _gain(detailed, none))
+    shown = low > 0 and likelier > policy.shown and policy.gains_enough(model.true_given(votes, y), y)
     return NoiseEstimate(
         model._replace(transition=(1 - LEAST) * model.transition + LEAST / votes.shape[2]),
         name,
+        max(LEAST, float(ndtr(likelier))),
         bool(shown),
         (float(low) if shown else 0.0, min(1.0, float(high))),
     )

@@ -13,8 +13,15 @@ from scipy.stats import binomtest
 from benchmarks.label_grid import KINDS, Case, draw
 from benchmarks.labels import Case as LabelCase
 from benchmarks.labels import oracle
-from noisegate.pipeline.labels.noise import confident_joint, estimate_noise, fit_models, noise_parts
-from noisegate.pipeline.labels.pool import log_votes
+from noisegate.pipeline.labels.noise import (
+    LEAST,
+    NoiseEstimate,
+    confident_joint,
+    estimate_noise,
+    fit_models,
+    noise_parts,
+)
+from noisegate.pipeline.labels.pool import Pool, log_votes
 from noisegate.pipeline.labels.repair import RepairPolicy
 from noisegate.pipeline.labels.scoring import LabelScores, score_labels
 from noisegate.pipeline.neighbours import default_k, find_neighbours
@@ -102,7 +109,18 @@ def test_a_simple_model_is_used_where_the_detailed_one_is_refuted() -> None:
     votes = log_votes(posterior, np.arange(2))[None]
     found = estimate_noise(votes, y, RepairPolicy(), rng)
     assert (found.name, found.shown, found.interval[0]) == ("simple", False, 0.0)
+    assert LEAST <= found.chance < 0.9
+    quality = found.true_given(found.model.predict(votes), y)[np.arange(4000), y]
+    assert (quality >= 1 - found.chance).all() and (quality >= 0.5).mean() > 0.99
     assert estimate_noise(votes, y, RepairPolicy(shown=1e9), rng).name == "detailed"
+
+
+def test_a_label_is_right_by_the_chance_of_no_noise_and_else_by_the_model() -> None:
+    model = Pool(np.ones(1), np.zeros(2), np.ones(1), np.array([[0.8, 0.2], [0.4, 0.6]]), 0.0)
+    estimate = NoiseEstimate(model, "detailed", chance=0.9, shown=False, interval=(0.0, 1.0))
+    found = estimate.true_given(np.array([[0.25, 0.75], [0.25, 0.75]]), np.array([0, 1]))
+    # by the model, given 0: .25 · .8 against .75 · .4, 2 : 3; given 1: .25 · .2 against .75 · .6, 1 : 9
+    np.testing.assert_allclose(found, [[0.46, 0.54], [0.09, 0.91]])
 
 
 def test_noise_is_not_shown_by_a_source_that_hardly_tells_the_classes() -> None:
