@@ -57,9 +57,10 @@ def decode_pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDAr
         image = open_image(data, limits)
         if decoder == "gpu" and is_plain_jpeg(image):
             return np.frombuffer(data, np.uint8)
-        width, height = image.size
-        turned = (height, width) if orientation(image) >= 5 else (width, height)
         pixels = _decode_array(data, image, least_side)
+        width, height = image.size
+        # after decoding, because for a PNG this decodes all of it and hides its errors
+        turned = (height, width) if orientation(image) >= 5 else (width, height)
     return preprocess_image(pixels, preprocess, turned)
 
 
@@ -110,7 +111,8 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
         pixels = pixels.swapaxes(0, 1)
     down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
     if down or across:
-        pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
+        # not ascontiguousarray: numpy counts a turned line of pixels as contiguous, and torch does not take it
+        return pixels[:: -1 if down else 1, :: -1 if across else 1].copy()
     return np.ascontiguousarray(pixels)
 
 

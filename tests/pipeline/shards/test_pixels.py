@@ -84,6 +84,32 @@ def test_whole_and_damaged_files_give_the_pixels_and_the_errors_of_pillow() -> N
     assert statuses >= {"ok", "bad_image"}
 
 
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "JPEG"])
+def test_damaged_files_are_refused_with_the_words_of_pillow(kind: str) -> None:
+    rng, data = np.random.default_rng(1), encoded(photo(90, 70), kind)
+
+    def result(decoder: str, data: bytes) -> str | NDArray[np.uint8]:
+        return outcome(lambda data, limits: decode_pixels(data, Preprocess(32, decoder=decoder), limits), data)
+
+    failed = 0
+    for _ in range(60):
+        changed = damaged(data, rng)
+        ours, pillows = result("fast", changed), result("pillow", changed)
+        assert type(ours) is type(pillows)
+        if isinstance(ours, str):
+            assert ours == pillows
+            failed += 1
+    assert failed > 10
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1)])
+def test_a_turned_line_of_pixels_is_a_picture(size: tuple[int, int], orientation: int) -> None:
+    data = turned(photo(*size), orientation)
+    ours, pillows = (decode_pixels(data, Preprocess(8, decoder=name), LIMITS) for name in ("fast", "pillow"))
+    assert np.abs(ours.astype(int) - pillows).max() <= 2
+
+
 def test_limits_are_those_of_the_whole_picture() -> None:
     with pytest.raises(BadSample, match=r"image of 640 x 480 pixels; the limit is 300,000"):
         decode_pixels(encoded(photo(640, 480), "JPEG"), Preprocess(size=32, decoder="fast"), Limits(max_pixels=300_000))
