@@ -312,12 +312,14 @@ class RunFolder(StoredFolder):
                 table = table.append_column(name, values)
             return table.select(list(columns))
         optional = {*METHOD_COLUMNS, *ADDED_COLUMNS}
-        wanted = [name for name in (ADDED_COLUMNS if columns is None else columns) if name in optional]
         try:
-            there = pq.read_schema(self.table(stem)).names if wanted else []
-            lacking = [name for name in wanted if name not in there]
-            kept = columns if columns is None else [name for name in columns if name not in lacking]
-            table = pq.read_table(self.table(stem), columns=kept)
+            with pq.ParquetFile(self.table(stem)) as file:  # pq.read_table first makes a dataset, which takes longer
+                there = file.schema_arrow.names
+                lacking = [
+                    n for n in (ADDED_COLUMNS if columns is None else columns) if n in optional and n not in there
+                ]
+                kept = columns if columns is None else [name for name in columns if name not in lacking]
+                table = file.read(kept)
         except (OSError, pa.ArrowException) as error:
             raise self._damaged(stem, error) from error
         for name in kept if kept is not None else [*COLUMNS, *table.column_names]:
@@ -328,7 +330,7 @@ class RunFolder(StoredFolder):
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
             table = table.append_column(name, pa.nulls(len(table), ALL_COLUMNS[name][0]))
-        return table.select(list(columns)) if lacking and columns is not None else table
+        return table if columns is None else table.select(list(columns))
 
     def method_columns(self) -> list[str]:
         """Those that at least one table has, in the order of their declaration."""
