@@ -232,13 +232,16 @@ class Pool:
         order, pool_marks = self._order[side], self._marks[side]
         first = pool_marks[order, 0]
         begin = np.searchsorted(first, marks[:, 0] - 2 * SAME_PROJECTION)
-        ends = np.cumsum(np.searchsorted(first, marks[:, 0] + 2 * SAME_PROJECTION) - begin)
+        counts = np.searchsorted(first, marks[:, 0] + 2 * SAME_PROJECTION) - begin
+        ends = np.cumsum(counts)
         for start in range(0, int(ends[-1]), CANDIDATES):
-            places = np.arange(start, min(start + CANDIDATES, ends[-1]))
-            rows = np.searchsorted(ends, places, side="right")
-            columns = order[places - ends[rows - 1] * (rows > 0) + begin[rows]]
-            near = np.abs(marks[rows] - pool_marks[columns]).max(axis=1) <= SAME_PROJECTION
-            yield columns[near] * len(marks) + rows[near]
+            stop = min(start + CANDIDATES, int(ends[-1]))
+            rows = np.repeat(np.arange(len(marks)), np.diff(np.clip(ends, start, stop), prepend=start))
+            columns = order[np.arange(start, stop) + (begin + counts - ends)[rows]]
+            for mark, pool_mark in zip(marks.T, pool_marks.T, strict=True):  # each leaves few for the next
+                near = np.abs(mark[rows] - pool_mark[columns]) <= SAME_PROJECTION
+                rows, columns = rows[near], columns[near]
+            yield columns * len(marks) + rows
 
     def _put(self, values: Float32) -> Any:
         return values if self._xp is np else self._xp.as_tensor(values, device=self._device)
