@@ -22,7 +22,7 @@ from noisegate.pipeline.runs.table import VERSION, RunFolder, read_metadata, tab
 from noisegate.pipeline.settings import DecodeOptions
 from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.read import RawSample
-from noisegate.pipeline.shards.stream import Chunk, ShardEnd, ShardFailed, stream
+from noisegate.pipeline.shards.stream import Chunk, ShardEnd, ShardFailed, chunks_ahead, stream
 from noisegate.pipeline.shards.workers import Decoded, DecodePool, default_workers
 from noisegate.pipeline.system.mirror import Mirror
 from noisegate.pipeline.system.progress import Progress
@@ -209,9 +209,10 @@ def encode_shards(
     def select(shard: Shard, raw: RawSample) -> bool:
         return shard.url not in retry or raw.index in retry[shard.url]
 
+    ahead = chunks_ahead(workers, model.batch_size)
     with (
         DecodePool(workers, model.preprocess, task.options) as pool,
-        closing(stream(with_retries(), pool, 2 * max(1, workers) + 2, select if task.retry_failed else None)) as items,
+        closing(stream(with_retries(), pool, ahead, select if task.retry_failed else None)) as items,
     ):
         part = EncodedShard(model)
         try:

@@ -18,6 +18,15 @@ AHEAD_BYTES = 256_000_000  # of raw samples that are read and not decoded, besid
 Selector = Callable[[Shard, RawSample], bool]
 
 
+def chunks_ahead(workers: int, batch_size: int) -> int:
+    """How many chunks to hold: two for each worker, and a batch, so that decoding goes on while the encoder is busy.
+
+    >>> chunks_ahead(workers=1, batch_size=64)
+    8
+    """
+    return 2 * max(1, workers) + 2 + -(-batch_size // CHUNK_SAMPLES)
+
+
 @dataclass
 class Chunk:
     """Decoded samples of a shard, in order; `position` counts the shard's bytes read so far."""
