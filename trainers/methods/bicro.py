@@ -31,6 +31,7 @@ from noisegate.pipeline.methods import Split, bmm_split, gmm_split, predict_matc
 from noisegate.pipeline.system import Float32, Index, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import triplet
+from noisegate.trainers.targets import full_precision
 
 from .base import Array, MethodConfig, Run, Seen, StepLoss
 from .co_teaching import CoTeaching, CoTeachingConfig, NetworkStep, PartnerView, clean_rows, mean_of_known
@@ -155,9 +156,10 @@ def consistency(images: Tensor, texts: Tensor, anchor_images: Tensor, anchor_tex
     >>> consistency(images, texts, torch.eye(2), torch.tensor([[0.8, 0.6], [0.6, 0.8]]))  # anchor 2 both times: .8 and .8
     tensor([1.])
     """
-    by_image, by_text = (
-        (own @ of.T).clamp(min=SMALLEST) for own, of in ((images, anchor_images), (texts, anchor_texts))
-    )
+    with full_precision(images):
+        by_image, by_text = (
+            (own @ of.T).clamp(min=SMALLEST) for own, of in ((images, anchor_images), (texts, anchor_texts))
+        )
     agreements = []
     for nearest in (by_image.argmax(dim=1, keepdim=True), by_text.argmax(dim=1, keepdim=True)):
         ratio = by_image.gather(1, nearest)[:, 0] / by_text.gather(1, nearest)[:, 0]

@@ -31,6 +31,7 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system import Float32, Mask
 from noisegate.trainers.data import Batch
 from noisegate.trainers.losses import cross_entropy
+from noisegate.trainers.targets import full_precision
 
 from .base import ALL, Array, Method, MethodConfig, Run, Seen, StepLoss, Stream
 from .label_selection import says_what_neighbours_say
@@ -157,7 +158,8 @@ def clean_probability(logits: Tensor, vectors: Tensor, negative: Tensor, tempera
     >>> [round(x, 3) for x in clean_probability(z, v, t, torch.tensor(1.0))[0].tolist()]  # σ(2 - 1), σ(0 - 0)
     [0.731, 0.5]
     """
-    return torch.sigmoid(logits.float() - vectors.float() @ F.normalize(negative, dim=1).T / temperature)
+    with full_precision(vectors):  # a logit is a hundred times the cosine
+        return torch.sigmoid(logits.float() - vectors.float() @ F.normalize(negative, dim=1).T / temperature)
 
 
 def dual_prompt_loss(p: Tensor, believed: Tensor, others: Tensor) -> Tensor:

@@ -308,8 +308,7 @@ class Target(nn.Module, ABC):
         if self.config.class_affinity == "exponential":
             self._require_classes("prompts")
             vectors = (self.encode_classes() if anchors is None else anchors)["vectors"]
-            with full_precision(vectors):
-                return text_anchored_logits(images["vectors"].float(), vectors.float(), self.get_buffer("class_ids"))
+            return text_anchored_logits(images["vectors"].float(), vectors.float(), self.get_buffer("class_ids"))
         return self.scale * self.class_similarity(images, anchors)
 
     def _require_classes(self, head: str) -> ClassSet:
@@ -345,14 +344,15 @@ class Target(nn.Module, ABC):
 def text_anchored_logits(vectors: Tensor, anchors: Tensor, anchor_labels: Tensor, scale: float = 40.0) -> Tensor:
     """TANGO's text-anchored classifier (B, C): (scale / K_c) Σ exp(cos) over the K_c anchors of each class.
 
-    vectors, anchors: unit rows (B, d) and (A, d); anchor_labels: (A,).
+    vectors, anchors: unit rows (B, d) and (A, d); anchor_labels: (A,). Not rounded by autocast.
 
     >>> image, texts = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.3, 0.91**0.5], [0.2, 0.96**0.5]])
     >>> logits = text_anchored_logits(image, texts, torch.tensor([0, 1]))
     >>> round(float(logits[0, 0] - logits[0, 1]), 3)
     5.138
     """
-    affinity = (vectors @ anchors.T).exp()
+    with full_precision(vectors):
+        affinity = (vectors @ anchors.T).exp()
     count = torch.bincount(anchor_labels)
     total = affinity.new_zeros(len(affinity), len(count)).index_add(1, anchor_labels, affinity)
     return total * (scale / count)

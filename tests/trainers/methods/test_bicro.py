@@ -130,3 +130,11 @@ def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path, procedur
     assert same_weights(whole.folder / "last.safetensors", rest.folder / "last.safetensors")
     assert curve(rest.folder) == curve(whole.folder)
     assert set(whole.sample_columns) == {"bicro_probability", "bicro_label"}
+
+
+def test_autocast_does_not_round_the_cosines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = [units(torch.randn(n, 16, generator=generator)) for n in (7, 7, 3, 3)]
+    exact = consistency(*vectors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert consistency(*vectors).equal(exact)

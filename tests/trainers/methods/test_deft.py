@@ -74,3 +74,11 @@ def test_deft_finds_wrong_labels_and_goes_on_after_a_stop(tmp_path: Path) -> Non
 def test_finding_must_leave_epochs(scored: Path, tmp_path: Path) -> None:
     with refused("method.detect", 4), opened(describe(scored, tmp_path, "deft", detect=4)):
         pass
+
+
+def test_autocast_does_not_round_the_cosines() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, vectors, negative = (torch.randn(n, 16, generator=generator) for n in (5, 5, 16))
+    exact = clean_probability(logits, vectors, negative, torch.tensor(0.01))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert clean_probability(logits, vectors, negative, torch.tensor(0.01)).equal(exact)

@@ -485,3 +485,12 @@ def test_a_run_trains_the_visual_tower_alone_and_resumes_exactly(scored: Path, t
     first = train(plain, settings=["loop.epochs=1", "method.table_epochs=1"], quiet=True)
     assert first.sample_columns["clean"].tolist() == table["clean_tango"].to_pylist()
     assert first.sample_columns["refined_label"].tolist() == table["refined_label"].to_pylist()
+
+
+def test_autocast_does_not_round_the_cosines_of_tac() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors, anchors = (torch.nn.functional.normalize(torch.randn(n, 16, generator=generator)) for n in (5, 6))
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    exact = text_anchored_logits(vectors, anchors, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert text_anchored_logits(vectors, anchors, labels).equal(exact)
