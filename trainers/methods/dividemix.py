@@ -165,7 +165,9 @@ class DivideMix(Method):
             images.append(network.pixels(batch.images))
             with torch.no_grad():
                 p = network.class_logits(run.encode_images(images[-1], k), prompts).softmax(dim=1)
+                other.eval()  # as published: the other one is only asked, and its running statistics stay as they are
                 p = p + other.class_logits(run.encode_images(images[-1], 1 - k), _prompts(other)).softmax(dim=1)
+                other.train()
             targets.append(sharpen(p / 2, self.config.sharpen))
         labels = torch.cat(targets)
         rows = torch.cat([batch.rows for batch in (labelled, unlabelled) if batch is not None])

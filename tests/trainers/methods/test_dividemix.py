@@ -232,6 +232,19 @@ def test_step_adds_the_mixmatch_losses_of_both_networks() -> None:
     assert all(p.grad is not None for t in run.targets for p in t.model.visual.parameters())
 
 
+def test_the_other_network_guesses_in_evaluation_mode() -> None:
+    """As published: the one that learns is in training mode, the one that is asked about unlabelled pictures is not."""
+    run = FakeRun()
+    method = divided(run)
+    modes: list[tuple[int, bool]] = []
+    for k, target in enumerate(run.targets):
+        target.train()
+        target.model.visual.register_forward_pre_hook(lambda *_, k=k, t=target: modes.append((k, t.training)))
+    method.loss({"a_unlabelled": pictures([1, 3], run.labels, 1)}, run)  # type: ignore[arg-type]
+    assert modes == [(0, True), (1, False), (0, True)], "own guess, the other's, the mixed pictures"
+    assert all(target.training for target in run.targets)
+
+
 @pytest.mark.parametrize(("epochs", "given", "alpha"), [(49, None, 0.1), (50, None, 4.0), (5, 2.0, 2.0)])
 def test_short_runs_hardly_mix(epochs: int, given: float | None, alpha: float) -> None:
     notes: list[str] = []
