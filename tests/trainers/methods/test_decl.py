@@ -16,6 +16,7 @@ from noisegate.trainers.config import TrainConfig
 from noisegate.trainers.losses import info_nce
 from noisegate.trainers.methods.decl import (
     Decl,
+    DeclConfig,
     divergence_from_uniform,
     dynamic_hinge,
     evidence,
@@ -138,8 +139,25 @@ def test_a_whole_run_and_going_on_with_it(scored: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "setting", "value"),
     [({"warmup": 2}, "method.warmup", 2), ({"loss": "triplet"}, "method.loss", "triplet"),
-     ({"temperature": 0.01}, "method.temperature", 0.01)],
+     ({"temperature": 0.05}, "method.temperature", 0.05)],
 )  # fmt: skip
 def test_settings_that_cannot_work(scored: Path, tmp_path: Path, how: dict[str, Any], setting: str, value: Any) -> None:
     with refused(setting, value):
         check_config(TrainConfig.parse(settings(scored, tmp_path, method={"name": "decl", **how})))
+
+
+def test_the_gradient_is_right_in_float32_down_to_the_smallest_temperature() -> None:
+    """The divergence subtracts logarithms of the gamma function of up to e^(1 / τ)."""
+    rng = torch.Generator().manual_seed(0)
+    scores = torch.rand(64, 64, generator=rng, dtype=torch.float64) * 0.6 - 0.1
+    scores.diagonal().add_(0.3)
+    scores[0, 5] = 0.95
+    believed = torch.rand(64, generator=rng) < 0.6
+    smallest = DeclConfig.model_json_schema()["properties"]["temperature"]["anyOf"][0]["minimum"]
+    gradients = []
+    for kind in (torch.float64, torch.float32):
+        given = scores.to(kind, copy=True).requires_grad_()
+        evidential_loss(evidence(given, smallest), believed).mean().backward()
+        assert given.grad is not None
+        gradients.append(given.grad.double())
+    assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 0.01
