@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -147,9 +148,8 @@ class Reviews:
         with self._open("rw") as database:  # not "ro": rolling back what a killed writer left needs to write
             if not database.execute("pragma user_version").fetchone()[0]:
                 return []  # another process is about to write the first mark
-            return [
-                Mark(*row) for row in database.execute(f"select {_NAMES} from marks {condition} order by id", values)
-            ]
+            rows = database.execute(f"select {_NAMES} from marks {condition} order by id", values)
+            return [_check_row(row) for row in rows]
 
     @contextmanager
     def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -161,6 +161,8 @@ class Reviews:
                 version = database.execute("pragma user_version").fetchone()[0]
                 if version > VERSION:
                     raise TableError.of("reviews", self.path, f"has version {version}, not {VERSION}; update noisegate")
+                if database.execute(_FOREIGN).fetchone():
+                    raise sqlite3.DataError("it has views, triggers or computed columns")
                 yield database
             finally:
                 database.close()
@@ -170,6 +172,26 @@ class Reviews:
 
 
 _NAMES = ", ".join(f'"{field.name}"' for field in fields(Mark))
+_FOREIGN = """
+select 1 from sqlite_schema where coalesce(rootpage, 0) = 0 union all select 1 from pragma_table_xinfo('marks') where hidden
+"""  # views, triggers and virtual tables have no page of their own; computed columns are hidden
+_KINDS: tuple[type | UnionType, ...] = (
+    *(str, int, str, bytes | None, bytes | None),
+    *(str | None, int | None, str | None, int | float),
+)
+_LATEST = 253402300800.0  # seconds: the end of the year 9999
+
+
+def _check_row(row: Sequence[Any]) -> Mark:
+    """A row as a mark; raises sqlite3.DataError, because the file may come from elsewhere with somebody's run."""
+    if not all(map(isinstance, row, _KINDS)) or not 0 <= row[-1] < _LATEST or row[1] < 0:
+        raise sqlite3.DataError("a mark has wrong values")
+    try:
+        return Mark(*row)
+    except ConfigError as error:
+        raise sqlite3.DataError(str(error)) from error
+
+
 _SAMPLE_NAMES = ", ".join(f'"{name}"' for name in SAMPLE)
 
 

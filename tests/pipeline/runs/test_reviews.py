@@ -145,6 +145,41 @@ def test_files_that_are_no_marks_are_named(tmp_path: Path) -> None:
         Reviews(tmp_path / "nowhere").write([mark(0, "keep")])
 
 
+_LOOSE = 'create table marks (id integer, shard, "index", key, image_sha256, text_sha256, mark, label, reviewer, at)'
+_ENDLESS = """
+create view marks as with recursive c(id) as (select 1 union all select id + 1 from c)
+select id, 'x' shard, 0 "index", 'k' key, null image_sha256, null text_sha256, 'keep' mark, null label, null reviewer, 0.0 at
+from c
+"""
+
+
+@pytest.mark.parametrize(
+    ("schema", "row"),
+    [
+        (_LOOSE, ("x", "many", "k", b"", b"", "keep", None, None, 0.0)),
+        (_LOOSE, ("x", -1, "k", b"", b"", "keep", None, None, 0.0)),
+        (_LOOSE, ("x", 0, None, b"", b"", "keep", None, None, 0.0)),
+        (_LOOSE, ("x", 0, "k", b"", b"", "burn", None, None, 0.0)),
+        (_LOOSE, ("x", 0, "k", b"", b"", "keep", None, None, 1e300)),
+        (_LOOSE, ("x", 0, "k", b"", b"", "keep", None, None, "yesterday")),
+        (_LOOSE.replace("reviewer,", "reviewer as (zeroblob(900000000)),"), ()),
+        (_ENDLESS, ()),
+    ],
+)
+def test_a_hostile_file_of_marks_is_one_error(tmp_path: Path, schema: str, row: tuple[Any, ...]) -> None:
+    """It may come with somebody's run; a view would be computed, for ever where it has no end."""
+    path = Reviews(tmp_path).path
+    hostile = sqlite3.connect(path)
+    hostile.execute(schema)
+    if row:
+        hostile.execute("insert into marks values (1, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    hostile.execute("pragma user_version = 1")
+    hostile.commit()
+    hostile.close()
+    with refused("reviews", path, TableError):
+        Reviews(tmp_path).read()
+
+
 def test_marks_are_not_written_to_a_copy_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     copy = copy_folder("memory://bucket/run", "read")
