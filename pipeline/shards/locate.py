@@ -219,7 +219,13 @@ def _path(url: str) -> str:
 
 
 def _stream_options(url: str) -> dict[str, Any]:
-    """fsspec options that read a web address as one stream, without ranges and without aiohttp's limit of 5 minutes."""
+    """fsspec options that read a web address as one stream, without ranges and without aiohttp's limit of 5 minutes.
+
+    Raises ValueError for a chain such as `reference://a::b`, which fsspec reads by what the file b says, templates included.
+    `find_shards` makes none, but the record of a run may hold one.
+    """
+    if "::" in url:
+        raise ValueError("it is a chain of URLs, and only plain ones are read")
     if not url.startswith(("http://", "https://")):
         return {}
     import aiohttp

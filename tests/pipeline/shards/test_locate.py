@@ -1,6 +1,7 @@
 import functools
 import http.server
 import importlib.util
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,18 @@ class TestShard:
                 Shard(url).open()
             with refused("shards", url, ShardError):
                 Shard(url).size_and_time()
+
+    def test_chains_of_urls_are_not_opened(self, tmp_path: Path) -> None:
+        """fsspec reads `reference://` by the rules of another file, which may come with somebody's run."""
+        (tmp_path / "x.tar").write_bytes(tar_bytes(pairs(1)))
+        (tmp_path / "rules.json").write_text(json.dumps({"x.tar": [str(tmp_path / "x.tar")]}))
+        chain = f"reference://x.tar::{tmp_path}/rules.json"
+        with fsspec.open(chain, "rb") as file:
+            assert file.read(1)
+        with refused("shards", chain, ShardError):
+            Shard(chain).open()
+        with refused("shards", chain, ShardError):
+            Shard(chain).size_and_time()
 
     def test_size_and_time(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "x.tar", pairs(1))
