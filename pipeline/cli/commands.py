@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from noisegate.pipeline.errors import NoisegateError, StoppedError
+from noisegate.pipeline.system.controls import show_controls
 
 from .adapt import adapt
 from .annotate import annotate
@@ -21,7 +22,6 @@ from .evaluate import evaluate
 from .export import export
 from .help_layout import Group, arrange, flowing
 from .noise import noise
-from .output import show_controls
 from .plan import plan
 from .rescore import rescore, score_embeddings
 from .review import review

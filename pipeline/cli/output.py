@@ -20,6 +20,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
+from noisegate.pipeline.system.controls import show_controls, show_line
 from noisegate.pipeline.system.numbers import number as number
 from noisegate.pipeline.system.numbers import percent as percent
 from noisegate.pipeline.system.numbers import why as why
@@ -34,16 +35,7 @@ JsonOption = Annotated[
 ]
 
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and line feed
-
-
-def show_controls(text: str) -> str:
-    r"""Replace control characters by their escapes: a key must not move the cursor or set the terminal's title.
-
-    >>> show_controls("a\x1b[2J")
-    'a\\x1b[2J'
-    """
-    return CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+_C1 = re.compile("[\x7f-\x9f]")  # control characters that JSON may hold as they are
 
 
 def escape(text: str) -> str:
@@ -68,7 +60,7 @@ class Output:
             right = i > 0 and len(columns) > 2
             table.add_column(name, justify="right" if right else "left", overflow="fold", style="" if i else "cyan")
         for row in rows:
-            table.add_row(*map(Text, row))  # names may have brackets, which are not markup
+            table.add_row(*(Text(show_line(cell)) for cell in row))  # names may have brackets, which are not markup
         self.console.print(table)
         self.console.print()
 
@@ -82,13 +74,13 @@ class Output:
 
     def note(self, text: str) -> None:
         """Print progress to standard error."""
-        print(text, file=sys.stderr, flush=True)
+        print(show_controls(text), file=sys.stderr, flush=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
         """Show a spinner on a terminal, or print one line, while the block runs."""
         if sys.stderr.isatty():
-            with Console(stderr=True).status(Text(text)):
+            with Console(stderr=True).status(Text(show_controls(text))):
                 yield
         else:
             self.note(text)
@@ -97,8 +89,8 @@ class Output:
     def result(self, values: Mapping[str, Any]) -> None:
         """Print the JSON object, if `as_json`."""
         if self.as_json:
-            json.dump(_finite(values), sys.stdout, ensure_ascii=False)
-            sys.stdout.write("\n")
+            text = json.dumps(_finite(values), ensure_ascii=False)
+            sys.stdout.write(_C1.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def _finite(value: Any) -> Any:

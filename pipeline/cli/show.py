@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from noisegate.pipeline.system.controls import show_line
 from noisegate.pipeline.system.machine import format_size
 from noisegate.pipeline.system.progress import counted
 
 from .options import Folder, Seed, refuse_memory
-from .output import JsonOption, Output, escape, number, percent, print_summary, show_controls
+from .output import JsonOption, Output, escape, number, percent, print_summary
 
 if TYPE_CHECKING:
     from noisegate.pipeline.inspect.compare import Comparison, Disagreement
@@ -53,12 +54,12 @@ def print_overview(overview: "RunOverview", output: Output) -> None:
     for histogram in overview.histograms:
         output.say(f"\n[bold]{histogram.score}[/] of {counted(sum(histogram.counts), 'sample')}")
         for line in draw_histogram(histogram, width):
-            output.console.print(Text(show_controls(line)), no_wrap=True)
+            output.console.print(Text(show_line(line)), no_wrap=True)
         worst = overview.worst[histogram.score]
         if worst:
             output.say(f"\n[bold]Lowest {histogram.score}[/]")
         for sample in worst:
-            output.console.print(Text(show_controls(format_sample(sample))), no_wrap=True, overflow="ellipsis")
+            output.console.print(Text(show_line(format_sample(sample))), no_wrap=True, overflow="ellipsis")
     if overview.notes:
         output.say("")
     for note in overview.notes:
@@ -148,9 +149,7 @@ def print_comparison(comparison: "Comparison", output: Output) -> None:
     if comparison.disagreements:
         output.say(f"Ranked most differently by {comparison.by} (0 % is the worst):")
         for one in comparison.disagreements:
-            output.console.print(
-                Text(show_controls(_line(one, comparison.by or ""))), no_wrap=True, overflow="ellipsis"
-            )
+            output.console.print(Text(show_line(_line(one, comparison.by or ""))), no_wrap=True, overflow="ellipsis")
     elif comparison.by is None:
         output.say("They rank every sample alike.")
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from noisegate.pipeline.errors import ConfigError
+from noisegate.pipeline.system.controls import show_line
 
 from .options import BatchSize, Device, Folder, Pretrained, Quiet, Seed, TrustRun, option
 from .output import JsonOption, Output, escape, number
@@ -98,7 +99,7 @@ def print_verification(verification: "Verification", output: Output) -> None:
     for note in verification.notes:
         output.say(f"[yellow]note[/]: {escape(note)}")
     for problem in verification.problems[:SHOWN]:
-        output.say(f"[red]differs[/]: {escape(str(problem))}")
+        output.say(f"[red]differs[/]: {escape(show_line(str(problem)))}")
     if verification.problem_count > SHOWN:
         output.say(f"… and {verification.problem_count - SHOWN:,} more")
     output.say(f"[{'green' if verification.ok else 'bold red'}]{escape(verification.verdict)}[/]")

@@ -270,7 +270,7 @@ def summarise(
             errors.setdefault(row["status"], row["error_first"])
         statuses.update({e["values"]: e["counts"] for e in pc.value_counts(table["status"].cast("string")).to_pylist()})
         words = pc.replace_substring_regex(
-            pc.list_flatten(table["flags"]).cast("string"), "^duplicate_of:.*", "duplicate"
+            pc.list_flatten(table["flags"]).cast("string"), "(?s)^duplicate_of:.*", "duplicate"
         )
         flags.update({e["values"]: e["counts"] for e in pc.value_counts(words).to_pylist()})
         weight = table["osa_weight"].drop_null().to_numpy()

@@ -1,8 +1,8 @@
 """What the other packages stand on.
 
 Files written whole (`output_files`), processes and memory (`machine`), worker processes (`worker_pool`, `messages`),
-`progress`, the connection to Ray (`ray_connection`), optional packages (`extras`) and array types for
-annotations (`array_types`).
+`progress`, control characters as escapes (`controls`), the connection to Ray (`ray_connection`), optional packages
+(`extras`) and array types for annotations (`array_types`).
 """
 
 import lazy_loader

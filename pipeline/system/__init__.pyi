@@ -3,6 +3,8 @@ from .array_types import Float64 as Float64
 from .array_types import Floats as Floats
 from .array_types import Index as Index
 from .array_types import Mask as Mask
+from .controls import show_controls as show_controls
+from .controls import show_line as show_line
 from .extras import install_line as install_line
 from .extras import require_extra as require_extra
 from .machine import count_processors as count_processors

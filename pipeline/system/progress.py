@@ -4,6 +4,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from .controls import show_controls
 from .machine import format_size
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Lines(Progress):
             self.note(f"{self._epoch} batch {self._batch}/{self._batches}: {_loss(loss)}, {rate:,.0f} samples/s")
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(show_controls(text), file=sys.stderr, flush=True)
 
 
 class Bar(Progress):
@@ -137,7 +138,7 @@ class Bar(Progress):
             self._bar.update(self._task, state=state)
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(show_controls(text), highlight=False, markup=False)
 
     def stop(self) -> None:
         self._bar.stop()

@@ -17,7 +17,7 @@ from rich.text import Text
 from noisegate.pipeline.cli.options import Device, Dtype, TrustRun
 from noisegate.pipeline.cli.output import JsonOption, Output, escape, number, percent
 from noisegate.pipeline.errors import ConfigError
-from noisegate.pipeline.system import counted, require_extra
+from noisegate.pipeline.system import counted, require_extra, show_line
 
 if TYPE_CHECKING:
     from noisegate.pipeline.pairs import Scorer
@@ -304,16 +304,16 @@ def print_scores(answer: Mapping[str, Any], output: Output, *, title: str, with_
 def _cells(
     result: Mapping[str, Any], beta: float | None, ends: tuple[float, float], width: int, with_image: bool
 ) -> list[Text]:
-    image = [Text(str(result["image"]))] if with_image else []
-    similarity = result["similarity"]
+    image = [Text(show_line(str(result["image"])))] if with_image else []
+    text, similarity = Text(show_line(result["text"])), result["similarity"]
     if similarity is None:
         reason = f"{result['status']}: {result['error']}"
-        return [Text("–"), Text(), Text(), Text(), *image, Text(result["text"]) + Text(f"  {reason}", style="red")]
+        return [Text("–"), Text(), Text(), Text(), *image, text + Text(show_line(f"  {reason}"), style="red")]
     line = Text(scale(similarity, beta, *ends, width), style="dim")
     line.highlight_regex(POINT, "bold green" if result["clean"] else "bold red")
     line.highlight_regex(BETA, "bold yellow")
     figures = [number(result["osa_weight"]), percent(result["clean_probability"])]
-    return [Text(number(similarity)), line, *map(Text, figures), *image, Text(result["text"])]
+    return [Text(number(similarity)), line, *map(Text, figures), *image, text]
 
 
 def _describe_beta(beta: Mapping[str, Any]) -> str:

@@ -266,7 +266,7 @@ def _count(data: ReportData, table: pa.Table) -> None:
     data.rows += len(table)
     data.statuses.update(_values(table["status"].cast("string")))
     words = pc.list_flatten(table["flags"]).cast("string")
-    data.flags.update(_values(pc.replace_substring_regex(words, "^duplicate_of:.*", "duplicate")))
+    data.flags.update(_values(pc.replace_substring_regex(words, "(?s)^duplicate_of:.*", "duplicate")))
     data.kept += pc.sum(table["clean"]).as_py() or 0
     likely = pc.greater(table["clean_probability"], LIKELY)
     data.dropped_likely += pc.sum(pc.and_(likely, pc.invert(table["clean"]))).as_py() or 0

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from noisegate import read_table
@@ -191,6 +193,15 @@ def test_labels_that_nothing_is_known_of_are_not_to_be_dropped(tmp_path: Path) -
 def test_captions_that_all_pass_say_nothing_of_the_labels() -> None:
     assert "so no caption is rejected" in replace(PLAIN, labels=FUSED, zero_weight=0).warnings[0]
     assert "so nothing is rejected" in replace(PLAIN, zero_weight=0).warnings[0]
+
+
+def test_duplicates_of_keys_with_line_breaks_are_one_flag(tmp_path: Path) -> None:
+    images, _ = clusters(count=60)
+    images[30:] = images[:30]
+    pq.write_table(pa.table({"key": [f"k{i}\n" for i in range(60)]}), tmp_path / "keys.parquet")
+    summary = scored(tmp_path, images, labels=np.arange(60) % 4, metadata=tmp_path / "keys.parquet")
+    assert summary.flags["duplicate"] == 30
+    assert not [flag for flag in summary.flags if "k" in flag]
 
 
 def test_repaired_labels_are_counted(tmp_path: Path) -> None:
