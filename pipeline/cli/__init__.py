@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 
 from noisegate.pipeline.estimators.light_import import EMBED_ONLY
@@ -15,10 +16,14 @@ EMBEDDING = ("annotate", "calibrate", "plan", "score", "serve", "verify")
 
 
 def program() -> None:
-    """The command as a process of its own, which need not import what its command does not use."""
+    """The command as a process of its own: it imports only what its command uses, and SIGTERM stops it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # train and serve set handlers of their own
     if sys.argv[1:2] and sys.argv[1] in EMBEDDING:
         os.environ.setdefault(EMBED_ONLY, "1")
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # while commands are still being imported; afterwards `main` explains it
+        sys.exit(130)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.estimators import ModelSpec
 from noisegate.pipeline.system.machine import count_processors
-from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, spawn_context
+from noisegate.pipeline.system.processes import UNGUARDED, is_of_main, sigint_blocked, spawn_context
 
 from .fleet import Fleet, Link, Lost, Message, Reply, serve
 
@@ -121,7 +121,7 @@ class _Processes:
         context = spawn_context(make)
         here, there = context.Pipe()
         process = context.Process(target=_main, args=(there, make, _environment(place, self._threads)))
-        with _sigint_blocked():
+        with sigint_blocked():
             process.start()
         there.close()
         return _Process(process, here, is_of_main(make))
@@ -183,19 +183,6 @@ def _environment(place: str, threads: int | None) -> dict[str, str]:
     if threads is not None and "OMP_NUM_THREADS" not in os.environ:
         environment |= dict.fromkeys(_THREADS, str(threads))
     return environment
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Block Ctrl-C for processes started here, until they can ignore it themselves."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _reason(code: int | None, of_main: bool) -> str:

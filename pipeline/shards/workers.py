@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.settings import DecodeOptions, Limits
 from noisegate.pipeline.system.machine import count_processors, limit_memory, reuse_memory
-from noisegate.pipeline.system.processes import UNGUARDED, forkserver_context, is_of_main, spawn_context
+from noisegate.pipeline.system.processes import UNGUARDED, forkserver_context, is_of_main, sigint_blocked, spawn_context
 from noisegate.pipeline.system.worker_pool import STARTS, WorkerLost, WorkerNotStarted, WorkerPool, WorkerSetup
 
 from .decode import BadSample, Preprocessor, decode_label, decode_text
@@ -204,7 +204,8 @@ class DecodePool:
 def start_server() -> None:
     """Start the process that fast workers are forked from, so that it imports torch while this one loads a model."""
     if isinstance(forkserver_context(None, WITH_TORCH), ForkServerContext):
-        forkserver.ensure_running()
+        with sigint_blocked():
+            forkserver.ensure_running()
 
 
 def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | None) -> WorkerPool:

@@ -20,6 +20,7 @@ from .output_files import whole_path as whole_path
 from .output_files import write_atomically as write_atomically
 from .output_files import writing_to as writing_to
 from .processes import forkserver_context as forkserver_context
+from .processes import sigint_blocked as sigint_blocked
 from .processes import spawn_context as spawn_context
 from .progress import Progress as Progress
 from .progress import counted as counted

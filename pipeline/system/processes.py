@@ -7,10 +7,11 @@ of noisegate only need its own modules, unless what is sent to them is defined i
 
 import multiprocessing
 import pickle
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import context, spawn
+from multiprocessing import context, resource_tracker, spawn
 from tempfile import gettempdir
 from typing import Any
 
@@ -87,6 +88,20 @@ def forkserver_context(
     chosen = context.ForkServerContext() if _needs_main(sent) else _ForkServerContext()
     chosen.set_forkserver_preload(list(preload))
     return chosen
+
+
+@contextmanager
+def sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C for processes started here, so that it does not interrupt their imports with a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # started with the first process, and its start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _needs_main(sent: object) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from .machine import exit_with_parent
 from .messages import receive, send
+from .processes import sigint_blocked
 
 START_SECONDS = 60.0  # for a process to import what it needs; chosen, ten times what a busy machine takes
 STARTS = 3  # tries to start a process, which may be killed just then
@@ -156,7 +157,8 @@ class _Worker:
                 name="noisegate-worker",
                 daemon=True,
             )
-            process.start()
+            with sigint_blocked():
+                process.start()
             theirs.close()  # so that the stream ends with the process
             with self._lock:
                 self._process, self._connection = process, ours

@@ -23,7 +23,7 @@ from noisegate.pipeline.errors import NoisegateError
 from noisegate.pipeline.estimators import Estimator, Identity, ModelSpec, as_estimator, find_truncated, normalise
 from noisegate.pipeline.pairs import Beta, measure_beta
 from noisegate.pipeline.shards import Preprocessor
-from noisegate.pipeline.system import exit_with_parent, receive, send, spawn_context
+from noisegate.pipeline.system import exit_with_parent, receive, send, sigint_blocked, spawn_context
 
 Kind = Literal["images", "texts"]
 Rows = NDArray[np.float32]
@@ -174,7 +174,8 @@ class EncoderProcess:
             name="noisegate-encoder",
             daemon=True,
         )
-        self._process.start()
+        with sigint_blocked():
+            self._process.start()
         theirs.close()  # so that the stream ends with the process
         threading.Thread(target=self._send_all, daemon=True).start()
         threading.Thread(target=self._receive_all, daemon=True).start()

@@ -150,8 +150,19 @@ def test_a_kill_leaves_no_worker_behind(shards: Path, tmp_path: Path) -> None:
     assert not any(map(is_running, workers))
 
 
+def ctrl_c(pid: int) -> None:
+    os.killpg(pid, signal.SIGINT)  # as a terminal does: to the workers too
+
+
+def sigterm(pid: int) -> None:
+    os.kill(pid, signal.SIGTERM)  # as `kill`, Docker and Kubernetes do
+
+
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_says_how_to_go_on(shards: Path, undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupt", [ctrl_c, sigterm])
+def test_a_signal_says_how_to_go_on(
+    shards: Path, undisturbed: dict[str, bytes], tmp_path: Path, interrupt: Callable[[int], None]
+) -> None:
     out = tmp_path / "out"
     arguments = ("annotate", shards, "--out", out, *FAKE, "--workers", "1", "--json")
     start = command(*arguments)
@@ -161,7 +172,7 @@ def test_ctrl_c_says_how_to_go_on(shards: Path, undisturbed: dict[str, bytes], t
         for line in process.stderr:
             if line.startswith("[2/"):
                 break
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+        interrupt(process.pid)
         printed, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert printed == ""

@@ -1,5 +1,8 @@
 """Worker processes that die, hang, stop, grow or never start."""
 
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -43,3 +46,24 @@ def test_workers_that_are_killed_as_they_start_are_started_again_a_few_times(kil
     else:
         with pytest.raises(WorkerNotStarted):
             WorkerPool(1, setup)
+
+
+FIRST_WORKER = """
+from noisegate.pipeline.shards.workers import start_server
+from noisegate.pipeline.system.processes import forkserver_context, spawn_context
+from noisegate.pipeline.system.worker_pool import WorkerPool, WorkerSetup
+from tests.pipeline.system.worker_tasks import is_ctrl_c_blocked
+
+{server}
+pool = WorkerPool(1, WorkerSetup(is_ctrl_c_blocked, {context}))
+print(pool.submit(0, seconds=60).result())
+pool.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be blocked here")
+@pytest.mark.parametrize(("server", "context"), [("", "spawn_context()"), ("start_server()", "forkserver_context()")])
+def test_ctrl_c_does_not_interrupt_the_imports_of_workers(server: str, context: str) -> None:
+    script = FIRST_WORKER.format(server=server, context=context)  # in a process that has started no other yet
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=120)
+    assert done.stdout == "True\n"

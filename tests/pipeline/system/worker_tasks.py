@@ -24,6 +24,11 @@ def work(task: str) -> int:
     return os.getpid()
 
 
+def is_ctrl_c_blocked(_: int) -> bool:
+    """Whether this process was started with Ctrl-C blocked; nothing in it changes that."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def die_while_starting(folder: Path, times: int) -> None:
     """Kill the first `times` processes that come here."""
     for i in range(times):
