@@ -70,7 +70,7 @@ def calibrate(
     with output.working(f"loading {model}"):
         estimator = load_estimator(model, pretrained, device=device, dtype=dtype, batch_size=batch_size)
     known = beta_cache_file(estimator.identity, seed).exists()
-    with output.working("measuring β of random inputs"):
+    with output.working("recalling β of random inputs" if known else "measuring β of random inputs"):
         random = measure_beta(estimator, seed)
     betas, pairs = [random], None
     if located:

@@ -24,6 +24,11 @@ FEW_PAIRS = 200  # pairs below which their number is the likeliest reason that n
 CLEAN_DATA = 0.05  # upper end below which data counts as clean
 MOST_LABELS = 0.5  # upper end above which clean says nothing of labels whose noise is not shown
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+UNKNOWN_BY_NEIGHBOURS = (
+    "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "
+    "give more pairs, or embeddings that know such data"
+)
+"""the warning if `tells_nothing` of pairs that are judged by their neighbourhoods alone"""
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,14 @@ class Summary:
         if near and not near["calibration"]:
             warnings.append(f"fewer than {MIN_PAIRS} pairs: too few to tell by neighbourhoods which are clean")
         elif near and tells_nothing(PairCalibration.from_dict(near["calibration"])):
-            warnings.append(
-                "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "
-                "give more pairs, or embeddings that know such data"
-            )
+            warnings.append(UNKNOWN_BY_NEIGHBOURS)
         if self.beta is None or not self.scored:
             return warnings
         beta = self.beta.value if self.cut == "osa" else None
-        if self.calibration and (warning := calibration_warning(self.model, self.calibration, beta)):
+        warning = calibration_warning(self.model, self.calibration, beta) if self.calibration else None
+        if warning is None and self.expected:
+            warning = poor_cut(self.model, self.expected)
+        if warning:
             warnings.append(warning)
         if self.cut == "probability" and self.calibration is None:
             warnings.append(
@@ -210,11 +215,27 @@ def unknown_data(model: str, calibration: PairCalibration) -> str:
             "the cosines hardly tell your pairs from shuffled ones, so the weights mean little; "
             "if images and texts come from two encoders, use --separate-spaces"
         )
-    only = "; embedded understands drawn scenes only" if model == "embedded" else ""
     return (
         "the model hardly tells your pairs from shuffled ones, so the weights mean little; "
-        f"try a --model that knows such data{only}"
+        f"try a --model that knows such data{_only_scenes(model)}"
     )
+
+
+def poor_cut(model: str, expected: Expected) -> str | None:
+    """The warning if the cut is expected to lose more right pairs than it keeps, or to keep more wrong ones than right ones."""
+    if not (expected.clean_recall < 0.5 or expected.clean_precision < 0.5):  # nan where nothing is kept
+        return None
+    loses = expected.clean_recall < 0.5
+    problem = "lose more right pairs than it keeps" if loses else "keep more wrong pairs than right ones"
+    other = "other embeddings" if model == ARRAYS else f"a --model that knows such data{_only_scenes(model)}"
+    return (
+        f"the cut is expected to {problem}. Right pairs that the model does not know count as wrong here: look at some "
+        f"that are dropped, and try another --beta or {other}"
+    )
+
+
+def _only_scenes(model: str) -> str:
+    return "; embedded understands drawn scenes only" if model == "embedded" else ""
 
 
 def calibration_warning(model: str, calibration: PairCalibration, beta: float | None = None) -> str | None:

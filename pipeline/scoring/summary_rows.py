@@ -16,7 +16,8 @@ _CELL = "text-align: left; vertical-align: top; padding: .2em 1.2em .2em 0; whit
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """(name, value) for all that a run came to."""
     beta, calibration = summary.beta, summary.calibration
-    rows = _count_rows(summary)
+    rows = [("model", f"{summary.model}{', for drawn scenes only' if summary.model == 'embedded' else ''}")]
+    rows += _count_rows(summary)
     if beta and summary.scored:
         rows += [("β", str(beta)), ("  why", why(beta.reason))]
         rows += [("weight 0", percent(summary.zero_share)), ("mean weight", f"{summary.mean_weight or 0.0:.4g}")]
@@ -43,7 +44,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows += _neighbourhood_rows(summary.neighbourhood)
     if summary.labels:
         rows += _label_rows(summary.labels, summary.repaired, alone=not summary.judges_pairs)
-    if summary.labels or summary.neighbourhood:
+    if summary.labels or summary.neighbourhood or summary.cut == "probability":
         both = ", by caption and label" if summary.labels and summary.judges_pairs else ""
         rows += [("kept as clean", f"{summary.kept:,}{both}")]
     rate = "nothing left to encode"

@@ -12,9 +12,12 @@ from noisegate.pipeline.pairs.beta import Beta
 from noisegate.pipeline.pairs.calibration import LIKELY
 from noisegate.pipeline.runs.table import FLAGS, RunFolder
 from noisegate.pipeline.scoring.summary import (
+    UNKNOWN_BY_NEIGHBOURS,
     describe_group,
     labels_unknown,
+    poor_cut,
     tells_nothing,
+    unknown_data,
     unknown_labels,
     unknown_noise,
 )
@@ -75,7 +78,7 @@ def headline(
         "summary": f"{count(data.rows, 'sample')} in {count(len(data.shards), 'shard')}",
         "scored_at": scored_at(run),
         "lead": lead,
-        "notices": [text for text in (_labels_notice(metadata), _group(view), missing) if text],
+        "notices": [text for text in (_labels_notice(metadata), _pairs_notice(view, metadata), missing) if text],
         "tiles": [
             (percent(rate), f"estimated noise{' of captions' if labels else ''}", _range(interval)),
             (percent(data.kept / data.scored if data.scored else None), "kept", f"{data.kept:,}"),
@@ -87,11 +90,18 @@ def headline(
     }
 
 
-def _group(view: ScoreView) -> str | None:
-    """The warning about pairs that lie apart."""
-    if view.calibration is None or tells_nothing(view.calibration):
+def _pairs_notice(view: ScoreView, metadata: Mapping[str, Any]) -> str | None:
+    """The warning about pairs of which nothing is known, or about right ones that lie apart."""
+    if view.calibration is None:
         return None
-    return describe_group(view.calibration, view.cut if view.rule == "osa" else None)
+    model = (metadata.get("scorer") or {}).get("model", "")
+    if tells_nothing(view.calibration):
+        unknown = unknown_data(model, view.calibration) if view.cut_name == "β" else UNKNOWN_BY_NEIGHBOURS
+        return f"Note: {unknown}."
+    if group := describe_group(view.calibration, view.cut if view.rule == "osa" else None):
+        return group
+    poor = poor_cut(model, view.expected) if view.expected and view.cut_name == "β" else None
+    return f"Note: {poor}." if poor else None
 
 
 def _labels_notice(metadata: Mapping[str, Any]) -> str | None:
@@ -200,13 +210,14 @@ def duplicate_section(
 def next_commands(
     run: RunFolder, view: ScoreView, recorded: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """What to do after reading the report, as (purpose, command). Nothing that drops labels of which nothing is known."""
+    """What to do after reading the report, as (purpose, command). Nothing that drops samples of which nothing is known."""
     folder = shlex.quote(str(run.path))
     arrays = "limits" not in (recorded.get("reading") or {})  # scored from embeddings, without shards
     kind = "csv" if arrays else "shards"
     rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
     look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}")
-    if view.noun == "label" and labels_unknown(metadata.get("labels") or {}):
+    no_labels_known = view.noun == "label" and labels_unknown(metadata.get("labels") or {})
+    if no_labels_known or (view.calibration and tells_nothing(view.calibration)):
         return [look]
     export = f'noisegate export {folder} --as {kind} --where "{rule}" --out cleaned'
     train = ("train with the scores", f"noisegate train --method select --table {folder}")

@@ -291,6 +291,19 @@ def test_wrong_settings_and_folders_are_one_message(own_run: Path, tmp_path: Pat
         write_report(own_run)
 
 
+def test_pairs_of_which_nothing_is_known_are_not_to_be_dropped(own_run: Path) -> None:
+    folder = RunFolder(own_run)
+    assert "noisegate export" in report(own_run)[1].text
+    for stem in list(folder.stems()):
+        metadata = read_metadata(folder.table(stem))
+        unknown = metadata["calibration"] | {"noise_interval": [0.1, 1.0], "pairs": 1000}
+        folder.write_table(stem, replace_columns(folder.read(stem), {}, metadata | {"calibration": unknown}))
+    page = report(own_run)[1]
+    assert "the model hardly tells your pairs from shuffled ones" in page.text
+    assert "noisegate serve --run" in page.text
+    assert "noisegate export" not in page.text and "noisegate train" not in page.text
+
+
 # --- labels and duplicates -------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,16 @@ def test_a_model_that_does_not_is_named() -> None:
     assert "embedded understands drawn scenes only" in replace(blind, model="embedded").warnings[0]
 
 
+def test_a_cut_that_loses_most_right_pairs_is_not_trusted() -> None:
+    rng = np.random.default_rng(6)
+    faint = np.concatenate([rng.normal(0.2, 0.02, 500), BLIND[:500]])  # most right pairs lie below β
+    weak = calibrated(faint)
+    assert weak.expected is not None and weak.expected.clean_recall < 0.5
+    assert "the cut is expected to lose more right pairs than it keeps" in weak.warnings[0]
+    assert "drawn scenes" not in weak.warnings[0]
+    assert "embedded understands drawn scenes only" in replace(weak, model="embedded").warnings[0]
+
+
 def test_a_void_calibration_gives_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
     few = replace(PLAIN, calibration=calibrate_pairs(BLIND[:26], SHUFFLED[:26]))
     for summary, words in ((calibrated(BLIND), "cannot be told by this model"), (few, "from these few pairs")):
