@@ -151,7 +151,7 @@ def annotate_with(
     engine: EngineSettings | None = None,
     nodes: Nodes | None = None,
 ) -> Summary:
-    """`annotate` with its settings in one object; `estimator`, `engine` and `nodes` replace what the settings name."""
+    """Run `annotate` with its settings in one object; `estimator`, `engine` and `nodes` override the settings."""
     model = estimator or ModelSpec(**settings.model_values)
     engine = engine or choose_engine(settings)
     nodes = nodes or Nodes.read(settings.nodes, settings.node_rank)
@@ -182,7 +182,7 @@ def annotate_with(
 
 
 def _check_store(store: Store, engine: EngineSettings, nodes: Nodes | None) -> None:
-    """Raise ConfigError for what a run in a store cannot do."""
+    """Raise ConfigError for settings that a run in a store does not support."""
     if nodes is not None:
         raise ConfigError.of("out", store.url, "cannot be shared by --nodes; use --engine ray, or a shared folder")
     if store.protocol == "memory" and not isinstance(engine, Local):
@@ -190,7 +190,7 @@ def _check_store(store: Store, engine: EngineSettings, nodes: Nodes | None) -> N
 
 
 def choose_engine(settings: AnnotateSettings) -> EngineSettings:
-    """The engine that the settings ask for; raise ConfigError for values that cannot work."""
+    """Return the engine that the settings name; raise ConfigError for values that cannot work."""
     if settings.engine == "ray":
         return Ray(settings.address, settings.ray_workers, settings.gpus_per_worker, settings.cpus_per_worker)
     return Local() if settings.devices is None else Devices.read(settings.devices)
@@ -253,7 +253,7 @@ class _Job:
     def _find(
         self, engine: EncodingEngine, shards: Sequence[Shard], lock: Lock
     ) -> tuple[list[Shard], dict[str, int | None]]:
-        """The shards to encode, and the sizes of all; raises MismatchError if they may not go into this folder.
+        """Return the shards to encode, and the sizes of all shards; raise MismatchError if the folder belongs to other data.
 
         `_run.json` then lists them, written under `lock`.
         """
@@ -287,7 +287,7 @@ class _Job:
         task = ShardTask(self.run.path, reading, self.settings.workers, self.settings.retry_failed, named, store)
         first_try = not self.settings.retry_failed and not any(self.run.stems())
         fail_fast = first_try and not self.settings.keep_going
-        judge = self._judge_model if first_try and len(todo) > 1 else None  # after the last shard all pairs are judged
+        judge = self._judge_model if first_try and len(todo) > 1 else None  # all pairs are judged after the last shard
         totals = ProgressTotals(self.progress, sizes, fail_fast, judge, self.run.check_lease)
         began = time.monotonic()
         if todo:
@@ -314,7 +314,7 @@ class _Job:
         self.record.write(engine.identity, scores.record(), finished=True)
         if (
             not self.settings.keep_embeddings and not self.record.failed
-        ):  # a shard that is still to come needs all for β
+        ):  # a failed shard may be encoded later; β then needs the embeddings of all shards
             for shard in self.shards:
                 self.run.embeddings(shard.stem).unlink(missing_ok=True)
         remove_plan(self.run.path)
@@ -369,7 +369,8 @@ class _Job:
                 )
 
     def _waits_for(self, engine: EncodingEngine, share: NodeShare) -> str | None:
-        """What other nodes still have to do before the run can be scored; shards that no node could read are left out."""
+        """Describe what other nodes must finish before this run can be scored, None if nothing; unreadable shards do not
+        count."""
         failed = share.failed()
         resume = self._resume(engine, retry_failed=False)
         left = [shard for shard in resume.todo(self.shards) if shard.url not in failed]
@@ -378,7 +379,7 @@ class _Job:
         self.record.times |= resume.times
         if left:
             return f"{len(left):,} shards of other nodes, such as {left[0].url}"
-        missing = share.missing_nodes() if self.settings.overwrite else []  # a late one would overwrite this run
+        missing = share.missing_nodes() if self.settings.overwrite else []  # a late node would overwrite this run
         return f"node {missing[0]}" if missing else None
 
     def _summarise(self, stems: Sequence[str], scores: RunScores, waits_for: str | None = None) -> Summary:

@@ -33,7 +33,7 @@ class NoisegateError(Exception):
 
     @classmethod
     def of(cls, setting: str, value: object, problem: str) -> Self:
-        """The error whose message is the setting, the value and the problem, in this order."""
+        """Make the error whose message is the setting, the value and the problem, in this order."""
         return cls(f"{setting} {repr(value) if isinstance(value, str) else value} {problem}", setting, value)
 
 
@@ -66,7 +66,7 @@ class StoppedError(NoisegateError):
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of those there are, or nothing where none is near.
+    """Return the hint at the end of a message about an unknown name: the nearest known name, or nothing if none is near.
 
     >>> did_you_mean("ossa", ["baseline", "osa"])
     '; did you mean osa?'

@@ -16,7 +16,7 @@ EMBEDDING = ("annotate", "calibrate", "plan", "score", "serve", "verify")
 
 
 def program() -> None:
-    """The command as a process of its own: it imports only what its command uses, and SIGTERM stops it as Ctrl-C does."""
+    """Run the command line as a process of its own: it imports only what its command needs, and SIGTERM stops it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # train and serve set handlers of their own
     if sys.argv[1:2] and sys.argv[1] in EMBEDDING:
         os.environ.setdefault(EMBED_ONLY, "1")
@@ -27,7 +27,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command line. Commands of other packages import this package, so that they are loaded only here."""
+    """Run the command line. The commands are loaded here, because those of other packages import this package."""
     from .commands import main as run
 
     run()

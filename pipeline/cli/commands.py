@@ -80,7 +80,7 @@ NEEDS_ARGUMENTS: tuple[Callable[..., None], ...] = (
 for command in (*RUNS_WITHOUT_ARGUMENTS, *NEEDS_ARGUMENTS):
     name = command.__name__.replace("_", "-")
     app.command(name, no_args_is_help=command in NEEDS_ARGUMENTS)(command)
-for package in entry_points(group="noisegate.commands"):  # of service and trainers, which pipeline must not import
+for package in entry_points(group="noisegate.commands"):  # service and trainers, which pipeline must not import
     package.load().register(app)
 arrange(app)
 
@@ -113,7 +113,7 @@ def main() -> None:
             _exit_on_closed_pipe()
         if end.code != 130:
             raise
-        _fail(_resume_hint(), 130)  # typer's exit code for Ctrl-C, which it does not explain
+        _fail(_resume_hint(), 130)  # typer exits with 130 after Ctrl-C and prints no reason
     except BrokenPipeError:
         _exit_on_closed_pipe()
 
@@ -123,7 +123,7 @@ def _resume_hint() -> str:
 
 
 def _exit_on_closed_pipe() -> None:
-    """The reader of the output has closed the pipe; exit with the code of SIGPIPE."""
+    """Exit with the code of SIGPIPE: the reader of the output has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # buffered output must not raise again
     sys.exit(141)
 

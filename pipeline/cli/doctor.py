@@ -37,7 +37,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 
 def print_facts(facts: "Facts", output: Output) -> None:
-    """Installed, machine, extras, and what a run would use."""
+    """Print what is installed, the machine, the extras, and what a run would use."""
     faiss = ", ".join(facts.faiss.distributions) or "absent"
     build = "" if facts.faiss.error else f" ({'GPU' if facts.faiss.gpu_build else 'CPU'} build)"
     cuda = f" (built for CUDA {facts.torch.cuda})" if facts.torch.cuda else " (CPU build)"
@@ -77,7 +77,7 @@ def print_facts(facts: "Facts", output: Output) -> None:
 
 
 def print_findings(findings: "list[Finding]", output: Output) -> None:
-    """Each with its remedy, and a verdict as the last line."""
+    """Print each finding with its remedy, and a verdict as the last line."""
     for finding in findings:
         output.tell(f"[{STYLES[finding.level]}]{finding.level}[/]: {escape(finding.text)}")
         if finding.remedy:

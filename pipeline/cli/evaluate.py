@@ -56,7 +56,7 @@ def evaluate(
         raise ConfigError.of("what", what, "is unknown; use pairs or labels")
     output = Output(as_json)
     run = RunFolder.to_read(folder)
-    folder = run.path  # of a run in a store its copy: it is listed once
+    folder = run.path  # the local copy of a run in a store, so that the store is listed only once
     tasks = (run.read_run() or {"scoring": {"tasks": ["pairs"]}})["scoring"]["tasks"]
     spoilt = noised_part(run, truth)
     noisy = "pairs" if spoilt == "captions" else spoilt
@@ -129,7 +129,7 @@ def _print_selection(title: str, metrics: "SelectionMetrics | None", unscored: i
 
 
 def print_label_evaluation(found: "LabelEvaluation", output: Output) -> None:
-    """AUROC of every label score, the two rules side by side, and what repairing gains."""
+    """Print the AUROC of every label score, the two rules side by side, and what repairing gains."""
     share = percent(found.noisy / found.samples)
     output.say(f"[bold]{counted(found.samples, 'label')}, {found.noisy:,} of them wrong ({share})[/]\n")
     output.table("Scores", [(name, number(value)) for name, value in found.aurocs.items()], ("score", "AUROC"))

@@ -20,7 +20,7 @@ DATA_FILE = re.compile(r"\.(tar|tar\.gz|tgz|parquet|jpg|png|csv)\b")
 
 
 class _Plain:
-    """Shows no type for options without a value: `--draft <bool>` looks as if it took one."""
+    """Hide the type of flags: `--draft <bool>` would look as if the flag took a value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
@@ -41,10 +41,10 @@ class Group(_Plain, TyperGroup):
     """`noisegate` itself."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; where the shell has expanded a pattern that the command takes as one value, say so."""
+        """Run the command; if the shell has expanded an unquoted pattern such as data/*.tar, say so in the error."""
         try:
             return super().invoke(ctx)
-        except Exception as error:  # UsageError, which typer has of its own from some version on
+        except Exception as error:  # click's UsageError, or typer's own class in newer versions
             message = getattr(error, "message", "")
             if message.startswith("Got unexpected extra argument") and DATA_FILE.search(message):
                 error.message = f"{message}\nThe shell has expanded a pattern; quote it: 'data/*.tar'"  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def panel(title: str) -> Any:
 
 
 def with_columns(shards: list[str], image: str | None, text: str | None, label: str | None) -> list[str]:
-    """The shards, those of tables by these columns; raises ConfigError for a slip in them, before a model is loaded."""
+    """Apply the column names to shards that are tables; raise ConfigError for a wrong name before a model is loaded."""
     from noisegate.pipeline.shards.locate import find_shards
     from noisegate.pipeline.shards.sources import TableColumns
 
@@ -147,7 +147,7 @@ NeighbourWorkers = Annotated[
 def neighbour_search(
     engine: str, address: str | None, memory: str | None, index: Any, workers: int
 ) -> "Iterator[NeighbourSearch]":
-    """The search that these options ask for; the processes it starts end with the block."""
+    """Build the neighbour search that these options describe; the processes it starts end with the block."""
     from noisegate.pipeline.neighbours import NeighbourSearch, process_executor, ray_executor
 
     check_engine(engine, {"address": address})
@@ -174,7 +174,7 @@ def refuse_memory(out: Path | None) -> None:
 
 
 def load_anchors(vectors: Path | None, labels: Path | None, names: tuple[str, ...] = ()) -> "Anchors | None":
-    """The anchors that the two options name, None if they name none."""
+    """Read the anchors that the two options name; None if neither is given."""
     from noisegate.pipeline.labels.anchors import read_anchors
 
     if vectors is None and labels is None:

@@ -1,6 +1,6 @@
 """How commands print: tables on standard output, or one JSON object there and all else on standard error.
 
-`print_summary` prints what a run came to, for the commands that score or show one.
+`print_summary` prints a run's summary, for the commands that score or show a run.
 """
 
 import json
@@ -105,7 +105,7 @@ def _finite(value: Any) -> Any:
 
 
 def program(*arguments: str) -> str:
-    """A command line of noisegate that works in the user's shell: by name if the shell finds it, else by path."""
+    """Format a noisegate command that works in the user's shell: by name if the shell finds it, else by path."""
     script = Path(sys.argv[0])
     by_name = shutil.which(script.name)
     if script.name == "__main__.py":
@@ -118,7 +118,7 @@ def program(*arguments: str) -> str:
 
 
 def print_summary(summary: "Summary", output: Output, named: bool = False) -> None:
-    """Print the table at the end of a run; unreadable shards by number alone if progress has `named` them."""
+    """Print the table at the end of a run; unreadable shards are only counted if the progress output has `named` them."""
     from noisegate.pipeline.scoring.summary_rows import summary_rows
 
     output.table("What came out", summary_rows(summary))

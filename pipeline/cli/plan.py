@@ -92,7 +92,7 @@ def plan(
 
 
 def _prices(given: list[str]) -> dict[str, float]:
-    """`1.20` is for this machine (`here`), `NAME=1.80` for another.
+    """Parse prices: `1.20` is the price of this machine (`here`), `NAME=1.80` that of another.
 
     >>> _prices(["1.20", "A100=1.80"])
     {'here': 1.2, 'A100': 1.8}
@@ -191,7 +191,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def amount(size: float) -> str:
-    """Bytes as people say them.
+    """Format a number of bytes with a decimal unit.
 
     >>> amount(999), amount(1_500_000), amount(2.04e12)
     ('999 B', '1.5 MB', '2.0 TB')
@@ -203,7 +203,7 @@ def amount(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Format seconds with a readable unit.
 
     >>> duration(3.21), duration(90), duration(4 * 3600), duration(80 * 86400)
     ('3.2 s', '1.5 min', '4.0 h', '80 days')

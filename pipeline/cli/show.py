@@ -39,7 +39,7 @@ def show(
 
 
 class _Quiet(Output):
-    """Leaves out speed and time: nothing was scored here."""
+    """Leave out the rows for speed and time: this command scores nothing."""
 
     def table(self, title: str, rows: Iterable[tuple[str, ...]], columns: tuple[str, ...] = ("", "")) -> None:
         super().table(title, [row for row in rows if row[0] not in ("speed", "time")], columns)

@@ -40,10 +40,10 @@ _BATCH = 250
 def measure(folder: Path, count: int, seed: int = UNSEEN_SEED) -> dict[str, float]:
     """Measure the model in `folder` on `count` scenes of `seed`.
 
-    `auroc_mismatched`: a scene with its caption against one with another scene's; `auroc_changed`: against a caption
-    false in one random attribute; `auroc_<attribute>`: in that attribute. `cut` is the cosine that separates own from
-    mismatched captions best, `kept` and `rejected` are the shares of both on their right side of it. `class_accuracy`:
-    nearest of the class names in "a photo of a ...".
+    `auroc_mismatched`: own caption against another scene's; `auroc_changed`: own caption against one that is false in one
+    random attribute; `auroc_<attribute>`: false in that attribute. `cut` is the cosine that best separates own from mismatched
+    captions; `kept` and `rejected` are the shares of own captions above it and of mismatched ones below it. `class_accuracy`:
+    the nearest of the class names in "a photo of a ..." is right.
     """
     allow_torchvision()
     import open_clip
@@ -86,7 +86,7 @@ def measure(folder: Path, count: int, seed: int = UNSEEN_SEED) -> dict[str, floa
 
 
 def auroc(true: NDArray[np.float32], false: NDArray[np.float32]) -> float:
-    """Chance that a true pair's cosine is above a false pair's; both (N,)."""
+    """Return the probability that a true pair's cosine is above a false pair's; both (N,)."""
     return float(roc_auc_score(np.repeat([1, 0], [len(true), len(false)]), np.concatenate([true, false])))
 
 
@@ -170,7 +170,7 @@ def draw_part(start: int, seed: int, count: int, encode: EncodeWord) -> Pool:
 
 
 def token_ids(texts: Sequence[str], encode: EncodeWord, words: dict[str, list[int]]) -> NDArray[np.int32]:
-    """Token ids (N, 18) of texts, padded with 0; `words` keeps each word's ids, for captions repeat few words."""
+    """Return token ids (N, 18) of texts, padded with 0; `words` caches the ids of each word."""
     rows = np.zeros((len(texts), TEXT_LENGTH), np.int32)
     start, end = 49406, 49407  # CLIP's marks of the start and the end of a text
     for row, text in zip(rows, texts, strict=True):
@@ -185,7 +185,7 @@ def token_ids(texts: Sequence[str], encode: EncodeWord, words: dict[str, list[in
 
 
 def build_model(tokens: int) -> Any:
-    """Build the model with positions for captions and a table for the `tokens` in use, a thousandth of CLIP's."""
+    """Build the model with positions for short captions and embeddings for the `tokens` in use only, 1/1000 of CLIP's."""
     allow_torchvision()
     import open_clip
 
@@ -194,7 +194,7 @@ def build_model(tokens: int) -> Any:
 
 
 class Encode:
-    """CLIP's tokens of a word; each process makes its own tokenizer, which cannot be pickled."""
+    """Return CLIP's tokens of a word; each process makes its own tokenizer, because a tokenizer cannot be pickled."""
 
     def __init__(self) -> None:
         self._tokenizer: Any = None

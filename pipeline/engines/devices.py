@@ -25,7 +25,8 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Devices:
-    """One encoder process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors; may repeat."""
+    """One encoder process for each name: `cuda:0`, `cuda:1`, or `cpu` for an equal share of the processors; names may
+    repeat."""
 
     names: tuple[str, ...]
 
@@ -52,8 +53,8 @@ class Devices:
         return cls(tuple(f"cuda:{i}" for i in range(count)))
 
     def workers(self, requested: int | None) -> int:
-        """Decoding processes of each encoder: an equal share of those requested, or of the processors; at least one unless
-        0 were requested.
+        """Return the number of decoding processes per encoder: an equal share of those requested, or of the processors; at
+        least 1 unless 0 were requested.
         """
         count = len(self.names)
         if requested is None:
@@ -73,7 +74,7 @@ class Devices:
 
 
 def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
-    """Pickle a function that makes the estimator, for another process; raise ConfigError for what cannot be sent."""
+    """Pickle a function that makes the estimator in another process; raise ConfigError if it cannot be pickled."""
     hint = "give a function of a module that makes one, or ModelSpec('ViT-B-32', …)"
     if not callable(estimator) or (hasattr(estimator, "encode_images") and not isinstance(estimator, type)):
         name = type(estimator).__name__
@@ -85,7 +86,7 @@ def pickle_factory(estimator: Any, dumps: Callable[[Any], bytes] = pickle.dumps)
 
 
 def place_on(estimator: Any, device: str) -> Any:
-    """The estimator on a device; a user's own is unchanged, because its process sees only this GPU."""
+    """Set the device of an estimator given by name; a user's own is unchanged, because its process sees only this GPU."""
     if not isinstance(estimator, ModelSpec) or estimator.model.startswith("python:"):
         return estimator
     if estimator.device != "auto":
@@ -101,7 +102,7 @@ class _Process:
         try:
             self.connection.send(message)
         except OSError:
-            return  # it is gone, which `receive` reports
+            return  # the encoder is gone; `receive` reports it
 
     def end(self, at_once: bool) -> None:
         self.process.join(0 if at_once else 10)

@@ -1,4 +1,4 @@
-"""What an encoding engine does for a job, and the plain one: a single model in this process."""
+"""The protocol of encoding engines, and the simplest engine: one model in this process."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +17,7 @@ from .shard_task import ProgressTotals, ShardTask, encode_shards
 
 
 class EncodingEngine(Protocol):
-    """A started engine: what a job needs of a model, in whichever process the model is."""
+    """A started engine: the operations of a job that need the model, wherever the model runs."""
 
     @property
     def searches_remotely(self) -> bool:

@@ -1,7 +1,7 @@
-"""Several encoders as one engine: shards go to encoders that are free; shards of an encoder that dies go to another.
+"""Several encoders as one engine: idle encoders get shards; the shards of an encoder that dies go to another.
 
-A transport starts encoders, which run `serve`, and passes messages, all of them small: processes of this host (`devices`) or
-Ray actors (`ray_workers`).
+A transport starts encoders, which run `serve`, and passes small messages to and from them. The transports are processes of this
+host (`devices`) and Ray actors (`ray_workers`).
 """
 
 import os
@@ -29,7 +29,7 @@ from noisegate.pipeline.shards.locate import Shard
 from .engine import InProcessEngine
 from .shard_task import Event, ProgressTotals, ShardTask, Unreadable, Written, encode_shards
 
-TRIES = 3  # starts of an encoder, and encodings of a shard that ends its encoder, before giving up
+TRIES = 3  # give up after this many failed starts of an encoder, or this many encoders that died on the same shard
 SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 
 
@@ -37,7 +37,7 @@ SHARDS_AHEAD = 2  # one shard is encoded while the next is read
 class StartEncoding:
     """Shards follow, then `NoMoreShards`.
 
-    `lock_text` is the content of the run's lock file: by it an encoder on another host sees whether `out` is the same folder.
+    `lock_text` is the content of the run's lock file; with it an encoder on another host checks that `out` is the same folder.
     """
 
     task: ShardTask
@@ -46,7 +46,7 @@ class StartEncoding:
 
 @dataclass(frozen=True)
 class NoMoreShards:
-    """The last shard was sent."""
+    """All shards were sent."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Failed:
-    """A pickled exception with its traceback as a note; the last message."""
+    """A pickled exception with its traceback as a note; the encoder's last message."""
 
     error: bytes
 
@@ -118,7 +118,7 @@ def _shards(inbox: "queue.SimpleQueue[Message]") -> Iterator[Shard]:
 
 @contextmanager
 def _open_folder(message: StartEncoding, shares_disk: bool) -> Iterator[ShardTask]:
-    """The task with its folder on this host; raise ConfigError if a shared one is another here."""
+    """Yield the task with its folder on this host; raise ConfigError if `out` is not the job's folder here."""
     if message.task.store and not shares_disk:
         with TemporaryDirectory(prefix="noisegate-") as folder:
             yield replace(message.task, out=Path(folder), scratch=True)
@@ -147,7 +147,7 @@ class Link(Protocol):
     """The connection to one encoder."""
 
     def send(self, message: Message) -> None:
-        """Send without waiting; does nothing if the encoder is gone."""
+        """Send without waiting; do nothing if the encoder is gone."""
 
     def end(self, at_once: bool) -> None:
         """End the encoder; unless `at_once`, give it time to exit by itself."""
@@ -155,7 +155,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True)
 class Lost:
-    """An encoder is gone, and why if that is known."""
+    """An encoder is gone; `reason` if known."""
 
     reason: str
 
@@ -165,22 +165,22 @@ class Transport(Protocol):
 
     def start(self, place: str) -> Link: ...
     def receive(self, links: Sequence[Link]) -> list[tuple[Link, list[Reply | Lost]]]:
-        """Wait for replies and return all there are. `Lost` is the last of a link."""
+        """Wait for replies and return all there are. `Lost` is the last reply of a link."""
 
 
 @dataclass(eq=False)
 class _Encoder:
     place: str
     link: Link
-    failures: int  # encoders in this place in a row that ended before they were ready
+    failures: int  # consecutive encoders in this place that ended before they were ready
     ready: bool = False
     shards: list[Shard] = field(default_factory=list)  # handed out and not done, oldest first
 
 
 class Fleet:
-    """An engine with one encoder per place. Raises what any encoder raises; a `with` block ends them all.
+    """An engine with one encoder per place. It re-raises an encoder's exception; a `with` block ends all encoders.
 
-    `workers` gives the decoding processes of each encoder from the number requested; `search` carries out the tasks of a
+    `workers` maps the requested number of decoding processes to those of each encoder; `search` carries out the tasks of a
     neighbour search after the encoders have ended.
     """
 
@@ -239,7 +239,7 @@ class Fleet:
         return cast(Anchors, self._call("anchors", classes))
 
     def search(self, tasks: Iterable[Task]) -> Iterable[Task]:
-        self.end(at_once=False)  # the tasks need their processors and memory
+        self.end(at_once=False)  # the search tasks need the encoders' processors and memory
         return self._search(tasks)
 
     def encode(self, task: ShardTask, shards: Sequence[Shard], totals: ProgressTotals) -> None:
@@ -262,7 +262,7 @@ class Fleet:
         self._encoders.append(_Encoder(place, self._transport.start(place), failures))
 
     def _hand_out(self) -> None:
-        """Give one shard to each idle encoder, then one ahead; a shard whose encoder died before goes alone."""
+        """Give one shard to each idle encoder, then one ahead; a shard that ended an encoder before is sent alone."""
         for load in range(SHARDS_AHEAD):
             for encoder in self._encoders:
                 if not encoder.ready or len(encoder.shards) != load or not self._todo:
@@ -308,7 +308,7 @@ class Fleet:
             encoder.link.send(self._encode)
 
     def _replace(self, encoder: _Encoder, reason: str) -> None:
-        """Put its shards back into the queue, and start another encoder in its place if there is work for it."""
+        """Put a lost encoder's shards back into the queue; start another encoder in its place if there is work."""
         self._encoders.remove(encoder)
         encoder.link.end(at_once=True)
         failures = 0 if encoder.ready else encoder.failures + 1
@@ -331,7 +331,7 @@ class Fleet:
             self._start(encoder.place, failures)
 
     def _call(self, method: str, argument: Any) -> Any:
-        """Call the method of the first encoder that is ready, or of another if that one is lost."""
+        """Call a method of the first encoder that is ready, and again of another encoder if that one is lost."""
         called: _Encoder | None = None
         tries = 0
         if not self._encoders:  # ended for a neighbour search

@@ -1,7 +1,7 @@
 """One run by several nodes that share only its folder: each encodes its part of the shards, the last one scores.
 
-`_nodes/plan.json` assigns shards to nodes and stays until the run is scored, so that a node that is killed and started again
-finds the same part; `_nodes/R.json` lists the shards that node R could not read.
+`_nodes/plan.json` assigns shards to nodes and stays until the run is scored, so that a restarted node finds the same part;
+`_nodes/R.json` lists the shards that node R could not read.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ def assign_shards(sizes: Sequence[int | None], count: int) -> list[int]:
 
 
 class NodeShare:
-    """The part of one node in the run of `folder`, with the locks that keep nodes apart."""
+    """One node's part of the run in `folder`, and the locks that keep nodes apart."""
 
     def __init__(self, folder: Path, nodes: Nodes) -> None:
         self._folder, self._nodes = folder, nodes
@@ -92,7 +92,7 @@ class NodeShare:
         return folder_lock(self._folder / "_nodes" / str(self._nodes.rank))
 
     def lock_plan(self) -> AbstractContextManager[str]:
-        """Wait for the lock of files that nodes read, change and write."""
+        """Wait for the lock on the files that all nodes read and change."""
         return folder_lock(self._folder / "_nodes" / "plan", wait=True)
 
     @contextmanager
@@ -103,7 +103,7 @@ class NodeShare:
         start_over: Callable[[], None],
         note: Callable[[str], None],
     ) -> Iterator[list[Shard]]:
-        """The shards of this node; no node scores while it encodes them. `start_over` is called before a new plan."""
+        """Yield this node's shards; no node scores while this one encodes. `start_over` is called before a new plan is made."""
         facts = {"nodes": self._nodes.count, "shards": len(shards)}
         text = json.dumps([facts, settings, [shard.url for shard in shards]], sort_keys=True)
         key = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
@@ -132,15 +132,15 @@ class NodeShare:
             yield [shard for shard, rank in zip(shards, ranks, strict=True) if rank == self._nodes.rank]
 
     def report(self, failed: Mapping[str, str]) -> None:
-        """Write what this node could not read, for the node that scores."""
+        """Write which shards this node could not read, for the node that scores."""
         write_atomically(self._report_file(self._nodes.rank), json.dumps(failed).encode())
 
     def missing_nodes(self) -> list[int]:
-        """Ranks that have not finished their part of the plan."""
+        """Return the ranks of nodes that have not finished their part of the plan."""
         return [rank for rank in range(self._nodes.count) if not self._report_file(rank).exists()]
 
     def failed(self) -> dict[str, str]:
-        """Reason by url of shards that any node could not read."""
+        """Return the unreadable shards of all nodes: the reason by url."""
         reasons: dict[str, str] = {}
         for rank in range(self._nodes.count):
             reasons |= self._read(self._report_file(rank))
@@ -172,5 +172,5 @@ def _sizes(shards: Sequence[Shard]) -> list[int | None]:
         except ShardError:
             return None  # the shard's node reports the error
 
-    with ThreadPoolExecutor(16) as pool:  # a remote store is slow for each
+    with ThreadPoolExecutor(16) as pool:  # a remote store takes long for each request
         return list(pool.map(size, shards))

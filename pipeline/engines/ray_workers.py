@@ -40,8 +40,8 @@ class ActorResources:
 
 @dataclass(frozen=True)
 class Ray:
-    """Ray engine; None is chosen by the cluster's resources. `address` is that of `ray.init`, None for RAY_ADDRESS or a Ray
-    on this host that ends with the job. A Ray that this process is connected to already is used.
+    """Ray engine; a None is chosen by the cluster's resources. `address` is passed to `ray.init`; None means RAY_ADDRESS, or a
+    Ray on this host that ends with the job. If this process is connected to a Ray already, that one is used.
     """
 
     address: str | None = None
@@ -59,11 +59,11 @@ class Ray:
             raise ConfigError(f"cpus-per-worker {cpus:g} is negative; use 1, or leave it out", "cpus-per-worker", cpus)
 
     def local_cpus(self) -> int:
-        """How many CPUs a Ray started here must offer."""
+        """Return how many CPUs a Ray started here must offer."""
         return int((self.actors or 1) * (self.cpus_per_worker or 1))
 
     def choose_actors(self, nodes: Sequence[Mapping[str, float]], on_cpu: bool) -> ActorResources:
-        """Choose by the resources of each node: one actor per GPU (or part of one), else one per node.
+        """Choose the actors by the resources of each node: one per GPU (or part of a GPU), else one per node.
 
         >>> Ray(gpus_per_worker=0.5).choose_actors([{"CPU": 16, "GPU": 2}, {"CPU": 8}], on_cpu=False)
         ActorResources(count=4, gpus=0.5, cpus=4)
@@ -112,7 +112,7 @@ class _Actor:
     """The encoder on Ray: the model works in a thread; `exchange` passes messages in and replies out."""
 
     def __init__(self, make: bytes, folder: str, path: list[str]) -> None:
-        with suppress(OSError):  # paths and the user's own modules may be relative to it
+        with suppress(OSError):  # paths and the user's own modules may be relative to this folder
             os.chdir(folder)
         sys.path.extend(entry for entry in path if entry and entry not in sys.path)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ class _Actor:
         threading.Thread(target=serve, args=arguments, daemon=True).start()
 
     def exchange(self, messages: list[Message]) -> list[Reply]:
-        """Take messages; return the replies there are, after at most `GATHER_SECONDS`."""
+        """Take messages; wait at most `GATHER_SECONDS` and return the replies there are."""
         for message in messages:
             self._inbox.put(message)
         replies: list[Reply] = []

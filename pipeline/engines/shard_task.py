@@ -32,7 +32,7 @@ Rows = NDArray[np.float32]
 _READ_COLUMNS = ("key", "index", "status", "error", "label", "image_sha256", "text_sha256", "flags")
 
 
-FIRST_SAMPLES = 200  # a job stops if so many samples at its start all fail alike. Chosen
+FIRST_SAMPLES = 200  # chosen; a job stops if this many samples at its start all fail alike
 _REMEDIES = {  # the setting that is most likely wrong, and what to do, by status
     "no_text": ("text_field", "name the caption's JSON field with --text-field, or score labels with --task labels"),
     "bad_text": ("text_field", "name the JSON field of a caption with --text-field"),
@@ -44,9 +44,9 @@ _REMEDIES = {  # the setting that is most likely wrong, and what to do, by statu
 
 @dataclass(frozen=True)
 class Advanced:
-    """`samples` more of a shard are read; `position` is the number of its bytes read so far.
+    """Progress within a shard: `samples` more were read; `position` is the number of bytes read so far.
 
-    `failure` is their status and the first reason if all of them have the same status other than `ok`.
+    `failure` is (status, first reason) if all these samples have the same status other than `ok`.
     """
 
     shard: Shard
@@ -57,7 +57,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Written:
-    """A shard's files are written: `rows` in its table, `failed` of them; `encoded` were read this time."""
+    """A shard's files are written: its table has `rows` rows, `failed` of them bad; `encoded` samples were read this time."""
 
     shard: Shard
     rows: int
@@ -75,7 +75,7 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user, `recorded` in `_run.json` too if it is about the encoder."""
+    """A line for the user; with `recorded` it goes into `_run.json` too."""
 
     text: str
     recorded: bool = False
@@ -85,10 +85,10 @@ Event = Advanced | Written | Unreadable | Note
 
 
 class ProgressTotals:
-    """Sums of all events. `sizes` are the shards' bytes, None if unknown; `failed` is the reason by url.
+    """Sum up all events. `sizes` are the shards' bytes, None if unknown; `failed` has the reason by url.
 
-    `notes` are the recorded ones, each once. With `fail_fast`, `add` raises AllFailedError if the first samples all fail alike.
-    `first_shard` is called with the stem of the first shard that is written, `each_shard` after each.
+    `notes` are the recorded notes without repeats. With `fail_fast`, `add` raises AllFailedError if the first samples all fail
+    alike. `first_shard` is called with the stem of the first shard that is written, `each_shard` after each.
     """
 
     def __init__(
@@ -164,11 +164,12 @@ class ProgressTotals:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What an encoder needs besides the model and the shards.
+    """Settings of an encoder, besides the model and the shards.
 
     `workers` is the number of decoding processes: 0 decodes in the encoder's process, None lets the engine choose.
     `classes` is the number of named classes, None if labels have no names. `store` is the URL of a run in a store: `out` is
-    then a copy of it, or with `scratch` an empty folder of this encoder alone, from which files go when they are put.
+    then a local copy of the run, or with `scratch` an empty folder of this encoder alone, from which files are deleted once
+    they are uploaded.
     """
 
     out: Path
@@ -242,7 +243,7 @@ def encode_shards(
 
 
 def _common_failure(samples: Sequence[Decoded]) -> tuple[str, str] | None:
-    """The status of all samples and the first one's reason, None if they differ or one is `ok`."""
+    """Return the common status and the first reason; None if the statuses differ or one is `ok`."""
     statuses = {sample.status for sample in samples}
     if len(statuses) != 1 or "ok" in statuses:
         return None
@@ -261,7 +262,7 @@ def _check_labels(chunk: Chunk, classes: int | None) -> None:
 
 
 def _retryable(run: RunFolder, shard: Shard) -> set[int]:
-    """Rows to read again; none if there is no complete table to merge them into."""
+    """Return the rows to read again; none if there is no complete table to merge them into."""
     table = run.table(shard.stem)
     if not table.exists():
         return set()
@@ -294,7 +295,7 @@ def _write(run: RunFolder, part: "EncodedShard", end: ShardEnd, model: Estimator
 
 
 class EncodedShard:
-    """The shard that is being encoded: batches in, columns and embeddings out. Batches never cross shards."""
+    """Encode one shard: batches in, columns and embeddings out. Batches never cross shards."""
 
     def __init__(self, model: Estimator) -> None:
         self._model = model
@@ -343,7 +344,7 @@ class EncodedShard:
         return np.concatenate(self._similarity or [np.zeros(0, np.float32)])
 
     def merge_into(self, table: Path, embeddings: Path) -> None:
-        """Add the other rows of an earlier encoding of the same shard; these samples replace theirs."""
+        """Merge with an earlier encoding of the same shard; the new samples replace their old rows."""
         old = pq.read_table(table)
         again = {sample.index: i for i, sample in enumerate(self.samples)}
         rows, retried = list(again), self.samples
@@ -358,7 +359,7 @@ class EncodedShard:
         self._images, self._texts, self._similarity = [images], [texts], [similarity]
 
     def columns(self) -> dict[str, Any]:
-        """The table's columns that do not depend on β; only samples with status `ok` have a similarity."""
+        """Return the table's columns that do not depend on β; only samples with status `ok` have a similarity."""
         ok = np.array([sample.status == "ok" for sample in self.samples], dtype=bool)
         return {
             **{name: [getattr(sample, name) for sample in self.samples] for name in _READ_COLUMNS},
@@ -386,5 +387,5 @@ def _stack(parts: Sequence[Rows]) -> Rows:
 
 
 def _printable(error: str | None) -> str | None:
-    """Replace bytes that are not UTF-8: names inside a tar may have them, a table cannot store them."""
+    """Replace bytes that are not UTF-8: names inside a tar may have such bytes, and a table cannot store them."""
     return None if error is None else error.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""Convert the usual downloads of the papers' data sets to shards, each sample with what is known about its truth.
+"""Convert the usual downloads of the papers' data sets to shards; each sample records its known truth.
 
 `kinds` lists the data sets and names the reader of each: `captioned`, `binary` (CIFAR, ANIMAL-10N) or `web_pictures`.
-A reader turns a `Request` into a `SampleSource` (`source`), for captions by `pairs`; `job` writes it.
+A reader turns a `Request` into a `SampleSource` (both in `source`; `pairs` makes samples of captions); `job` writes the shards.
 """
 
 import lazy_loader

@@ -46,7 +46,7 @@ _HUMAN_LABELS = {
 
 
 class _Records:
-    """Records of a head and the red, green and blue planes of a square picture, in several files that stay on disk."""
+    """Records in memory-mapped files: a head, then the red, green and blue planes of a square picture."""
 
     def __init__(self, paths: Sequence[Path], head: int, side: int) -> None:
         self._paths, self._head, self._side = paths, head, side
@@ -54,11 +54,11 @@ class _Records:
         self._starts = np.cumsum([0, *map(len, self._files)])
 
     def heads(self) -> NDArray[np.uint8]:
-        """(N, head) bytes."""
+        """Return the heads of all records, (N, head) bytes."""
         return np.concatenate([records[:, : self._head] for records in self._files])
 
     def origin(self, number: int) -> str:
-        """File and record of a picture, for messages."""
+        """Name the file and record of a picture, for messages."""
         file, row = self._place(number)
         return f"{self._paths[file].name} record {row}"
 
@@ -73,7 +73,7 @@ class _Records:
 
 
 def _map_records(path: Path, size: int) -> NDArray[np.uint8]:
-    """(N, size) bytes, left on disk."""
+    """Map a file as (N, size) bytes."""
     whole = path.stat().st_size
     if not whole or whole % size:
         problem = f"has {whole:,} bytes, no multiple of a record's {size:,}"
@@ -86,13 +86,13 @@ def _map_records(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def read_cifar10(request: Request) -> SampleSource:
-    """Records of a label and the pixels; cifar10n replaces the labels of the training set."""
+    """Read CIFAR-10: each record is a label and the pixels; cifar10n replaces the labels of the training set."""
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if request.split == "train" else ["test_batch.bin"]
     return _read_cifar(request, names, "cifar-10-batches-bin", head=1)
 
 
 def read_cifar100(request: Request) -> SampleSource:
-    """Records of the coarse label, the fine one, which is the class, and the pixels; cifar100n as above."""
+    """Read CIFAR-100: coarse label, fine label (the class), pixels; cifar100n replaces the labels of the training set."""
     return _read_cifar(request, [f"{request.split}.bin"], "cifar-100-binary", head=2)
 
 
@@ -130,7 +130,7 @@ def _read_cifar(request: Request, names: list[str], folder: str, head: int) -> S
 
 
 def _label_file(request: Request) -> tuple[Path, str]:
-    """The file of CIFAR-N and its column; its default place is the download's folder, or `data` there or beside it."""
+    """Find the CIFAR-N file and its column; by default it is in the download's folder, or in `data` inside or beside it."""
     columns = _HUMAN_LABELS[request.kind.name]
     name = request.labels or next(iter(columns))
     if name not in columns and name not in columns.values():
@@ -144,7 +144,7 @@ def _label_file(request: Request) -> tuple[Path, str]:
 
 
 def read_human_labels(path: Path, column: str, true: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N,) labels of one column of a CIFAR-N file; its clean labels must equal `true`, one by one.
+    """Read (N,) labels from one column of a CIFAR-N file; raise ConfigError unless the file's clean labels equal `true`.
 
     The file is read by torch with weights_only, which takes tensors and arrays and runs nothing.
     """
@@ -152,7 +152,7 @@ def read_human_labels(path: Path, column: str, true: NDArray[np.int64]) -> NDArr
     from numpy.dtypes import Int8DType, Int16DType, Int32DType, Int64DType, UInt8DType
 
     kinds: list[Any] = [Int8DType, Int16DType, Int32DType, Int64DType, UInt8DType]
-    rebuild = np.empty(0).__reduce__()[0]  # numpy's own; files of older versions know it by another name
+    rebuild = np.empty(0).__reduce__()[0]  # numpy's function to rebuild arrays; older files name another module for it
     scalar = np.int64(0).__reduce__()[0]
     names: list[Any] = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     names += [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
@@ -175,7 +175,7 @@ def read_human_labels(path: Path, column: str, true: NDArray[np.int64]) -> NDArr
 
 
 def read_animal10n(request: Request) -> SampleSource:
-    """The folders training and testing, whose file names begin with the label; else the binary batches."""
+    """Read ANIMAL-10N from the folders training and testing (file names begin with the label), else from the binary batches."""
     need(request, ".")
     name = "training" if request.split == "train" else "testing"
     folder = find(request.folder, name, f"raw_image/{name}")

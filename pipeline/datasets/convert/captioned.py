@@ -26,7 +26,7 @@ from .source import (
     unusable,
 )
 
-CAPTIONS = 5  # of each image of Flickr30K and MS-COCO; the field leaves out the sixth and seventh of a few COCO images
+CAPTIONS = 5  # per image of Flickr30K and MS-COCO; papers leave out the sixth and seventh of a few COCO images
 _FOLDERS = {"flickr30k": ("f30k_precomp", "f30k"), "coco": ("coco_precomp",), "cc152k": ("cc152k_precomp",)}
 _KARPATHY = {"flickr30k": "dataset_flickr30k.json", "coco": "dataset_coco.json"}
 _IMAGES = ("images", "flickr30k-images", "flickr30k_images")
@@ -35,7 +35,7 @@ _TEXT_NAMES = ("caption", "text", "title", "captions")
 
 
 def read_captioned(request: Request) -> SampleSource:
-    """Read the first layout of the kind that is there, or the requested one."""
+    """Read the requested layout, or the first layout of the kind that is found."""
     readers: dict[str, Callable[[Request], Pairs | None]] = {
         "features": _read_features,
         "annotations": _read_annotations,
@@ -59,7 +59,7 @@ def read_captioned(request: Request) -> SampleSource:
 
 
 def _stems(request: Request) -> tuple[str, ...]:
-    """How file names of a split begin: MS-COCO's whole test set is `testall`, its first thousand `test`."""
+    """Return how file names of a split begin: MS-COCO's whole test set is `testall`, its first thousand images `test`."""
     if request.kind.name == "coco" and request.split in ("test", "test1k"):
         return ("testall", "test5k", "test_all") if request.split == "test" else ("test",)
     return ("dev", "val") if request.split == "val" else (request.split,)
@@ -75,7 +75,7 @@ def _find_list(request: Request, ending: str) -> Path | None:
 
 
 def _read_features(request: Request) -> Pairs | None:
-    """SPLIT_ims.npy and the captions, 5 per image where there are 5 times as many."""
+    """Read SPLIT_ims.npy and its captions: one per image, or 5 per image if there are 5 times as many."""
     path = _find_list(request, "_ims.npy")
     if path is None:
         return None
@@ -104,7 +104,7 @@ def _read_features(request: Request) -> Pairs | None:
 
 
 def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str) -> tuple[NDArray[np.int64], int]:
-    """(M,) image of each caption, and the array's rows per image (5 where it repeats each image)."""
+    """Return the image of each caption (M,), and the array's rows per image (5 if it repeats each image)."""
     rows, numbers = len(regions), np.arange(captions, dtype=np.int64)
     if captions == CAPTIONS * rows:
         return numbers // CAPTIONS, 1
@@ -122,7 +122,7 @@ def _five_per_image(path: Path, regions: NDArray[Any], captions: int, kind: str)
 
 
 def _read_annotations(request: Request) -> Pairs | None:
-    """SPLIT_caps.txt with the image of each, or of each 5, in SPLIT_ids.txt."""
+    """Read SPLIT_caps.txt; SPLIT_ids.txt names the image of each caption, or of each 5 captions."""
     listed, numbers = _find_list(request, "_caps.txt"), _find_list(request, "_ids.txt")
     if listed is None or numbers is None:
         return None
@@ -138,7 +138,7 @@ def _read_annotations(request: Request) -> Pairs | None:
 
 
 def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
-    """File names of image ids: from image_name.txt (Flickr30K), in COCO's pattern, or the id itself."""
+    """Return the file names of image ids: from image_name.txt (Flickr30K), in COCO's pattern, or the id itself."""
     listed = folder / "image_name.txt"
     if request.kind.name == "flickr30k" and listed.exists() and all(name.isdecimal() for name in ids):
         known = read_lines(listed)
@@ -151,7 +151,7 @@ def _file_names(request: Request, ids: list[str], folder: Path) -> list[str]:
 
 
 def _read_karpathy(request: Request) -> Pairs | None:
-    """Karpathy's json: `train` with `restval`, the first 5 sentences of each image."""
+    """Read Karpathy's json: `train` includes `restval`; only the first 5 sentences of each image are used."""
     name = _KARPATHY[request.kind.name]
     path = find(request.folder, name, f"annotations/{name}", f"karpathy/{name}")
     if path is None:
@@ -177,7 +177,7 @@ def _read_karpathy(request: Request) -> Pairs | None:
 
 
 def _read_table(request: Request) -> Pairs | None:
-    """Rows of image path and caption; a first row of names may say which columns they are."""
+    """Read rows of image path and caption; a header row may say which columns they are."""
     path = _find_list(request, ".tsv") or _find_list(request, ".csv")
     if path is None:
         return None
@@ -204,7 +204,7 @@ def _check_width(path: Path, rows: list[list[str]], width: int = 2) -> list[list
 
 
 def _make_loader(request: Request, names: list[str]) -> Callable[[int], dict[str, bytes]]:
-    """A loader of the picture of each name, also without its sub-folder, or with .jpg added where the name is an id."""
+    """Make a loader of pictures by number; it also tries each name without its sub-folder, and with .jpg added."""
     folder = request.images or find(request.folder, *_IMAGES) or request.folder
 
     def load(image: int) -> dict[str, bytes]:

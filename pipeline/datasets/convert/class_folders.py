@@ -1,4 +1,4 @@
-"""Pictures in a folder for each class: Tiny-ImageNet and WebFG-496 (Web-aircraft, Web-bird, Web-car)."""
+"""Data sets with one folder per class: Tiny-ImageNet and WebFG-496 (Web-aircraft, Web-bird, Web-car)."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from .source import Request, SampleSource, find, is_picture, missing, need, pict
 
 
 def read_tiny_imagenet(request: Request) -> SampleSource:
-    """Classes in the order of wnids.txt; `val` by val_annotations.txt. Its test set has no labels."""
+    """Read Tiny-ImageNet: classes in the order of wnids.txt, `val` by val_annotations.txt. Its test set has no labels."""
     root = find(request.folder, "tiny-imagenet-200") or request.folder
     if not root.is_dir() or not (root / "wnids.txt").is_file():
         raise missing(request, "wnids.txt")
@@ -39,7 +39,8 @@ def read_tiny_imagenet(request: Request) -> SampleSource:
 
 
 def _synset_names(path: Path, synsets: list[str]) -> tuple[str, ...]:
-    """The first name of each synset by lines `n01443537<tab>goldfish, Carassius auratus`; twice the same keep their synset."""
+    """Return the first name of each synset, from lines `n01443537<tab>goldfish, Carassius auratus`; a repeated name stays a
+    synset."""
     named = dict(line.split("\t", 1) for line in read_lines(path) if "\t" in line)
     names = [named.get(synset, synset).partition(",")[0].strip() for synset in synsets]
     return tuple(
@@ -48,7 +49,7 @@ def _synset_names(path: Path, synsets: list[str]) -> tuple[str, ...]:
 
 
 def read_webfg(request: Request) -> SampleSource:
-    """Folders train/CLASS and val/CLASS of one of the three parts; class names without their number and underscores."""
+    """Read train/CLASS and val/CLASS of one of the three parts; class names lose their number and underscores."""
     part = request.kind.name
     root = find(request.folder, part, part.replace("-", "_")) or request.folder
     folder = need(request, str(root.relative_to(request.folder) / request.split))

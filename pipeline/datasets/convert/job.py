@@ -23,7 +23,7 @@ from .source import CHECKS, Request, Sample, SampleSource, digest
 RECORD = "_convert.json"
 BAD_FILE = "_bad_samples.jsonl"
 CLASSES_FILE = "classes.txt"
-HOPELESS = 50  # bad samples at the start, without a good one, after which the folder is taken to be wrong
+HOPELESS = 50  # after this many bad samples at the start and no good one, the folder is taken to be wrong
 _SPLITS = {"dev": "val", "validation": "val", "training": "train", "testing": "test"}
 _OPTIONS: dict[str, tuple[object, str]] = {  # default, and an example for messages
     "layout": (None, "features"),
@@ -58,9 +58,9 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class Converted:
-    """What a folder holds: `samples` of the `read` in the source; `bad` counts the others by status.
+    """Counts of a converted folder: `read` samples in the source, `samples` of them written; `bad` counts the others by status.
 
-    facts: more about the data, such as the noise of a given file. already: the folder was complete before.
+    facts: more about the data, such as the noise of a given file. already: the folder was complete before this call.
     """
 
     kind: str
@@ -150,7 +150,7 @@ def _check_options(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class State:
-    """How far a folder is, as in its record; `settings` and `count` must be unchanged for a job to go on."""
+    """Progress of a folder, as stored in its record; a job goes on only if `settings` and `count` are unchanged."""
 
     settings: dict[str, Any]
     count: int
@@ -161,7 +161,7 @@ class State:
 
     @property
     def written(self) -> int:
-        """Samples that are in shards."""
+        """Number of samples written to shards."""
         return sum(int(shard["samples"]) for shard in self.shards)
 
 
@@ -184,9 +184,9 @@ def _summarise(state: State, source: SampleSource, out: Path, already: bool) -> 
 def write_shards(
     source: SampleSource, out: Path, settings: Mapping[str, Any], size: ShardSize, progress: Progress
 ) -> tuple[State, bool]:
-    """Write `KIND-SPLIT-000000.tar` and so on, or `NAME-000000.tar` where the settings have a name.
+    """Write `KIND-SPLIT-000000.tar` and so on, or `NAME-000000.tar` if the settings have a name.
 
-    True where the folder was complete before and stays as it is.
+    Return the state, and True if the folder was complete already and is unchanged.
     """
     with writing_to(out), folder_lock(out):
         state = _read_state(
@@ -222,7 +222,7 @@ def write_shards(
 
 
 class _Writer:
-    """Goes through the samples once, shard by shard; `number` is the next one."""
+    """Go through the samples once, shard by shard; `number` is the next sample."""
 
     def __init__(
         self, source: SampleSource, size: ShardSize, progress: Progress, bad: list[dict[str, Any]], written: int
@@ -230,7 +230,7 @@ class _Writer:
         self._source, self._size, self._progress = source, size, progress
         self.bad, self._written = bad, written
         self.number = 0
-        self._waiting: dict[str, bytes] | None = None  # read, but did not fit into the last shard
+        self._waiting: dict[str, bytes] | None = None  # a sample that was read but did not fit into the last shard
 
     def fill(self, shard: ShardWriter, start: int) -> None:
         """Fill one shard with the samples from `start` on."""
@@ -273,7 +273,7 @@ def _describe_failure(bad: list[dict[str, Any]], count: int) -> str:
 
 
 def _read_state(out: Path, wanted: State) -> State:
-    """The state in the folder's record; raises MismatchError where it was made from something else."""
+    """Read the state from the folder's record; raise MismatchError if the folder was made with other settings or data."""
     path = out / RECORD
     if not path.exists():
         return wanted
@@ -303,7 +303,7 @@ def _write_state(out: Path, state: State) -> None:
 
 
 def read_bad(out: Path, count: int) -> list[dict[str, Any]]:
-    """The first `count` rows; later ones belong to a shard that was not finished."""
+    """Read the first `count` bad samples; later rows belong to a shard that was not finished."""
     if not count:
         return []
     return [json.loads(line) for line in (out / BAD_FILE).read_text(encoding="utf-8").splitlines()[:count]]

@@ -1,4 +1,4 @@
-"""The data sets that can be converted and the files each needs. Imports little, because the help prints it."""
+"""The data sets that can be converted and the files each needs. Imports little, because the help text is made from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ LAYOUTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A data set. `files` lists what is looked for, `source` names the downloads; `reader` is module:function.
+    """A data set. `files` lists the files to look for, `source` names the downloads; `reader` is module:function.
 
-    options: the settings of `convert` that this kind takes beside those that all take.
+    options: the settings of `convert` that this kind takes in addition to those of every kind.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Kind:
 
     @property
     def expected(self) -> str:
-        """The files as a message lists them."""
+        """Format the list of files for a message."""
         return "; or ".join(self.files)
 
 

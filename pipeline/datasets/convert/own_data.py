@@ -23,11 +23,11 @@ from noisegate.pipeline.shards.sources import (
 
 from .source import Request, Sample, SampleSource, picture_bytes, picture_file, unusable
 
-_STATUS = {"txt": "no_text", "json": "no_text", "cls": "no_label"}  # of a file that cannot be read, by its part
+_STATUS = {"txt": "no_text", "json": "no_text", "cls": "no_label"}  # of a sample, by the part that cannot be read
 
 
 def read_own_data(request: Request) -> SampleSource:
-    """The samples of a source in its own order, with the keys and the name of its virtual shards."""
+    """Read the samples of a source in its own order, with the keys and shard name that `annotate` gives them."""
     path, kind = request.folder, request.kind.name
     is_hub, is_pattern = str(path).startswith(HUB), "*" in path.name
     needs = f"{kind} needs {request.kind.expected}"
@@ -67,13 +67,13 @@ def read_own_data(request: Request) -> SampleSource:
 
 
 class _RowReader:
-    """Rows of several sources by one number; a block of rows is read at once."""
+    """Read rows of several sources by one running number, a block of rows at a time."""
 
     def __init__(self, sources: list[RowSource]) -> None:
         self._sources = sources
         self._starts = [0, *accumulate(len(source) for source in sources)]
         self._block: list[SampleParts] = []
-        self._at = (-1, -1)  # source and first row of the block
+        self._at = (-1, -1)  # number of the source, and of the block in it
 
     def __len__(self) -> int:
         return self._starts[-1]

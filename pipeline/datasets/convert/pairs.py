@@ -1,4 +1,4 @@
-"""Images with their captions as samples: one for each caption, or one for each image; with a published noise file, if given."""
+"""Make samples of images and captions, one per caption or one per image; apply a published noise file if given."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from .source import Request, Sample, SampleSource, json_part, key_of, read_array
 class Pairs:
     """N images and M captions, in the order of the source.
 
-    image_ids: (N,) names. captions: (M,). image_of: (M,) int64, each caption's image. load: reads the part of an image number.
-    in_order: captions stand in the order of the published *_caps.txt, so that a published noise file fits.
+    image_ids: (N,) names. captions: (M,). image_of: (M,) int64, each caption's image. load: from image number to the picture's
+    part. in_order: captions stand in the order of the published *_caps.txt, so that a published noise file fits.
     """
 
     image_ids: Sequence[str]
@@ -47,12 +47,12 @@ class GivenNoise:
 
 
 def read_noise_file(path: Path, captions: Sequence[str], image_of: NDArray[np.int64], images: int) -> GivenNoise:
-    """Apply a published noise file to M captions of N images, so that figures are of the same noise.
+    """Apply a published noise file to M captions of N images, so that results are on exactly the published noise.
 
     An .npy of integers holds, by its length and numbers, either the image of each caption (NCR, BiCro, CRCL: M numbers
     below N), or the image that takes each image's place, with all its captions (DECL: N numbers), or the caption that takes
     each caption's place (M numbers up to M).  Any other file holds the captions themselves, one per line (NPC, OSA:
-    0.4_noise_train_caps.txt).  A pair counts as noisy when its image is not the caption's own, or its text is another one.
+    0.4_noise_train_caps.txt).  A pair counts as noisy if its image is not the caption's own, or its text differs.
     """
     protocol = f"file:{path.name}(sha256={hashlib.sha256(path.read_bytes()).hexdigest()[:16]})"
     count = len(captions)
@@ -81,9 +81,9 @@ def read_noise_file(path: Path, captions: Sequence[str], image_of: NDArray[np.in
 
 
 def pair_samples(request: Request, pairs: Pairs) -> SampleSource:
-    """Samples of one caption each for training, or of one image each for evaluation, unless `request.rows` says which.
+    """Make samples of one caption each for training, or of one image each for evaluation; `request.rows` overrides this.
 
-    In image rows `txt` is the first caption and the json's `captions` are all: trainers take `captions: json:captions`.
+    In image rows `txt` is the first caption, and `captions` in the json are all: trainers take `captions: json:captions`.
     """
     if not len(pairs.captions):
         raise unusable(request.folder, f"--split {request.split} has no captions; check its files")
@@ -132,7 +132,7 @@ def _caption_rows(request: Request, pairs: Pairs, noise: GivenNoise | None) -> C
 
 
 def _groups(pairs: Pairs) -> list[tuple[int, list[int]]]:
-    """The images that have captions, in order, each with its captions."""
+    """List the images that have captions, in order, each with its captions."""
     captions: dict[int, list[int]] = {}
     for number, image in enumerate(pairs.image_of.tolist()):
         captions.setdefault(image, []).append(number)

@@ -1,4 +1,5 @@
-"""What a reader gets (`Request`) and gives (`SampleSource`), how it reads files of a download and makes parts of samples."""
+"""Input (`Request`) and output (`SampleSource`) of the readers, and functions to read a download's files and make sample
+parts."""
 
 import csv
 import hashlib
@@ -21,7 +22,7 @@ from noisegate.pipeline.shards.read import IMAGE_PARTS
 
 from .kinds import Kind
 
-_WHOLE = 64_000_000  # bytes; larger files are known by their size and their beginning
+_WHOLE = 64_000_000  # bytes; larger files are identified by their size and a digest of their beginning
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Samples by number, so that a stopped job can go on at any of them.
+    """Samples by number, so that a stopped job can go on at any sample.
 
-    classes: their names by id, where there are labels. files: the lists that the samples come from, which must be unchanged
+    classes: class names by id, if there are labels. files: the lists that the samples come from, which must be unchanged
     when a job goes on. facts: more for the record, such as how many captions were moved.
     """
 
@@ -70,12 +71,12 @@ class SampleSource:
 
 
 def find(folder: Path, *names: str) -> Path | None:
-    """The first of these names below `folder` that exists."""
+    """Return the first of these names that exists below `folder`."""
     return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def need(request: Request, *names: str) -> Path:
-    """Like `find` in the download's folder; raises ConfigError where none exists."""
+    """Like `find` in the download's folder, but raise ConfigError if none exists."""
     if not request.folder.is_dir():
         what = "this is a file" if request.folder.exists() else "no such folder"
         raise unusable(request.folder, f"{what}; give the folder of {request.kind.source}: {request.kind.expected}")
@@ -86,7 +87,7 @@ def need(request: Request, *names: str) -> Path:
 
 
 def missing(request: Request, what: str) -> ConfigError:
-    """The error for files that are not there: names them, and the downloads they come from."""
+    """Make the error for missing files; it names the files and the downloads they come from."""
     kind = request.kind
     return unusable(
         request.folder, f"has no {what}; {kind.name} --split {request.split} needs {kind.expected} (from {kind.source})"
@@ -94,7 +95,7 @@ def missing(request: Request, what: str) -> ConfigError:
 
 
 def unusable(path: Path, problem: str) -> ConfigError:
-    """The error for a download's file or folder that cannot be used."""
+    """Make the error for a file or folder of a download that cannot be used."""
     return ConfigError(f"source {path}: {problem}", "source", path)
 
 
@@ -117,7 +118,7 @@ def read_lines(path: Path) -> list[str]:
 def read_rows(path: Path) -> list[list[str]]:
     """Read the cells of a .csv with commas, or of any other file with tabs; empty lines are left out.
 
-    Quotes around cells are removed, unless they would join lines of a file with tabs: then they belong to the captions.
+    Quotes around cells are removed, except in a file with tabs where they would join lines: there they are part of captions.
     """
     text = read_text(path)
     try:
@@ -140,7 +141,7 @@ def read_array(path: Path, mmap: bool = True) -> NDArray[Any]:
 
 
 def digest(paths: Iterable[Path]) -> dict[str, str]:
-    """Each file's SHA-256 by name; of a large file, of its first 64 MB, with its size."""
+    """Return each file's SHA-256 by name; for a large file the size, and the SHA-256 of its first 64 MB."""
     digests = {}
     for path in paths:
         with path.open("rb") as file:
@@ -154,9 +155,9 @@ _NAMES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 
 
 def picture_file(path: Path, check: str = "header") -> dict[str, bytes]:
-    """One part with the file's own bytes, named by its suffix, or by its content where the suffix is none of a picture.
+    """Return one part with the file's bytes, named by the file's suffix, or by its content if that is not a picture's suffix.
 
-    Raises BadSample where the file is missing or not a picture; `full` decodes all of it, `header` only its beginning.
+    Raise BadSample if the file is missing or not a picture; `full` decodes all of it, `header` only its beginning.
     """
     try:
         data = path.read_bytes()
@@ -168,7 +169,7 @@ def picture_file(path: Path, check: str = "header") -> dict[str, bytes]:
 
 
 def picture_bytes(data: bytes, check: str = "header", part: str | None = None) -> dict[str, bytes]:
-    """One part with these bytes, named `part` or by its content; raises BadSample where they are not a picture."""
+    """Return one part with these bytes, named `part` or by their content; raise BadSample if they are not a picture."""
     if check == "full":
         decode_image(data, Limits())
     content = _format(data)
@@ -200,7 +201,7 @@ def png_part(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def array_part(array: NDArray[Any], float16: bool = False) -> bytes:
-    """Encode an array as .npy of float32 or float16; raises BadSample where a number is not finite."""
+    """Encode an array as .npy of float32 or float16; raise BadSample if a number is not finite."""
     with np.errstate(over="ignore"):  # reported below
         kept = np.ascontiguousarray(array, dtype=np.float16 if float16 else np.float32)
     if not np.isfinite(kept).all():
@@ -212,12 +213,12 @@ def array_part(array: NDArray[Any], float16: bool = False) -> bytes:
 
 
 def json_part(record: Mapping[str, Any]) -> bytes:
-    """Encode a record as JSON, its fields in their own order."""
+    """Encode a record as JSON; the order of its fields is kept."""
     return json.dumps(record, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def key_of(split: str, number: int) -> str:
-    """The key of a sample: letters, digits and `-`; keys sort by number.
+    """Make the key of a sample: letters, digits and `-`; keys sort by number.
 
     >>> key_of("train", 12)
     'train-0000012'
@@ -226,7 +227,7 @@ def key_of(split: str, number: int) -> str:
 
 
 def label_parts(picture: Mapping[str, bytes], image_id: str, label: int, known: Mapping[str, Any]) -> dict[str, bytes]:
-    """The parts of a picture with its class in `cls` and in the json; `known` adds fields, such as clean_label and noisy."""
+    """Make the parts of a labelled picture: its class is in `cls` and in the json; `known` adds fields such as clean_label."""
     record = {"image_id": image_id, "label": label, **known}
     return {**picture, "cls": str(label).encode(), "json": json_part(record)}
 
@@ -260,7 +261,7 @@ def picture_samples(
 
 
 def check_classes(labels: Sequence[int], classes: Sequence[str], place: Path) -> None:
-    """Raise ConfigError where a label has no class."""
+    """Raise ConfigError if a label has no class."""
     largest = max(labels, default=-1)
     if classes and largest >= len(classes):
         raise unusable(place, f"a label is {largest}, and there are {len(classes)} classes; check its lists")

@@ -20,7 +20,8 @@ _SENTENCE = "sentence"
 
 
 def read_msrvtt(request: Request) -> SampleSource:
-    """Videos of the split, by its .csv where it is there, else by the json; the 1k-A test brings one sentence each."""
+    """Read MSR-VTT: videos of the split from its .csv if there is one, else from the json; the 1k-A test has one sentence
+    each."""
     path = need(request, "MSRVTT_data.json", "annotation/MSRVTT_data.json", "train_val_videodatainfo.json")
     try:
         contents = json.loads(read_text(path))
@@ -61,7 +62,7 @@ def read_msrvtt(request: Request) -> SampleSource:
 
 
 def read_lsmdc(request: Request) -> SampleSource:
-    """LSMDC 2016: clips by the list of the split, one sentence each; columns are separated by tabs, without a head."""
+    """Read LSMDC 2016: clips from the list of the split, one sentence each; columns are separated by tabs, without a header."""
     name = {
         "train": "LSMDC16_annos_training.csv",
         "val": "LSMDC16_annos_val.csv",
@@ -79,7 +80,7 @@ def read_lsmdc(request: Request) -> SampleSource:
 
 
 def read_youcook2(request: Request) -> SampleSource:
-    """YouCook2: a clip for each annotated step, VIDEO_STEP; `test` is the validation part, as the field measures on it."""
+    """Read YouCook2: one clip per annotated step, VIDEO_STEP; `test` is the validation part, on which papers measure."""
     path = need(request, *(f"{place}youcookii_annotations_trainval.json" for place in ("", "annotations/")))
     subset = "training" if request.split == "train" else "validation"
     try:
@@ -96,7 +97,7 @@ def read_youcook2(request: Request) -> SampleSource:
 
 
 def _video_samples(request: Request, clips: list[tuple[str, str]], files: tuple[Path, ...]) -> SampleSource:
-    """Samples of clips with one sentence each."""
+    """Make samples of clips with one sentence each."""
     if not clips:
         raise unusable(files[0], f"--split {request.split} lists no clips; check the file")
     features = _Features(request)
@@ -112,7 +113,8 @@ def _video_samples(request: Request, clips: list[tuple[str, str]], files: tuple[
 
 
 class _Features:
-    """Arrays (T, D) or (D,) by video: one file each, or one .npz for all; of 2d and 3d features the maxima over time."""
+    """Arrays (T, D) or (D,) by video, from one file each or one .npz for all; 2d and 3d features are reduced to maxima over
+    time."""
 
     def __init__(self, request: Request) -> None:
         self._folders = [place for name in ("features_2d", "features_3d") if (place := find(request.folder, name))]
@@ -122,7 +124,7 @@ class _Features:
             self.kind = "as they are"
 
     def of(self, video: str) -> NDArray[Any]:
-        """Raises BadSample where there is none."""
+        """Read the features of a video; raise BadSample if there are none."""
         arrays = [_load_array(folder, video) for folder in self._folders]
         if len(arrays) == 1:
             return arrays[0]

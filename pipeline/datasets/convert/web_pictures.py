@@ -1,6 +1,6 @@
-"""Lists of pictures found by web search: WebVision 1.0, Food-101N and CARS98N, with the clean sets they are measured on.
+"""Pictures found by web search: WebVision 1.0, Food-101N and CARS98N, with the clean sets they are measured on.
 
-CARS98N has 98 of the cars and is measured on the other 98 of CARS196 (PRISM's setting).
+CARS98N has 98 classes of cars and is measured on the other 98 classes of CARS196 (PRISM's setting).
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from .source import (
 
 MINI = 50  # classes of mini-WebVision
 IMAGENET = 1_000
-FIRST_TEST = 99  # of CARS196's classes, which count from 1
+FIRST_TEST = 99  # first test class of CARS196, whose classes count from 1
 _CARS_FOLDERS = ("images", "img", "img_v3", "CARS_98N")
 
 
@@ -57,7 +57,7 @@ def read_webvision(request: Request) -> SampleSource:
 
 
 def _synset_names(path: Path) -> tuple[str, ...]:
-    """The first name of each line `n01440764 tench, Tinca tinca`; a name that occurs twice keeps its synset."""
+    """Return the first name of each line `n01440764 tench, Tinca tinca`; a repeated name stays a synset."""
     synsets, names = [], []
     for line in filter(None, read_lines(path)):
         synset, _, rest = line.partition(" ")
@@ -69,7 +69,7 @@ def _synset_names(path: Path) -> tuple[str, ...]:
 
 
 def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
-    """ImageNet's validation set: the synsets in order of their numbers are WebVision's classes."""
+    """Read ImageNet's validation set; its synsets in the order of their numbers are WebVision's classes."""
     place = find(request.folder, "val") or request.folder
     if not place.is_dir():
         raise missing(request, "folder")
@@ -92,7 +92,8 @@ def _read_ilsvrc(request: Request, classes: int) -> SampleSource:
 
 
 def read_food101n(request: Request) -> SampleSource:
-    """Read all pictures of the list, those that people checked (`verified_…`, with `noisy`), or Food-101's test set."""
+    """Read Food-101N: all pictures of the list, those checked by people (`verified_…`, with `noisy`), or Food-101's test
+    set."""
     listed = {
         "train": "imagelist.tsv",
         "verified_train": "verified_train.tsv",
@@ -129,7 +130,7 @@ def read_food101n(request: Request) -> SampleSource:
 
 
 def _read_verified(request: Request, listed: Path) -> dict[str, bool]:
-    """By picture, whether people found its label right; for training this list is optional."""
+    """Read, by picture, whether people found its label right; for training this list is optional."""
     path = listed if request.split != "train" else find(request.folder, "meta/verified_train.tsv", "verified_train.tsv")
     if path is None:
         return {}
@@ -144,7 +145,7 @@ def _read_verified(request: Request, listed: Path) -> dict[str, bool]:
 
 
 def read_cars98n(request: Request) -> SampleSource:
-    """Read PRISM's list where it is there; else folders for training, cars_annos.mat for the test."""
+    """Read CARS98N: PRISM's list if there is one; else folders for training, cars_annos.mat for the test."""
     need(request, ".")
     name = "CARSN_train.csv" if request.split == "train" else "CARSN_test.csv"
     other = "train.csv" if request.split == "train" else "cars_test.csv"
@@ -155,10 +156,10 @@ def read_cars98n(request: Request) -> SampleSource:
 
 
 def _read_list(request: Request, path: Path) -> SampleSource:
-    """Read rows of a path, of which the last two names count, and a class; classes are numbered from 0 in their order."""
+    """Read rows of a path (only its last two names count) and a class number; classes are renumbered from 0 in order."""
     rows = read_rows(path)
     if rows and not rows[0][-1].strip().isdecimal():
-        rows = rows[1:]  # names of columns
+        rows = rows[1:]  # header
     for number, row in enumerate(rows, start=1):
         if len(row) < 2 or not row[-1].strip().isdecimal():
             raise unusable(path, f"row {number} is {','.join(row)[:60]!r}; each is an image path and a class number")
@@ -192,7 +193,7 @@ def _read_folders(request: Request) -> SampleSource:
 
 
 def _read_annotations(request: Request) -> SampleSource:
-    """cars_annos.mat of CARS196: the pictures of classes 99 to 196, whatever their own split."""
+    """Read cars_annos.mat of CARS196: the pictures of classes 99 to 196 from both of its splits."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
@@ -221,5 +222,5 @@ def _read_annotations(request: Request) -> SampleSource:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """A list, also of the bare value that `squeeze_me` leaves of a single one."""
+    """Return a list; `squeeze_me` turns an array of one value into the bare value."""
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else [value]

@@ -1,4 +1,4 @@
-"""Make known noise: mismatched captions and wrong labels, with the mask of what really changed.
+"""Add known noise: mismatched captions or wrong labels, with a mask of the samples that are really wrong.
 
 `captions` and `labels` are pure functions on arrays; `shards` (captions) and `label_shards` rewrite shards with them.
 `protocols` names each kind of noise; `label_inputs` loads the class maps and features that some of them need.

@@ -1,8 +1,8 @@
-"""Noisy correspondence made on purpose: some captions move to other images.
+"""Make noisy correspondence on purpose: move some captions to other images.
 
 Published generators move either the image index of the chosen captions (NCR, BiCro, CRCL) or their strings (NPC, OSA).
-The pairs that result follow the same law, a uniform permutation among the chosen, so there is one function for both.
-Moving all captions of an image together (DECL) is another law: `shuffle_images`.
+Both give the same distribution of pairs, a uniform permutation among the chosen captions, so one function serves both.
+Moving all captions of an image together (DECL) gives another distribution: `shuffle_images`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from .protocols import count_chosen
 
 @dataclass(frozen=True, eq=False)
 class PairNoise:
-    """Which sample got whose caption, and which pairs are wrong because of it.
+    """A permutation of captions, and which pairs are wrong because of it.
 
     source: (N,) int64, a permutation: sample i gets the caption of sample source[i].
     noisy: (N,) bool, true where that caption belongs to another image; not the same as "was chosen".
@@ -28,7 +28,7 @@ class PairNoise:
 
     @property
     def rate(self) -> float:
-        """The realised rate, a few samples below the nominal one without `derange`."""
+        """Realised noise rate; without `derange` it is a few samples below the nominal rate."""
         return float(self.noisy.mean()) if len(self.noisy) else 0.0
 
 
@@ -37,9 +37,9 @@ def shuffle_captions(
 ) -> PairNoise:
     """Choose int(rate N) captions and permute them among themselves (NCR, Huang et al. 2021, experimental set-up).
 
-    images: N where every sample has its own image, else (N,) ids that say which samples show the same image.
-    About 1 + (m - 1) rate of the chosen stay on their image (m captions per image); `noisy` leaves them out.
-    With `derange` none stays, so that exactly int(rate N) pairs are wrong.
+    images: N if every sample has its own image, else (N,) ids that are equal for samples of the same image.
+    About 1 + (m - 1) rate of the chosen captions stay on their image (m captions per image); they are not `noisy`.
+    With `derange` none of them stays, so that exactly int(rate N) pairs are wrong.
 
     >>> noise = shuffle_captions([0, 0, 1, 1, 2, 2], 1.0, np.random.default_rng(0), derange=True)
     >>> int(noise.noisy.sum()), sorted(noise.source.tolist())
@@ -53,7 +53,7 @@ def shuffle_captions(
 def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generator, derange: bool = False) -> PairNoise:
     """Choose int(rate images) images and permute them, each with all its captions (DECL, Qin et al. 2022).
 
-    images: as for `shuffle_captions`; every image needs the same number of captions, or the exchange loses some.
+    images: as for `shuffle_captions`; every image needs the same number of captions, because they are exchanged as a group.
 
     >>> shuffle_images([0, 0, 1, 1], 1.0, np.random.default_rng(0), derange=True).source.tolist()
     [2, 3, 0, 1]
@@ -71,7 +71,7 @@ def shuffle_images(images: int | ArrayLike, rate: float, rng: np.random.Generato
 
 
 def _groups(images: int | ArrayLike) -> NDArray[np.int64]:
-    """(N,) int64 ids 0..M-1 of the samples' images."""
+    """Return (N,) int64 image ids 0..M-1 of the samples."""
     if isinstance(images, int | np.integer):
         if images < 0:
             raise ConfigError.of("images", images, "is no number of samples; use 1000")
@@ -91,7 +91,7 @@ def _make_noise(groups: NDArray[np.int64], chosen: NDArray[np.int64], permuted: 
 def _permute(
     chosen: NDArray[np.int64], groups: NDArray[np.int64], rng: np.random.Generator, derange: bool
 ) -> NDArray[np.int64]:
-    """`chosen` in another order; with `derange` every element meets an element of another group."""
+    """Permute `chosen`; with `derange` every element is replaced by an element of another group."""
     permuted = rng.permutation(chosen)
     if not derange or not len(chosen):
         return permuted
@@ -102,7 +102,7 @@ def _permute(
     own, theirs = groups[chosen], groups[permuted]
     for i in np.flatnonzero(own == theirs):
         if own[i] != theirs[i]:
-            continue  # corrected as the partner of an earlier one
+            continue  # corrected already, as the exchange partner of an earlier element
         # An exchange with j corrects i and keeps j right unless j, or what j has, is of i's own group. Each of the two
         # sets has as many elements as the group, at most half of all, and both hold i: a free j always remains.
         free = np.flatnonzero((own != own[i]) & (theirs != own[i]))

@@ -1,4 +1,4 @@
-"""What label noise is made from: class maps for asymmetric noise, features for instance-dependent noise."""
+"""Load the inputs of label noise: class maps for asymmetric noise, features for instance-dependent noise."""
 
 import json
 from collections import Counter
@@ -55,12 +55,12 @@ def _freeze(values: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _map_to_next(groups: Sequence[Sequence[int]]) -> NDArray[np.int64]:
-    """(C,) int64: each class goes to the next member of its group, the last to the first."""
+    """Return (C,) int64: each class maps to the next member of its group, the last to the first."""
     following = {member: group[(i + 1) % len(group)] for group in groups for i, member in enumerate(group)}
     return _freeze([following[member] for member in range(len(following))])
 
 
-# (10,) int64: bird to airplane, cat to dog and back, deer to horse, truck to automobile, the others to themselves.
+# (10,) int64: bird to airplane, cat to dog and dog to cat, deer to horse, truck to automobile; the others stay.
 CIFAR10_MAP: NDArray[np.int64] = _freeze([0, 1, 0, 5, 7, 3, 6, 7, 8, 1])
 # (100,) int64: the next class inside the super-class, circular (TANGO supplement, asymmetric noise).
 CIFAR100_MAP: NDArray[np.int64] = _map_to_next(CIFAR100_SUPERCLASSES)
@@ -69,7 +69,9 @@ CLASS_MAPS: Mapping[str, NDArray[np.int64]] = {"cifar10": CIFAR10_MAP, "cifar100
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """target: (C,) int64, the class that each class is mistaken for. name: for a protocol's id, the same for equal maps."""
+    """Class map of asymmetric noise.
+
+    target: (C,) int64, the class that each class is mistaken for. name: part of the protocol's id, the same for equal maps."""
 
     name: str
     target: NDArray[np.int64]
@@ -78,8 +80,8 @@ class ClassMap:
 def load_class_map(source: str | Path, classes: int, names: Sequence[str] = ()) -> ClassMap:
     """Load a built-in map (`cifar10`, `cifar100`), `next` (each class to the following one, the last to the first), or a file.
 
-    The file is JSON, an object of classes with the classes they become, each by id or, where `names` are given, by name;
-    a class that it leaves out stays as it is. classes: C; a built-in map brings its own.
+    The file is a JSON object from each class to the class it becomes, by id or, if `names` are given, by name; a class that is
+    not in it does not change. classes: C; a built-in map brings its own.
 
     >>> load_class_map("next", 3).target.tolist()
     [1, 2, 0]
@@ -124,7 +126,7 @@ def _read_map(path: Path) -> dict[str, Any]:
 
 
 def _class_id(source: str, value: object, classes: int, names: Sequence[str]) -> int:
-    """The id of a class given by name, or by id as a number or a string."""
+    """Return the id of a class that is given by name, or by id as a number or a string."""
     if isinstance(value, str):
         wanted = _normalise(value)
         number = next((i for i, name in enumerate(names) if _normalise(name) == wanted), None)
@@ -149,7 +151,9 @@ ArraySource = str | Path | NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """rows: (N, S), one for each sample; known: (N,) bool, false where a sample has none. name: for a protocol's id."""
+    """Features of all samples.
+
+    rows: (N, S), one row per sample; known: (N,) bool, false for a sample without features. name: part of the protocol's id."""
 
     name: str
     rows: NDArray[Any]
@@ -174,7 +178,7 @@ def load_features(
 
 
 def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
-    """(N, columns) numbers of an array or an .npy file; errors name `setting`."""
+    """Read (N, columns) numbers from an array or an .npy file; errors name `setting`."""
     if not isinstance(source, np.ndarray):
         return open_array(Path(source), setting, 2)
     if source.ndim != 2 or source.dtype.kind not in "fiu":
@@ -183,9 +187,9 @@ def load_rows(source: ArraySource, setting: str) -> NDArray[Any]:
 
 
 def make_thumbnails(shards: Sequence[Shard], workers: int = 0) -> Features:
-    """(N, 192) int16: pictures of 8 x 8 pixels in RGB minus their mean; integers, so that every machine agrees.
+    """Make (N, 192) int16 thumbnails of 8 x 8 RGB pixels minus their mean; integers, so that every machine gets the same.
 
-    Without the centring all rows would point the same way, and each class would have one target.
+    Without subtracting the mean, all rows would point the same way, and each class would have one target.
     """
     pixels: list[NDArray[np.uint8] | None] = []
     small = Preprocess(size=SIDE, resize="squash", interpolation="bilinear")
@@ -228,5 +232,5 @@ def _read_embeddings(folder: Path, shards: Sequence[Shard], digests: Sequence[st
 
 
 def name_with_digest(name: str, rows: NDArray[Any]) -> str:
-    """The name with 8 hexadecimal digits of the rows, which decide the noise."""
+    """Append 8 hexadecimal digits of the rows' digest to the name, because the rows decide the noise."""
     return f"{name}:{array_digest({'rows': rows})[:8]}"

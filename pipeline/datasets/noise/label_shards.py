@@ -1,4 +1,4 @@
-"""Wrong labels in shards: rewrite them by one of the label protocols and record what was changed."""
+"""Rewrite shards with wrong labels by one of the label protocols, and record what was changed."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +26,9 @@ MAX_CLASSES = 25_000  # transition counts are a matrix: 5 GB at this size
 
 @dataclass(frozen=True)
 class LabelNoiseReport(NoiseReport):
-    """What was written; `untouched` could not be changed (no label, no features).
+    """Summary of the written shards; `untouched` samples could not be changed (no label or no features).
 
-    transitions: (true class, given class, number of samples) for each that occurs among the others.
+    transitions: (true class, given class, number of samples) for each combination that occurs among the other samples.
     """
 
     classes: int
@@ -43,7 +43,7 @@ class LabelNoiseReport(NoiseReport):
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What was read: labels (N,) int64 with -1 for none, each shard's SHA-256, number and names of the classes."""
+    """Data read from the shards: labels (N,) int64 with -1 for none, each shard's SHA-256, number and names of the classes."""
 
     shards: Sequence[Shard]
     labels: NDArray[np.int64]
@@ -59,7 +59,7 @@ class _Data:
 
 @dataclass(frozen=True, eq=False)
 class _MadeNoise:
-    """The noise of the samples `rows`, and the id of its protocol."""
+    """Label noise for the samples `rows`, and the id of its protocol."""
 
     identity: str
     rows: NDArray[np.int64]
@@ -87,10 +87,10 @@ def noise_labels(
     """Copy shards to `out` with wrong labels; captions stay, also those that were made from the class name.
 
     The label is part `cls`, else field `label` of the json (or `label_field`), and becomes the noisy one there. Each json
-    also gets `noisy`, `noise_protocol` and `clean_label`; `noise.parquet` lists the same for all. Labels that are known
-    to be wrong already (another `clean_label`) are refused.
+    also gets `noisy`, `noise_protocol` and `clean_label`; `noise.parquet` lists the same for all. Labels that are already known
+    to be wrong (their `clean_label` differs) are refused.
 
-    classes: how many, or a file or built-in list of names; by default the largest label and one. class_map (asymmetric):
+    classes: their number, or a file or built-in list of names; by default the largest label plus one. class_map (asymmetric):
     see `load_class_map`. features (instance-dependent): see `load_features`. posteriors (pmd): (N, C) or its .npy file,
     with `factor`, or with `rate` to have the factor found. `workers` decode the pictures for thumbnails.
     """
@@ -205,7 +205,8 @@ def _read_labels(shards: Sequence[Shard], classes: int | str | Path | None, fiel
 
 
 def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
-    """Refuse a sample whose clean_label is another class: the label would be recorded as the truth, and the truth lost."""
+    """Refuse a sample whose clean_label differs from its label: the label would be recorded as the truth, and the truth
+    lost."""
     if b'"clean_label"' not in raw.parts.get("json", b""):
         return
     true = json_record(raw).get("clean_label")
@@ -220,7 +221,7 @@ def _refuse_known_wrong(raw: RawSample, shard: Shard, label: int) -> None:
 
 
 def _count_classes(classes: int | str | Path | None, seen: int) -> tuple[int, tuple[str, ...]]:
-    """How many classes there are, and their names where they are known."""
+    """Return the number of classes, and their names if they are known."""
     if isinstance(classes, str) and classes.isdecimal():
         classes = int(classes)
     names: tuple[str, ...] = ()
@@ -272,7 +273,7 @@ def _missing(protocol: str, name: str) -> ConfigError:
 
 
 def _describe(source: ArraySource | None) -> str | None:
-    """A source as messages name it."""
+    """Name a source for messages."""
     return "an array" if isinstance(source, np.ndarray) else None if source is None else str(source)
 
 

@@ -1,4 +1,4 @@
-"""Wrong labels made on purpose: symmetric, asymmetric, instance-dependent, and by posterior (`pmd`, PLC, Zhang et al. 2021)."""
+"""Make wrong labels on purpose: symmetric, asymmetric, instance-dependent, and by posterior (`pmd`, PLC, Zhang et al. 2021)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class LabelNoise:
     """The labels after the noise, and what changed.
 
     labels: (N,) int64.  noisy: (N,) bool, true where the label differs from the true one.
-    transitions: (C, C) int64, how many samples of true class row got the label column.
+    transitions: (C, C) int64, number of samples by true class (row) and label after the noise (column).
     """
 
     labels: NDArray[np.int64]
@@ -33,7 +33,7 @@ class LabelNoise:
 
     @classmethod
     def between(cls, true: NDArray[np.int64], given: NDArray[np.int64], classes: int) -> "LabelNoise":
-        """The noise by which the true labels became the given ones.
+        """Compute the noise that turned the true labels into the given ones.
 
         >>> LabelNoise.between(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).transitions.tolist()
         [[1, 1], [0, 1]]
@@ -45,7 +45,7 @@ class LabelNoise:
 def symmetric(
     labels: ArrayLike, classes: int, rate: float, rng: np.random.Generator, inclusive: bool = False
 ) -> LabelNoise:
-    """Every class is mistaken for every other alike (TANGO supplement, symmetric noise).
+    """Make symmetric noise: every class is mistaken for every other class equally often (TANGO supplement).
 
     By default each label changes with probability `rate`, to one of the C - 1 others: the expected rate is `rate`.
     `inclusive` is the DivideMix variant: int(rate N) labels are drawn anew from all C classes, so that some keep
@@ -71,7 +71,7 @@ def symmetric(
 
 
 def asymmetric(labels: ArrayLike, class_map: ArrayLike, rate: float, rng: np.random.Generator) -> LabelNoise:
-    """Each label y becomes class_map[y] with probability `rate` (TANGO supplement, asymmetric noise).
+    """Make asymmetric noise: each label y becomes class_map[y] with probability `rate` (TANGO supplement).
 
     class_map: (C,) int64, for example `CIFAR100_MAP`. A class that maps to itself stays clean: with `CIFAR10_MAP` five
     of the ten do, so the rate over all samples is half of `rate`.
@@ -103,13 +103,13 @@ def instance_dependent(
     temperature: float | None = None,
     deviation: float = 0.1,
 ) -> LabelNoise:
-    """Wrong labels that follow from the sample itself (Xia et al. 2020, part-dependent label noise, generator).
+    """Make instance-dependent noise: wrong labels that follow from features (Xia et al. 2020, part-dependent label noise).
 
     Sample i flips with probability q_i ~ Normal(rate, deviation) cut to [0, 1], to a class drawn from
-    softmax(x_i W_y / temperature) over the others, with one Gaussian matrix W_y (S, C) for each true class y.
+    softmax(x_i W_y / temperature) over the other classes, with one Gaussian matrix W_y (S, C) for each true class y.
     features: (N, S). The default temperature is their root-mean-square length, so that scores are about Normal(0, 1)
     whatever the scale; temperature=1 on raw 0..255 pixels, the published setting, makes one target a certainty.
-    The cut pulls the mean of q towards 1/2 near the ends (rate .1: .129); at 0 and 1 themselves q is the rate.
+    Cutting to [0, 1] pulls the mean of q towards 1/2 near the ends (rate .1: .129); at rates 0 and 1, q is the rate.
 
     >>> rng = np.random.default_rng(0)
     >>> noise = instance_dependent(np.arange(5_000) % 10, rng.normal(size=(5_000, 8)), 10, 0.4, rng)
@@ -143,7 +143,8 @@ def instance_dependent(
 
 
 def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
-    """(N,) int64 class ids, checked to lie below `classes`, which is never guessed: the last class may be absent."""
+    """Check that labels lie in 0..classes-1, as (N,) int64; `classes` is never guessed, because the last class may be
+    absent."""
     array = np.asarray(labels)
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or not array.size):
         problem = f"is the shape of {array.dtype} numbers; give one class id for each sample, such as [0, 2, 1]"
@@ -155,7 +156,7 @@ def check_labels(labels: ArrayLike, classes: int) -> NDArray[np.int64]:
 
 
 def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
-    """sqrt(mean_i |x_i|^2) without a float64 copy of all rows; 1 where there is nothing to measure."""
+    """Compute sqrt(mean_i |x_i|^2) without a float64 copy of all rows; 1 if there are no rows or all are zeros."""
     total = 0.0
     for start in range(0, len(rows), ROWS_AT_ONCE):
         part = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
@@ -166,7 +167,7 @@ def _root_mean_square_length(rows: NDArray[np.generic]) -> float:
 
 
 def _truncated_normal(mean: float, deviation: float, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(size,) float64 in [0, 1]; values outside are drawn again."""
+    """Draw (size,) float64 in [0, 1] from a normal distribution; values outside are drawn again."""
     if mean in (0.0, 1.0) or deviation == 0:
         return np.full(size, mean)
     values = rng.normal(mean, deviation, size)
@@ -178,7 +179,7 @@ def _truncated_normal(mean: float, deviation: float, size: int, rng: np.random.G
 
 
 def _draw(scores: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """(n,) int64: one column for each row, with probability softmax(row); a score of -inf is never drawn."""
+    """Draw one column for each row, (n,) int64, with probability softmax(row); a score of -inf is never drawn."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     cumulative = weights.cumsum(axis=1)
     threshold = rng.random(len(scores)) * cumulative[:, -1]
@@ -197,10 +198,9 @@ PMD_KINDS: Mapping[str, Callable[[Float64], Float64]] = {
 def pmd(
     labels: ArrayLike, posteriors: ArrayLike, kind: str, rng: np.random.Generator, factor: float = 1.0
 ) -> LabelNoise:
-    """The label becomes u, the most likely class of the posterior, or s, the second: P(s) is `pmd_flip_probability`.
+    """Replace each label by u, the most likely class of the posterior, or by s, the second: P(s) is `pmd_flip_probability`.
 
-    posteriors: (N, C), rows that sum to 1. `noisy` compares with `labels`, so a posterior that is mistaken about its
-    sample (u is not the label) makes noise of its own.
+    posteriors: (N, C), rows that sum to 1. `noisy` compares with `labels`, so a u that is not the label counts as noise too.
 
     >>> pmd([0, 1], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], "II", np.random.default_rng(0)).labels.tolist()
     [0, 1]
@@ -215,10 +215,10 @@ def pmd(
 
 
 def pmd_flip_probability(posteriors: ArrayLike, kind: str, factor: float = 1.0) -> Float64:
-    """(N,) float64: P(s) = 1 - min(1, (1 - f) / factor), with D = eta_u - eta_s and, by kind,
+    """Compute (N,) float64 P(s) = 1 - min(1, (1 - f) / factor), with D = eta_u - eta_s and, by kind,
 
     I: f = 1/2 - D^2 / 2;  II: f = 1 - D^3;  III: f = 1 - (D + D^2 + D^3) / 3   (PLC, PMD noise types I-III).
-    factor 1 is the law itself; above 1 there is more noise (the published generator has 1.2), below 1 less.
+    factor 1 is the paper's formula; above 1 there is more noise (the published generator has 1.2), below 1 less.
 
     >>> pmd_flip_probability([[0.75, 0.25, 0.0]], "I").tolist()
     [0.375]
@@ -227,7 +227,7 @@ def pmd_flip_probability(posteriors: ArrayLike, kind: str, factor: float = 1.0) 
 
 
 def pmd_factor(posteriors: ArrayLike, kind: str, rate: float) -> float:
-    """The factor with which the mean of `pmd_flip_probability` is `rate`.
+    """Find the factor for which the mean of `pmd_flip_probability` is `rate`.
 
     >>> factor = pmd_factor([[0.75, 0.25], [0.5, 0.5]], "I", 0.5)
     >>> round(float(pmd_flip_probability([[0.75, 0.25], [0.5, 0.5]], "I", factor).mean()), 9)
@@ -266,7 +266,7 @@ def _flip_probability(margin: Float64, kind: str, factor: float) -> Float64:
 
 
 def _top_two(eta: Float64) -> tuple[Index, Index, Float64]:
-    """The most likely class, the second, and the margin between them; of equals the lower id comes first."""
+    """Return the most likely class, the second, and the margin between them; ties go to the lower id."""
     rows = np.arange(len(eta))
     first = eta.argmax(axis=1)
     others = eta.copy()
@@ -276,7 +276,8 @@ def _top_two(eta: Float64) -> tuple[Index, Index, Float64]:
 
 
 def _check_posteriors(posteriors: ArrayLike) -> Float64:
-    """(N, C) float64, each row divided by its sum, which may be off by what float16 leaves."""
+    """Check posteriors and return them as (N, C) float64, each row divided by its sum; float16 rounding of the sum is
+    allowed."""
     eta = np.asarray(posteriors, dtype=np.float64)
     if eta.ndim != 2 or eta.shape[1] < 2:
         raise ConfigError.of("posteriors", eta.shape, "is not the shape (samples, classes) with 2 classes or more")

@@ -1,4 +1,4 @@
-"""The noise protocols by name, ids that say exactly which noise was used, and noise rates."""
+"""Noise protocols by name, ids that identify the exact noise, and checks of noise rates."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class Protocol:
-    """A way to make noise. parameters: its settings in the order of the id, with their defaults, or REQUIRED.
+    """A noise protocol. parameters: its settings in the order of the id, with their defaults, or REQUIRED.
 
-    sources: options that are not part of the id, because a parameter is worked out from them.
+    sources: options that are not part of the id, because a parameter is computed from them.
     """
 
     name: str
@@ -65,7 +65,7 @@ _PROTOCOLS = (
     Protocol("shuffle-captions", "captions", {"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
     # int(rate images) images change places, each with all its captions (DECL)
     Protocol("shuffle-images", "captions", {"rate": REQUIRED, "derange": False, "seed": REQUIRED}),
-    # to any other class alike; inclusive: int(rate N) labels drawn from all classes
+    # to any other class with equal probability; inclusive: int(rate N) labels drawn from all classes
     Protocol("symmetric", "labels", {"rate": REQUIRED, "classes": REQUIRED, "inclusive": False, "seed": REQUIRED}),
     # to the class that the map names
     Protocol("asymmetric", "labels", {"rate": REQUIRED, "class_map": REQUIRED, "seed": REQUIRED}, ("classes",)),
@@ -76,7 +76,7 @@ _PROTOCOLS = (
         dict.fromkeys(("rate", "classes", "features"), REQUIRED)
         | {"temperature": "auto", "deviation": 0.1, "seed": REQUIRED},
     ),
-    # to the second class of a posterior, the rarer the larger its margin (PLC)
+    # to the second class of a posterior; the larger the margin, the rarer (PLC)
     Protocol(
         "pmd",
         "labels",
@@ -88,7 +88,7 @@ PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _PR
 
 
 def find_protocol(name: str) -> Protocol:
-    """The protocol of this name, or a ConfigError that lists all."""
+    """Return the protocol of this name; raise a ConfigError that lists all of them."""
     if name not in PROTOCOLS:
         known = f"{', '.join(PROTOCOLS)}{did_you_mean(name, PROTOCOLS)}"
         raise ConfigError.of("protocol", name, f"is unknown; use one of {known}")
@@ -110,9 +110,9 @@ def check_options(name: str, given: Mapping[str, object]) -> None:
 
 
 def protocol_id(name: str, **params: object) -> str:
-    """The protocol, every parameter, and 8 hexadecimal digits of the SHA-256 of both (and of the protocol's version).
+    """Make a protocol's id: name, every parameter, and 8 hexadecimal digits of the SHA-256 of both and of the version.
 
-    Noise with this id comes from `np.random.default_rng(seed)`, used for nothing else before.
+    Noise with this id is drawn from a fresh `np.random.default_rng(seed)`.
 
     >>> protocol_id("shuffle-captions", rate=0.4, seed=7)
     'shuffle-captions(rate=0.4,derange=False,seed=7)#a8576b23'
@@ -125,7 +125,7 @@ def protocol_id(name: str, **params: object) -> str:
 
 
 def _value(name: str, value: object) -> Value:
-    """A Python scalar of the parameter's type, so that 1 and 1.0, or numpy's and Python's, give one id."""
+    """Convert to a Python scalar of the parameter's type, so that 1, 1.0 and numpy's 1 give the same id."""
     if isinstance(value, np.generic):
         value = value.item()
     example = EXAMPLES[name]
@@ -138,14 +138,14 @@ def _value(name: str, value: object) -> Value:
 
 
 def check_rate(rate: float) -> float:
-    """The rate as a float, checked to lie in [0, 1]."""
+    """Check that the rate lies in [0, 1], and return it as a float."""
     if not (math.isfinite(rate) and 0.0 <= rate <= 1.0):
         raise ConfigError.of("rate", rate, "is no noise rate; use a number between 0 and 1, such as 0.4")
     return float(rate)
 
 
 def count_chosen(rate: float, count: int) -> int:
-    """int(rate * count) of the decimal rate as written: 0.29 of 100 is 29, where floats alone give 28.
+    """Compute int(rate * count) in decimal: 0.29 of 100 is 29, while binary floats give 28.
 
     >>> count_chosen(0.29, 100), int(0.29 * 100)
     (29, 28)

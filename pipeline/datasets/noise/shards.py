@@ -1,4 +1,4 @@
-"""Wrong captions in shards: rewrite them and record, sample by sample, what was changed."""
+"""Rewrite shards with wrong captions, and record for each sample what was changed."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ OWN_FIELDS = ("noisy", "noise_protocol", "clean_label", "original_caption")  # j
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """What was written: `noisy` of `samples` are wrong now, `untouched` had no caption."""
+    """Summary of the written shards: `noisy` of `samples` are wrong now, `untouched` had no caption."""
 
     out: str
     protocol: str
@@ -54,7 +54,7 @@ def noise_captions(
     derange: bool = False,
     text_field: str | None = None,
 ) -> NoiseReport:
-    """Copy shards to `out` with mismatched captions, which are read from `txt` or json as in annotate.
+    """Copy shards to `out` with mismatched captions; captions are read from `txt` or json as in `annotate`.
 
     A sample counts as noisy when its new caption comes from another picture and reads differently. Each sample's json
     gets `noisy`, `noise_protocol` and, where changed, `original_caption`; `noise.parquet` lists the same for all.
@@ -173,7 +173,7 @@ def refuse_own_field(setting: str, field: str | None, what: str, example: str) -
 
 
 def json_record(raw: RawSample) -> dict[str, Any]:
-    """The sample's json as an object, empty where there is none."""
+    """Parse the sample's json as an object; empty if there is none or it is broken."""
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Drawn scenes with captions: data that any machine can make, where the truth about each pair is known.
+"""Drawn scenes with captions: data that any machine can make, with the truth about each pair known.
 
-`scene` has the facts of a scene and its words, `draw` its pixels; `shards` writes many of them.
+`scene` has the attributes and captions of a scene, `draw` its pixels; `shards` writes many scenes.
 """
 
 from .draw import draw

@@ -1,4 +1,4 @@
-"""Pixels for a scene: flat shapes with soft edges, jittered in place, tilt and shade by the scene's own seed."""
+"""Draw a scene: flat shapes with soft edges; the scene's seed jitters place, tilt and shade."""
 
 import math
 
@@ -27,7 +27,7 @@ _CENTRES = {"left": (0.28, 0.5), "right": (0.72, 0.5), "top": (0.5, 0.28), "bott
 _RADII = {"large": (0.23, 0.165, 0.135, 0.122), "small": (0.13, 0.105, 0.087, 0.08)}  # by count
 _COMPANION_RADIUS = 0.075
 _COMPANION_EDGE = 0.1  # distance of its centre from the side it stands at
-_OVERSAMPLING = 4  # drawn larger and averaged down, which is what makes edges soft
+_OVERSAMPLING = 4  # drawn larger, then averaged down to make edges soft
 
 Point = tuple[float, float]
 
@@ -84,7 +84,7 @@ def _main_centres(scene: Scene, radius: float, rng: np.random.Generator) -> list
 
 
 def _stacked(scene: Scene, rng: np.random.Generator) -> bool:
-    """Whether a pair stands one above the other: always along the side it is at, and out of the companion's way."""
+    """Return whether a pair stands one above the other: always along the side where it is, and away from the companion."""
     place = scene.main.position
     if place == "middle" and scene.companion is not None:
         place = scene.companion.position

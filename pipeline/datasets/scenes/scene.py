@@ -1,4 +1,4 @@
-"""What is in a scene (a group of equal objects, at times a small companion, a background), and captions that say it."""
+"""Attributes of a scene (a group of equal objects, sometimes a small companion, a background), and captions of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

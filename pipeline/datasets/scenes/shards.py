@@ -20,7 +20,7 @@ _WRITTEN = 1  # a third seed number: training of the embedded model uses (seed, 
 
 
 def scene_rng(seed: int, index: int) -> np.random.Generator:
-    """The generator of scene `index`, so that any part of a set can be made alone.
+    """Make the random generator of scene `index`, so that any part of a set can be drawn alone.
 
     No seed gives scenes that the embedded estimator was trained on.
     """
