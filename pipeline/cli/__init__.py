@@ -16,7 +16,7 @@ EMBEDDING = ("annotate", "calibrate", "plan", "score", "serve", "verify")
 
 
 def program() -> None:
-    """Run the command line as a process of its own: it imports only what its command needs, and SIGTERM stops it as Ctrl-C does."""
+    """Run the command line as a process: import only what the command needs, and let SIGTERM stop it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # train and serve set handlers of their own
     if sys.argv[1:2] and sys.argv[1] in EMBEDDING:
         os.environ.setdefault(EMBED_ONLY, "1")

@@ -15,7 +15,7 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 
 Pixels = NDArray[np.uint8]
-JPEG_LIBRARY = "simplejpeg"  # of all decoders but Pillow
+JPEG_LIBRARY = "simplejpeg"  # decodes JPEGs for every decoder but Pillow
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Identity:
 class Estimator(Protocol):
     """An image-text model. Embeddings are (N, d) float32 and need not be normalised.
 
-    `preprocess` runs in the decode workers: it must be picklable and must not need torch. `encode_pixels` takes what it
-    returns; `encode_images` does both.
+    `preprocess` runs in the decode workers: it must be picklable and must not need torch. `encode_pixels` takes its result;
+    `encode_images` does both steps.
     """
 
     @property
@@ -97,7 +97,7 @@ class Estimator(Protocol):
 
 
 def library_versions(*packages: str, decoder: str) -> tuple[tuple[str, str], ...]:
-    """The `versions` of an identity: of `packages`, and of the JPEG decoder if it is not Pillow's."""
+    """Return the `versions` of an identity: those of `packages`, and of the JPEG decoder if it is not Pillow's."""
     more = () if decoder == "pillow" else (JPEG_LIBRARY,)
     return tuple((package, version(package)) for package in sorted((*packages, *more)))
 
@@ -119,12 +119,12 @@ def normalise(embeddings: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def own_temperature(estimator: Estimator) -> float | None:
-    """τ of the softmax that the model was trained with, if the estimator knows it."""
+    """Return τ of the softmax that the model was trained with, if the estimator knows it."""
     value = getattr(estimator, "temperature", None)
     return None if value is None or not 0 < value < 1 else round(float(value), 6)
 
 
-SPECIAL_TOKENS = 4  # that a tokenizer may add to a text; CLIP's adds two
+SPECIAL_TOKENS = 4  # most special tokens that a tokenizer adds to a text; CLIP's adds two
 
 
 def surely_fits(text: str, context: int) -> bool:
@@ -133,13 +133,13 @@ def surely_fits(text: str, context: int) -> bool:
 
 
 def find_truncated(estimator: Estimator, texts: Sequence[str]) -> list[bool]:
-    """Whether the model's tokenizer cuts each text; by the estimator's own `find_truncated`, all False if it has none."""
+    """Return whether the model's tokenizer cuts each text; all False if the estimator has no `find_truncated`."""
     own: Callable[[Sequence[str]], Sequence[bool]] | None = getattr(estimator, "find_truncated", None)
     return [bool(cut) for cut in own(texts)] if own is not None and texts else [False] * len(texts)
 
 
 def invalid_embedding(part: str) -> str:
-    """The error of a sample whose row `normalise` has set to zeros; `part` is image or text."""
+    """Make the error text of a sample whose embedding `normalise` has set to zeros; `part` is image or text."""
     return f"the {part} embedding is zero or not finite"
 
 

@@ -1,4 +1,4 @@
-"""Load an estimator by its name, or wrap a user's own; heavy libraries are imported only for the kind that is asked for."""
+"""Load an estimator by its name, or wrap a user's own; only the libraries of the requested kind are imported."""
 
 import importlib
 import string
@@ -21,7 +21,7 @@ from .base import Estimator, Identity, Pixels, describe_error, library_versions
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """An estimator by name, not loaded yet; a run records it, so that its scores can be checked later."""
+    """Name and options of an estimator that is not loaded yet; a run records them so that `verify` can load it again."""
 
     model: str = "embedded"
     pretrained: str | None = None
@@ -41,7 +41,7 @@ class ModelSpec:
         return load_estimator(**vars(self))
 
     def describe_outside(self) -> str | None:
-        """What loading runs or reads that is not open_clip's own; None for `embedded` and its names with a tag.
+        """Describe foreign code or files that loading would use; None for `embedded` and for open_clip's names with a tag.
 
         >>> ModelSpec("python:tables.helper:make").describe_outside()
         'runs code of the module tables.helper'
@@ -52,7 +52,7 @@ class ModelSpec:
             return f"runs code of the module {place.partition(':')[0]}"
         if kind == "local-dir":
             return f"reads the model in the folder {place}"
-        if colon:  # hf: and hf-hub: name a folder or a repository that anybody can make
+        if colon:  # hf: and hf-hub: name a folder or a repository that anyone can create
             return f"reads the model {place}, from a folder or the hub"
         if self.pretrained and Path(self.pretrained).expanduser().is_file():
             return f"reads weights from the file {self.pretrained}"
@@ -81,9 +81,10 @@ def load_estimator(
     `model` is `embedded` (drawn scenes only, for trials), an open_clip name such as `ViT-B-32` with `pretrained` a tag or
     a checkpoint file, `hf-hub:ORG/NAME`, `local-dir:FOLDER`, `hf:NAME` (transformers: CLIP, ALIGN, SigLIP) or
     `python:MODULE:FACTORY`. With `draft` large JPEGs are decoded at a fraction of their size (`decode_image`): faster, with
-    slightly different scores and so another identity. With `compile` the vision tower of an open_clip model is compiled with
-    torch, and used if it agrees and is faster; the estimator's `notes` tell. `decoder` is `pillow`, `fast`, `gpu` or `auto`:
-    fast, or pillow for a model that resizes by itself. Raises ConfigError for what cannot work.
+    slightly different scores and therefore a different identity. With `compile` the vision tower of an open_clip model is
+    compiled with torch, and used if its results agree and it is faster; the estimator's `notes` say which. `decoder` is
+    `pillow`, `fast`, `gpu` or `auto`: fast, or pillow for a model that resizes by itself. Raises ConfigError for options that
+    cannot work.
     """
     check_decoder(decoder, draft)
     if batch_size is not None and batch_size < 1:
@@ -115,7 +116,7 @@ def load_estimator(
 
 
 def as_estimator(given: Any) -> Estimator:
-    """The estimator itself, what a function returns, or a user's own object, wrapped as `python:` does."""
+    """Return an estimator: the one given, the result of the given function, or a wrapped object as in `python:`."""
     if isinstance(given, type) or not hasattr(given, "encode_images"):
         if not callable(given):
             raise ConfigError.of("estimator", str(given), "is not one; load one with load_estimator('embedded')")
@@ -158,7 +159,7 @@ class CustomEstimator:
             raise ConfigError.of("model", spec, "must read python:MODULE:FACTORY, such as python:my_models:make_clip")
         here = str(Path.cwd())
         if here not in sys.path:
-            sys.path.append(here)  # at the end, so that it shadows nothing
+            sys.path.append(here)  # at the end, so that the folder shadows no other module
         try:
             module = importlib.import_module(parts[1])
         except ModuleNotFoundError as error:
@@ -200,7 +201,7 @@ class CustomEstimator:
         return np.concatenate(parts) if parts else np.zeros((0, self._width), np.float32)
 
     def _common_width(self) -> int:
-        """The width d of both kinds of embeddings, measured on a grey picture and a word before the work starts."""
+        """Measure the width d of both kinds of embeddings on a grey picture and a word, before the work starts."""
         widths = []
         for name, item in (("encode_images", Image.new("RGB", (224, 224), (128, 128, 128))), ("encode_texts", "a")):
             try:
@@ -215,16 +216,16 @@ class CustomEstimator:
 
 
 def _array(rows: Any) -> NDArray[np.float32]:
-    """Rows as float32, also of a torch tensor on any device."""
+    """Convert rows to float32; they may be a torch tensor on any device."""
     return np.asarray(rows.detach().float().cpu() if hasattr(rows, "detach") else rows, dtype=np.float32)
 
 
 def rgb_pixels(image: Image.Image) -> Pixels:
-    """The whole picture as (H, W, 3) uint8, for estimators that resize themselves."""
+    """Return the whole picture as (H, W, 3) uint8, for estimators that resize themselves."""
     return np.asarray(image.convert("RGB"), dtype=np.uint8)
 
 
 def random_texts(count: int, rng: np.random.Generator) -> list[str]:
-    """Strings of 40 random letters, digits and spaces, for estimators whose tokens noisegate does not see."""
+    """Make strings of 40 random letters, digits and spaces, for estimators whose tokens noisegate does not see."""
     letters = np.array(list(string.ascii_lowercase + string.digits + "    "))
     return ["".join(rng.choice(letters, 40)) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""The tokens of open_clip's own tokenizer, in a fraction of its time: each word is looked up once."""
+"""Make the same tokens as open_clip's tokenizer in a fraction of its time: the tokens of each word are cached."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_WORDS = 1 << 17  # kept, about 30 MB
+MOST_WORDS = 1 << 17  # words in the cache, about 30 MB
 
 
 def speed_up(tokenizer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A tokenizer that gives the same tokens faster; the tokenizer itself if it is not CLIP's own with its default settings."""
+    """Return a faster tokenizer with the same tokens; the given one unless it is CLIP's own with its default settings."""
     from open_clip import tokenizer as module
 
     own = type(tokenizer) is module.SimpleTokenizer
@@ -20,10 +20,10 @@ def speed_up(tokenizer: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 class ClipTokens:
-    """open_clip's SimpleTokenizer with a memory of words.
+    """open_clip's SimpleTokenizer with a cache of words.
 
     Its pattern never matches across white space, so the tokens of a text are those of its words; and its cleaning (ftfy, HTML
-    entities) leaves printable ASCII without `&` as it is. Other texts go the whole way.
+    entities) does not change printable ASCII without `&`. Other texts go through the full tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:

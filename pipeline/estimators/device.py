@@ -71,9 +71,9 @@ class Device:
 
 
 class TorchEstimator(Generic[P]):
-    """Pictures and texts in batches on a device: the shared part of open_clip's and transformers' estimators.
+    """Encode pictures and texts in batches on a device: the shared part of open_clip's and transformers' estimators.
 
-    A subclass says how long its embeddings are (`_width`), and embeds a batch of normalised pictures.
+    A subclass gives the width of its embeddings (`_width`) and embeds a batch of normalised pictures.
     """
 
     def __init__(self, device: Device, batch_size: int | None, preprocess: P) -> None:
@@ -116,7 +116,7 @@ class TorchEstimator(Generic[P]):
         return floats
 
     def _normalise_here(self, pixels: Sequence[Pixels]) -> torch.Tensor:
-        """The same numbers, picture by picture in the batch: a third of the time, because a processor's cache holds one."""
+        """Normalise picture by picture: the same numbers in a third of the time, because one picture fits the CPU cache."""
         height, width, channels = pixels[0].shape
         batch = np.empty((len(pixels), height, width * channels), np.float32)
         mean, std = (np.tile(values.numpy().reshape(-1), width) for values in (self._mean, self._std))

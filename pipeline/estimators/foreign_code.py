@@ -8,7 +8,7 @@ from typing import Any
 
 from noisegate.pipeline.errors import ConfigError
 
-# arguments of open_clip's tokenizers; the others go to transformers, which imports what some of them name
+# arguments of open_clip's tokenizers; others are passed to transformers, which may import the code that they name
 TOKENIZER_ARGUMENTS = frozenset(
     ("clean", "strip_sep_token", "language", "context_length", "additional_special_tokens", "reduction_mask")
 )
@@ -48,7 +48,7 @@ def never_ask_to_run_code() -> Iterator[None]:
     """Make transformers raise where it would ask on the terminal whether it may run a model's code."""
     try:
         from transformers import dynamic_module_utils as asking
-    except ImportError:  # without transformers nothing is asked
+    except ImportError:  # without transformers there is no such question
         yield
         return
     before = asking.TIME_OUT_REMOTE_CODE

@@ -1,6 +1,6 @@
 """Decode and resize JPEGs on an NVIDIA GPU, for `--decoder gpu`.
 
-Uses torchvision's decoder (nvJPEG). Its tests put a decoder on the processor in its place: nothing here was run on a GPU.
+Uses torchvision's decoder (nvJPEG). The tests replace it by a decoder on the CPU: this module was never run on a GPU.
 """
 
 import io
@@ -24,12 +24,12 @@ from .loading import allow_torchvision
 
 P = TypeVar("P", Preprocess, ProcessorPixels)
 DecodeJpegs = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-PIXELS_AT_ONCE = 50_000_000  # decoded together: 150 MB of the GPU's memory, and four times that while they are resized
-_CHECKED = Limits(max_pixels=2**40, max_image_bytes=2**40, max_aspect=2**40)  # the workers have checked the run's own
+PIXELS_AT_ONCE = 50_000_000  # decoded together: 150 MB of the GPU's memory, and four times as much while resizing
+_CHECKED = Limits(max_pixels=2**40, max_image_bytes=2**40, max_aspect=2**40)  # the workers check the run's limits
 
 
 def load_torchvision(device: str) -> DecodeJpegs:
-    """torchvision's decoder on `device`, tried out once; raise ConfigError if there is none."""
+    """Return torchvision's decoder on `device` after one trial; raise ConfigError if it does not work."""
     if not device.startswith("cuda"):
         raise ConfigError.of("decoder", "gpu", f"needs an NVIDIA GPU, and the device is {device}; use fast")
     probe = io.BytesIO()
@@ -50,7 +50,7 @@ def load_torchvision(device: str) -> DecodeJpegs:
 
 
 class GpuJpegs(Generic[P]):
-    """Makes a batch of the workers' results: decoded pictures (size, size, 3), and files of JPEGs as (N,) bytes.
+    """Make one batch from the workers' results: decoded pictures (size, size, 3), and files of JPEGs as (N,) bytes.
 
     `decode` takes files and returns pictures (3, H, W) on `device`; a file that it refuses is decoded on the processor.
     """
@@ -63,7 +63,7 @@ class GpuJpegs(Generic[P]):
         self._by_processor: P = replace(preprocess, decoder="fast")
 
     def __call__(self, pixels: Sequence[Pixels]) -> tuple[torch.Tensor, list[int]]:
-        """The batch as (B, size, size, 3) uint8 on the device, and the rows of broken files, which are black in it."""
+        """Return the batch as (B, size, size, 3) uint8 on the device, and the rows of broken files, which are black."""
         rows: list[torch.Tensor | None] = [None if p.ndim == 1 else torch.from_numpy(p) for p in pixels]
         group: list[int] = []
         room = PIXELS_AT_ONCE

@@ -1,8 +1,8 @@
-"""Import open_clip without what the model at hand does not need, in a process that does nothing else with it.
+"""Import open_clip without the libraries that the model at hand does not need, in processes that only embed.
 
-`import open_clip` brings timm and transformers, for towers that most models do not have, and torchvision brings torch's
-compiler, for detection: together about twice what torch itself takes. A command that only embeds pictures and texts leaves them
-out; a program that imports noisegate gets open_clip whole, because it may use the rest of it.
+`import open_clip` imports timm and transformers, for towers that most models do not have, and torchvision imports torch's
+compiler, for detection: together about twice the time of torch itself. A command that only embeds pictures and texts skips
+them; a program that imports noisegate gets all of open_clip, because it may use the rest.
 """
 
 import contextlib
@@ -22,24 +22,24 @@ EMBED_ONLY = "NOISEGATE_EMBED_ONLY"  # set by the commands that only embed, for 
 
 
 def import_open_clip(source: str) -> Any:
-    """open_clip as the model `source` needs it."""
+    """Import open_clip with the libraries that the model `source` needs."""
     if "open_clip" in sys.modules or not os.environ.get(EMBED_ONLY) or needs_other_libraries(source):
         return _import_whole()
-    from .loading import allow_torchvision  # brings torch, which whoever asks for EMBED_ONLY need not wait for
+    from .loading import allow_torchvision  # imports torch; callers that only need EMBED_ONLY must not wait for it
 
     before = set(sys.modules)
     try:
         with _left_out():
             allow_torchvision()
             return importlib.import_module("open_clip")
-    except (ImportError, AttributeError):  # another release, which wants more of what was left out
+    except (ImportError, AttributeError):  # another release, which needs a library that was skipped
         for name in set(sys.modules) - before:
             del sys.modules[name]
         return _import_whole()
 
 
 def needs_other_libraries(source: str) -> bool:
-    """Whether the towers or the tokenizer of an open_clip model are of timm or transformers; True if that is not known.
+    """Return whether the towers or tokenizer of an open_clip model come from timm or transformers; True if unknown.
 
     >>> [needs_other_libraries(name) for name in ("ViT-B-32", "xlm-roberta-base-ViT-B-32", "hf-hub:a/b")]
     [False, True, True]
@@ -67,7 +67,7 @@ def _import_whole() -> Any:
 
 @contextlib.contextmanager
 def _left_out() -> Iterator[None]:
-    """Let imports of OPTIONAL fail, and give torchvision the one name of torch's compiler that it asks for."""
+    """Make imports of OPTIONAL fail, and give torchvision the only name of torch's compiler that it uses."""
     absent: dict[str, ModuleType | None] = {name: None for name in OPTIONAL if name not in sys.modules}
     if not set(_COMPILER) & set(sys.modules):
         package, part = (ModuleType(name) for name in _COMPILER)

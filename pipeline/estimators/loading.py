@@ -1,4 +1,4 @@
-"""What loading a model of another library needs: torchvision's import, the hub or its cache, quiet logs, safe weights."""
+"""Helpers to load models of other libraries: torchvision's import, the hub or its cache, quiet logs, safe weights."""
 
 import contextlib
 import importlib
@@ -23,7 +23,7 @@ def allow_torchvision() -> None:
     """Import torchvision; if its operators cannot be loaded, declare the two schemas that it needs and try again.
 
     A CUDA build of torchvision beside a CPU build of torch fails at `torchvision::nms`. Transforms never call that
-    operator, so a schema without a kernel is enough. Does nothing if torchvision imports without it.
+    operator, so a schema without a kernel is enough. Does nothing if torchvision imports without these schemas.
 
     >>> allow_torchvision()
     >>> "torchvision" in sys.modules
@@ -57,7 +57,7 @@ _HUB_SECONDS = 5.0  # the hub's own client retries for a minute without a networ
 
 @contextlib.contextmanager
 def hub_or_cache() -> Iterator[str | None]:
-    """Load files from the hub if it answers, else from its cache; yields what is wrong with the hub, or None."""
+    """Load files from the hub if it answers, else from its cache; yield the hub's error, or None."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -76,7 +76,7 @@ def _find_hub_problem(endpoint: str) -> str | None:
 
     try:
         status = int(get_session().head(endpoint, timeout=_HUB_SECONDS).status_code)
-    except Exception as error:  # the errors depend on the HTTP library, which the hub's client changed more than once
+    except Exception as error:  # error types depend on the HTTP library of the hub's client, which has changed
         return f"{endpoint} does not answer ({type(error).__name__})"
     return f"{endpoint} answers with status {status}" if status >= 500 else None
 
@@ -131,7 +131,7 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """Never run code of a pickle: open_clip asks for that too, but not when it retries a file that failed."""
+    """Never run code of a pickle; open_clip forbids it too, but not when it retries a file that failed to load."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -31,7 +31,7 @@ _ODD_TEXTS = ("A photo of the CAT,  3 dogs & naïve cafés: https://x.org/?q=1 \
 
 
 class OpenClipEstimator(TorchEstimator[Preprocess]):
-    """An open_clip model as an estimator. `notes` are lines for the user and the run's record: what the `compiler` gave."""
+    """An open_clip model as an estimator. `notes` are lines for the user and the run's record, such as the `compiler`'s."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         self._open_clip_tokenizer, self._tokenizer = tokenizer, speed_up(tokenizer)
         self.config = config  # open_clip's, as needed to build the model again
         self._padding = int(tokenizer([""])[0, -1])
-        self._short_texts: frozenset[str] = frozenset()  # of the last call, that leave room in the context
+        self._short_texts: frozenset[str] = frozenset()  # texts of the last call that are shorter than the context
         self.trims_texts = towers.trimming_is_exact(self._model, tokenizer, device.name)
         self.class_token_only = towers.reads_class_token_only(self._model, self.preprocess.size, device.name)
         trial = self._try_out(compiler) if compiler else None
@@ -113,7 +113,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
                 config = {**(open_clip.get_model_config(source) or {}), **({"quick_gelu": True} if quick else {})}
         except ConfigError:
             raise
-        except Exception as error:  # an unknown checkpoint and three libraries may raise anything
+        except Exception as error:  # three libraries read an unknown checkpoint: the error may be of any type
             if pretrained and Path(pretrained).is_file():
                 reason = find_mismatch(Path(pretrained), lambda: open_clip.create_model(source, pretrained=None))
                 raise ConfigError.of(
@@ -138,7 +138,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         return self._open_clip_tokenizer
 
     def embed_batch(self, pixels: Sequence[Pixels], texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embed one batch of pairs, not normalised, with gradients."""
+        """Embed one batch of pairs with gradients; the embeddings are not normalised."""
         return self._encode_pixel_batch(pixels), self._encode_tokens(self.tokenize(texts))
 
     @torch.inference_mode()
@@ -161,7 +161,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
     def find_truncated(self, texts: Sequence[str]) -> list[bool]:
         """Whether each text has more tokens than the text tower's context.
 
-        Texts that were just encoded and left room are not tokenized again.
+        Texts that were just encoded and are shorter than the context are not tokenized again.
         """
         context = int(self._tokenizer([""]).shape[1])
         unknown = (text for text in dict.fromkeys(texts) if text not in self._short_texts)
@@ -169,7 +169,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         if not doubtful:
             return [False] * len(texts)
         tokens = self._tokenizer(doubtful)
-        longer = self._tokenizer(doubtful, context_length=context + 1)  # an end token moves, or one more fits
+        longer = self._tokenizer(doubtful, context_length=context + 1)  # differs only for a cut text
         differs = (longer[:, :context] != tokens).any(dim=1) | (longer[:, context] != self._padding)
         cut = set(itertools.compress(doubtful, differs.tolist()))
         return [text in cut for text in texts]
@@ -186,7 +186,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Uniform noise pictures in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does."""
+        """Embed uniform noise pictures in [0, 1), not normalised, and texts of uniform token ids 0..99, as OSA's code does."""
         size, context = self.preprocess.size, int(self._tokenizer([""]).shape[1])
 
         def pictures(numbers: Sequence[int]) -> torch.Tensor:
@@ -197,7 +197,7 @@ class OpenClipEstimator(TorchEstimator[Preprocess]):
         return images, self._in_batches(tokens, self._encode_tokens)  # type: ignore[arg-type]
 
     def tokenize(self, texts: Sequence[str]) -> torch.Tensor:
-        """Token ids (N, L): trimmed to the longest text if that changes no embedding, else the model's whole context."""
+        """Return token ids (N, L), trimmed to the longest text if that changes no embedding, else of the full context."""
         return self._trim(self._tokenizer(list(texts)))
 
     def _trim(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -269,7 +269,7 @@ def save_local_dir(estimator: OpenClipEstimator, folder: Path) -> None:
         raise ConfigError.of("model", estimator.identity.model, "has no configuration; load it with load_estimator")
     config = {"model_cfg": estimator.config, "preprocess_cfg": dict(estimator.module.visual.preprocess_cfg)}
     folder.mkdir(parents=True, exist_ok=True)
-    if hasattr(estimator.tokenizer, "save_pretrained"):  # those of the hub; CLIP's own comes with open_clip
+    if hasattr(estimator.tokenizer, "save_pretrained"):  # a tokenizer of the hub; CLIP's own comes with open_clip
         estimator.tokenizer.save_pretrained(folder)
     state = {  # clones, because safetensors refuses tensors that share memory
         key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

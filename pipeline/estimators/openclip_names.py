@@ -1,4 +1,4 @@
-"""Names of open_clip models: translate them, and refuse those that cannot work with a hint."""
+"""Translate names of open_clip models, and refuse with a hint those that cannot work."""
 
 import difflib
 from pathlib import Path
@@ -7,11 +7,11 @@ from noisegate.pipeline.errors import ConfigError, did_you_mean
 
 EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _OTHER_KINDS = "embedded, hf-hub:ORG/NAME, local-dir:FOLDER, hf:NAME, python:MODULE:FACTORY"
-_WEIGHTS = (".safetensors", ".bin", ".pth")  # what open_clip looks for in a folder
+_WEIGHTS = (".safetensors", ".bin", ".pth")  # file endings that open_clip looks for in a folder
 
 
 def open_clip_source(name: str) -> str:
-    """The name that open_clip takes."""
+    """Translate to the name that open_clip takes."""
     if name == "embedded":
         return f"local-dir:{EMBEDDED}"
     if name.startswith("local-dir:"):
@@ -20,7 +20,7 @@ def open_clip_source(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name for the identity; of a folder, only its last part.
+    """Shorten a name for the identity: of a folder only the last part is kept.
 
     >>> short_name("local-dir:/models/small"), short_name("hf-hub:org/name")
     ('local-dir:small', 'hf-hub:org/name')
@@ -31,7 +31,7 @@ def short_name(name: str) -> str:
 
 
 def random_seed(pretrained: str | None) -> int | None:
-    """The seed of `random:SEED`, which means untrained weights; None for anything else."""
+    """Parse the seed of `random:SEED`, which means untrained weights; None for anything else."""
     if pretrained is None or not pretrained.startswith("random:"):
         return None
     seed = pretrained.removeprefix("random:")
@@ -41,7 +41,7 @@ def random_seed(pretrained: str | None) -> int | None:
 
 
 def needs_hub(source: str, is_tag: bool) -> bool:
-    """Whether weights or tokenizer may have to be downloaded."""
+    """Return whether weights or tokenizer may have to be downloaded."""
     import open_clip
 
     if source.startswith("local-dir:"):
@@ -51,7 +51,7 @@ def needs_hub(source: str, is_tag: bool) -> bool:
 
 
 def check_name(name: str, source: str, pretrained: str | None) -> None:
-    """Raise ConfigError for names that open_clip would fail on later, and say what works."""
+    """Raise ConfigError for names on which open_clip would fail later; the message says what works."""
     import open_clip
 
     if source.startswith(("local-dir:", "hf-hub:")):

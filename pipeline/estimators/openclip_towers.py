@@ -1,4 +1,4 @@
-"""Shorter ways through open_clip's towers that give the same result; each is checked on the loaded model before it is used."""
+"""Faster versions of open_clip's towers with the same result; each is checked on the loaded model before it is used."""
 
 import logging
 import time
@@ -14,11 +14,11 @@ from .base import describe_error, normalise
 Encode = Callable[[torch.Tensor], torch.Tensor]
 
 PROBE_TEXTS = ("a", "a red circle", "two small green triangles on the left of a wide blue square, on white paper")
-EXACT = 1e-5  # largest difference of unit rows at which a shorter way counts as the model's own (float32 rounding)
-FLOAT32_TOLERANCE = 1e-4  # allowed change of a cosine in float32, that of `verify`
+EXACT = 1e-5  # largest difference of unit rows at which a faster version counts as equal (float32 rounding)
+FLOAT32_TOLERANCE = 1e-4  # allowed change of a cosine in float32, the same as in `verify`
 LARGEST_TOLERANCE = 0.1  # allowed in any number type; float16 and bfloat16 move unit rows far less
 LEAST_GAIN = 1.02  # a smaller speed-up is timing noise
-ROUNDS = 5  # timings of each way; the fastest counts
+ROUNDS = 5  # timings of each version; the fastest counts
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 def encode_image(model: Any, batch: torch.Tensor, class_token_only: bool) -> torch.Tensor:
     """Embed pictures (N, 3, H, W); not normalised.
 
-    With `class_token_only` the last block computes only the class token, which is the one that is pooled; the other
-    tokens are keys and values only. That saves 5/6 of the block.
+    With `class_token_only` the last block computes only the class token, because only that is pooled; the other tokens are keys
+    and values only. That saves 5/6 of the block.
     """
     if not class_token_only:
         return model.encode_image(batch)  # type: ignore[no-any-return]
@@ -46,7 +46,7 @@ def encode_image(model: Any, batch: torch.Tensor, class_token_only: bool) -> tor
 
 @torch.no_grad()
 def reads_class_token_only(model: Any, size: int, device: str | torch.device) -> bool:
-    """Whether `class_token_only` gives the model's own embedding: checked by its parts and on one picture."""
+    """Check by the model's parts and on one picture whether `class_token_only` gives the model's own embedding."""
     from open_clip.transformer import ResidualAttentionBlock, VisionTransformer
 
     tower = model.visual
@@ -69,7 +69,7 @@ def encode_tokens(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     positions = getattr(tower, "positional_embedding", None)
     if positions is None or length == len(positions) or getattr(tower, "cls_emb", None) is not None:
         return model.encode_text(tokens)  # type: ignore[no-any-return]
-    # open_clip's own towers take their whole table of positions and mask; a shorter text needs the first rows of both
+    # open_clip's own towers use all positions and the whole mask; a shorter text needs only the first rows of both
     from open_clip.transformer import text_global_pool
 
     kind = tower.transformer.get_cast_dtype()
@@ -92,10 +92,10 @@ def trim(tokens: torch.Tensor, padding: int) -> torch.Tensor:
 
 @torch.no_grad()
 def trimming_is_exact(model: Any, tokenizer: Callable[[list[str]], torch.Tensor], device: str | torch.device) -> bool:
-    """Whether trimmed texts embed as padded ones do: true of causal and masked towers, not of those that read padding."""
+    """Check whether trimmed and padded texts give the same embeddings: true for causal and masked towers only."""
     tokens = tokenizer(list(PROBE_TEXTS)).to(device)
     padding = int(tokenizer([""])[0, -1])
-    try:  # without autocast: in half precision a small dependence on the padding would drown
+    try:  # without autocast: half precision would hide a small dependence on the padding
         whole, cut = (encode_tokens(model, t).float().cpu().numpy() for t in (tokens, trim(tokens, padding)))
     except (RuntimeError, AssertionError, IndexError, AttributeError):  # a tower that only takes its full context
         return False
@@ -113,8 +113,8 @@ class Trial(NamedTuple):
 class Compiler:
     """How to compile and time a vision tower; the compiled one is used only if it agrees with eager and is faster.
 
-    Whether it is used is not part of the scorer's identity: the timing is each process's own, so two encoders of one run,
-    or the same run resumed, could decide differently.
+    Its use is not part of the scorer's identity: each process times for itself, so two encoders of one run, or the same run
+    resumed, could decide differently.
     """
 
     compile: Callable[[Encode], Encode]
@@ -129,7 +129,7 @@ class Compiler:
             compiled = self.compile(eager)
             distance = max(row_distance(eager(batch), compiled(batch)) for batch in batches)
             gain = self._gain(eager, compiled, batches[0])
-        except Exception as error:  # a compiler, a tool chain and a driver: anything may be raised
+        except Exception as error:  # errors of a compiler, a tool chain or a driver may be of any type
             return Trial(None, f"torch.compile: not available ({describe_error(error, 160)}): left out")
         found = f"torch.compile: {gain:.2f} x, largest change of a cosine {distance:.0e}"
         if not distance <= tolerance:
@@ -144,13 +144,13 @@ class Compiler:
         for _ in range(ROUNDS):
             for way, encode in enumerate((eager, compiled)):
                 began = self.clock()
-                encode(batch).cpu()  # a GPU is done only then
+                encode(batch).cpu()  # waits for a GPU to finish
                 least[way] = min(least[way], self.clock() - began)
         return least[0] / max(least[1], 1e-9)
 
 
 class _Guarded:
-    """Calls the compiled tower for what was tried: inference on two or more pictures (for one, torch would recompile).
+    """Call the compiled tower only for tested inputs: inference on two or more pictures (for one, torch would recompile).
 
     If it fails on a later batch, eager takes over for good and the log says so.
     """
@@ -201,7 +201,7 @@ def row_distance(left: torch.Tensor, right: torch.Tensor) -> float:
 def tolerance_for(exact: torch.Tensor, eager: torch.Tensor) -> float:
     """Allowed distance of compiled rows from `eager` ones, given the `exact` rows in float32.
 
-    In half precision, two results that are each as near to float32 as eager is lie at most twice that distance apart.
+    In half precision, if two results are each as near to float32 as eager is, they are at most twice that distance apart.
 
     >>> tolerance_for(torch.eye(2), torch.eye(2))
     0.0001

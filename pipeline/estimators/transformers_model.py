@@ -27,7 +27,7 @@ from .foreign_code import refuse_code, refuse_code_in_file
 from .loading import allow_torchvision, hub_or_cache
 
 _EXAMPLES = "hf:openai/clip-vit-base-patch32, hf:kakaobrain/align-base or hf:google/siglip-base-patch16-224"
-_PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that there is something to trim
+_PROBE_TEXTS = ("a", "a red circle", "a small blue square")  # short, so that trimming changes the input
 
 
 class TransformersEstimator(TorchEstimator[ProcessorPixels]):
@@ -81,7 +81,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
     @property
     def temperature(self) -> float | None:
-        """τ that the model was trained with; ALIGN keeps it as it is, the others as the logarithm of 1 / τ."""
+        """Return τ that the model was trained with; ALIGN stores τ itself, the other models log(1 / τ)."""
         scale, plain = (getattr(self._model, name, None) for name in ("logit_scale", "temperature"))
         if scale is not None:
             return float(torch.exp(-scale.detach().float()).max())
@@ -99,7 +99,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
     @torch.inference_mode()
     def encode_noise(self, count: int, rng: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Pictures uniform in [0, 1), not normalised, and texts of token ids uniform in 0..99, as OSA's code does.
+        """Embed pictures uniform in [0, 1), not normalised, and texts of uniform token ids 0..99, as OSA's code does.
 
         If the tokenizer has an end token, the texts end in it, because some towers pool there.
         """
@@ -113,7 +113,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         return images, texts
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Inputs of the text tower, (N, L) each: padded to the longest text if that changes nothing, else to the context."""
+        """Make the inputs of the text tower, (N, L) each, padded to the longest text if that changes nothing, else in full."""
         return self._tokens(texts, "longest" if self.trims_texts else "max_length")
 
     def _tokens(self, texts: Sequence[str], padding: str) -> dict[str, torch.Tensor]:
@@ -142,7 +142,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
         picture = Image.fromarray(np.stack([2 * x, 255 - 2 * y, x + y], axis=-1).astype(np.uint8))
         ours = self._normalise_pixels([self.preprocess(picture)]).cpu()
         theirs = torch.as_tensor(np.asarray(image_processor(images=picture, return_tensors="np")["pixel_values"]))
-        # Backends of transformers differ by a level or two of 255 from one another, a step left out by far more.
+        # Backends of transformers differ by one or two levels of 255; a missing step makes a far larger difference.
         if theirs.shape != ours.shape or float((theirs - ours).abs().mul(self._std.cpu()).max()) > 8 / 255:
             kind = type(image_processor).__name__
             raise ConfigError.of("model", name, f"has a {kind} with unknown steps; wrap it as python:MODULE:FACTORY")
@@ -163,7 +163,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
     @torch.inference_mode()
     def _trimming_is_exact(self) -> bool:
-        """Whether padding to the longest text changes no embedding; it does if the tower reads padding (SigLIP)."""
+        """Check that padding to the longest text changes no embedding, which is false if the tower reads padding (SigLIP)."""
         whole, cut = (
             normalise(self._encode_tokens(self._tokens(_PROBE_TEXTS, padding)).float().cpu().numpy())
             for padding in ("max_length", "longest")
@@ -173,7 +173,7 @@ class TransformersEstimator(TorchEstimator[ProcessorPixels]):
 
 
 def load_transformers(spec: str, weights: bool = True) -> tuple[Any, Any, str]:
-    """Model, processor and name of `hf:NAME` or `hf:FOLDER`; without `weights` the model has random ones."""
+    """Load model, processor and name of `hf:NAME` or `hf:FOLDER`; without `weights` the model's weights are random."""
     allow_torchvision()  # transformers' image processors import it
     try:
         import transformers
@@ -208,7 +208,7 @@ def pooled_features(output: Any) -> torch.Tensor:
 
 
 def _source(spec: str) -> tuple[str, str]:
-    """What transformers loads, and the name for the identity; of a folder, only its last part."""
+    """Return the source that transformers loads, and the name for the identity; of a folder, only its last part."""
     source = spec.removeprefix("hf:")
     if not source.strip():
         raise ConfigError.of("model", spec, f"names no model; use for example {_EXAMPLES}")
@@ -224,12 +224,12 @@ def _check_model(model: Any, report: dict[str, Any], spec: str) -> None:
     if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
         raise ConfigError.of("model", spec, f"is a {type(model).__name__} without both features; use {_EXAMPLES}")
     missing = sorted(report["missing_keys"])
-    if missing:  # transformers would go on with random numbers in their place
+    if missing:  # transformers would fill missing weights with random numbers
         raise ConfigError.of("model", spec, f"lacks weights such as {missing[0]}; use a complete checkpoint")
 
 
 def context_length(model: Any, processor: Any) -> int:
-    """Most tokens that the processor passes on and the model has positions for."""
+    """Return how many tokens the processor passes on and the model has positions for."""
     positions = getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", None)
     endless = "a " * (2 * (positions or 512))
     passed = len(processor(text=[endless], padding="max_length", truncation=True)["input_ids"][0])
@@ -237,11 +237,11 @@ def context_length(model: Any, processor: Any) -> int:
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
-    """Sixteen hex digits of the SHA-256 of the tokenizer's rules, or of its vocabulary if it has no rules to read."""
+    """Return 16 hex digits of the SHA-256 of the tokenizer's rules, or of its vocabulary if it has no readable rules."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = tokenizer.get_vocab()
-    else:  # padding and truncation are those of the last call
+    else:  # leave out padding and truncation, which depend on the last call
         rules = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("padding", "truncation")}
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
 

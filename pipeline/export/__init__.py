@@ -1,7 +1,7 @@
 """Write a run's result in the format of another tool.
 
 `FORMATS` lists the formats. To add one, write a module with a function `write(rows, out, options) -> Written` and name it in
-`FORMATS`. `rows.py` has the rows of a run and the types; `export` checks where the output goes.
+`FORMATS`. `rows.py` reads the rows of a run and defines the types; `export` checks the output path.
 """
 
 import json
@@ -41,8 +41,8 @@ FORMATS: Mapping[str, Format] = {
     "lance": Format(write_lance, is_folder=True, options=("columns",)),
     "cleanlab": Format(write_issues, options=("spreadsheet_safe",)),
 }
-REPEATING = ("keys", "parquet", "csv", "jsonl")  # formats that may name a sample more than once
-RECORD = "_export.json"  # marks an exported folder; only a folder that has it is ever replaced
+REPEATING = ("keys", "parquet", "csv", "jsonl")  # formats that may contain a sample more than once
+RECORD = "_export.json"  # marks an exported folder; only a folder with this file is ever replaced
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ def export(
     """Write the run in `folder` to `out` as one of `FORMATS`, only the rows for which `where` holds.
 
     `recipe` is one of `RECIPES`, which takes a `share` of these rows, at random by `seed` if it draws them. `columns` chooses
-    those of flat files and datasets (default: key, shard and all scores that are there), `with_shard` writes `shard/key`,
-    `spreadsheet_safe` puts an apostrophe before texts of a CSV that a spreadsheet would take for a formula,
-    `add_columns` maps json fields to the columns that fill them in rewritten shards, `review_labels`
-    writes the label of a person's mark in place of the given one. Memory holds one shard's table, never the data. `out` is
-    complete or absent. Croissant metadata lie in the folder as `croissant.json`, or beside the file as `NAME.croissant.json`.
-    Raises ConfigError when nothing would be in it.
+    the columns of flat files and datasets (default: key, shard and all filled scores), `with_shard` writes `shard/key`,
+    `spreadsheet_safe` puts an apostrophe before texts of a CSV that a spreadsheet would take for a formula, `add_columns` maps
+    json fields to the columns that fill them in rewritten shards, `review_labels` writes the label of a person's mark in place
+    of the given one. Memory holds one shard's table, never the data. `out` is complete or absent. Croissant metadata are
+    written to the folder as `croissant.json`, or beside the file as `NAME.croissant.json`. Raises ConfigError when the export
+    would be empty.
     """
     if kind not in FORMATS:
         known = f"{', '.join(FORMATS)}{did_you_mean(kind, FORMATS)}"
@@ -176,7 +176,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _check_out(rows: RunRows, out: Path, is_folder: bool, overwrite: bool) -> None:
-    """Raise ConfigError when `out` exists, or holds or lies in what it is made from."""
+    """Raise ConfigError when `out` exists, or contains its source, or lies in it."""
 
     def refuse(problem: str) -> ConfigError:
         return ConfigError(f"out {out} {problem}", "out", out)

@@ -21,7 +21,7 @@ FRAME = pa.schema(
         ("row", pa.int64()),  # the frame's index: the sample's number in the whole run, failed ones counted
         ("is_label_issue", pa.bool_()),
         ("label_score", pa.float64()),  # Datalab's name
-        ("label_quality", pa.float64()),  # the same as CleanLearning calls it
+        ("label_quality", pa.float64()),  # the same values under CleanLearning's name
         ("given_label", pa.int64()),
         ("predicted_label", pa.int64()),
         ("shard", pa.string()),
@@ -85,7 +85,7 @@ def _writer(file: Any, suffix: str) -> Any:
 
 
 def _pandas() -> dict[str, Any]:
-    """The metadata by which pandas takes `row` for the index."""
+    """Return the metadata that makes pandas use `row` as the index."""
     words = {"bool": ("bool", "bool"), "int64": ("int64", "int64"), "double": ("float64", "float64")}
     columns = []
     for field in FRAME:

@@ -21,7 +21,7 @@ _ENCODINGS = {
     ".tar": "application/x-tar",
     ".txt": "text/plain",
 }
-_SUFFIXES = {"keys": ".txt", "csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet"}  # whatever the file is called
+_SUFFIXES = {"keys": ".txt", "csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet"}  # whatever the file's own suffix
 _TERMS = (
     *("citeAs", "column", "equivalentProperty", "extract", "field", "fileProperty", "fileObject", "fileSet", "format"),
     *("includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
@@ -46,8 +46,8 @@ _RECORDS = "samples"
 def describe(name: str, root: Path, files: Sequence[Path], record: Mapping[str, Any], written: Written) -> bytes:
     """The JSON-LD of an export called `name`, whose paths count from `root`.
 
-    Records can be read from tables and lists of keys; of other formats only the files are described, with their digests. So
-    for tars: mlcroissant unpacks them into a cache by their relative names, where those of two exports would be mixed up.
+    Records are described for tables and lists of keys; for other formats only the files and their digests. Tars are such a
+    format, because mlcroissant unpacks them into a cache by relative name, where it would mix up two exports.
     """
     rule = f" where {record['where']}" if record["where"] else ""
     suffix = _SUFFIXES.get(record["as"], files[0].suffix)
@@ -95,7 +95,7 @@ def _fields(schema: pa.Schema, source: Mapping[str, Any], suffix: str) -> list[d
     for column in schema:
         origin: dict[str, Any] = {**source, "extract": {"column": column.name}}
         if pa.types.is_struct(column.type):
-            origin["transform"] = {"jsonPath": "bytes"}  # of Hugging Face's pictures
+            origin["transform"] = {"jsonPath": "bytes"}  # Hugging Face stores a picture as {bytes, path}
         more = {"repeated": True} if pa.types.is_list(column.type) and suffix != ".csv" else {}
         fields.append(_field(column.name, _data_type(column.type), origin, **more))
     return fields

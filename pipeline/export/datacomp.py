@@ -39,8 +39,8 @@ def _sorted(halves: NDArray[np.uint64]) -> NDArray[np.void]:
 def write_uids(rows: RunRows, out: Path, options: Options) -> Written:
     """Write the `.npy`, each uid once; memory holds 16 bytes per row.
 
-    A uid is the json field `uid`, or the key where that is 32 hex digits. Raises ConfigError, naming the first samples,
-    when one has neither.
+    A uid is the json field `uid`, or the key if it is 32 hex digits. Raises ConfigError that names the first samples with
+    neither.
     """
     arrays: list[NDArray[np.void]] = []
     without: list[str] = []

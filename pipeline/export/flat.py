@@ -22,7 +22,7 @@ GROUP_ROWS = 65_536
 GROUP_BYTES = 32_000_000
 _ROWS_WITH_CAPTIONS = 1_000
 _FORMULA = (
-    r"\A[=+\-@\t\r]"  # with one of these first, a spreadsheet computes the cell; an apostrophe before it makes it text
+    r"\A[=+\-@\t\r]"  # a spreadsheet runs a cell that begins with one of these; an apostrophe before it prevents that
 )
 
 
@@ -44,8 +44,8 @@ def write_keys(rows: RunRows, out: Path, options: Options) -> Written:
 def write_flat(rows: RunRows, out: Path, options: Options, kind: str) -> Written:
     """Write all kept rows to one file, with one shard in memory at a time.
 
-    The columns may name `caption`, which is read from the shards. Null is null in Parquet and JSON and an empty field in
-    CSV; digests are hex in CSV and JSON; floats are written with as many digits as tell float32 apart.
+    The columns may include `caption`, which is read from the shards. Null is null in Parquet and JSON and an empty field in
+    CSV; digests are hex in CSV and JSON; floats have enough digits to restore the float32 value.
     """
     names = rows.choose(options.columns)
     if CAPTION in names:

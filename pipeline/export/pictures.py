@@ -1,4 +1,4 @@
-"""Tables of pictures, captions and scores, in groups of bounded size; for formats that hold the pictures themselves."""
+"""Make tables of pictures, captions and scores in groups of bounded size, for formats that contain the pictures."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ GROUP_BYTES = 32_000_000
 
 
 def choose_names(rows: RunRows, options: Options) -> list[str]:
-    """The columns beside the picture: those asked for, else caption or label, key, shard and all scores that are there."""
+    """Choose the columns beside the picture: the requested ones, else caption or label, key, shard and all filled scores."""
     names = rows.choose(options.columns, (CAPTION, "label", "key", "shard"))
     if options.columns is None:
         filled = set(rows.filled_scores())
@@ -27,7 +27,7 @@ def choose_names(rows: RunRows, options: Options) -> list[str]:
 
 
 def picture_tables(rows: RunRows, schema: pa.Schema, left_out: Counter[str]) -> Iterator[pa.Table]:
-    """The usable samples of all shards, group by group."""
+    """Yield the usable samples of all shards, group by group."""
     for _, tables in picture_tables_by_shard(rows, schema, left_out):
         yield from tables
 
@@ -35,7 +35,7 @@ def picture_tables(rows: RunRows, schema: pa.Schema, left_out: Counter[str]) -> 
 def picture_tables_by_shard(
     rows: RunRows, schema: pa.Schema, left_out: Counter[str]
 ) -> Iterator[tuple[ShardRows, Iterator[pa.Table]]]:
-    """Each shard with usable samples, and their groups; samples that are not `ok` are counted in `left_out`."""
+    """Yield each shard with usable samples, and their groups; samples that are not `ok` are counted in `left_out`."""
     names = [name for name in schema.names if name != "image"]
     for part in rows.parts(list(dict.fromkeys([*names, "status"]))):
         ok = pc.equal(part.kept["status"], "ok").to_pylist()
@@ -77,5 +77,5 @@ def _group(
 
 
 def _image(raw: RawSample) -> dict[str, Any]:
-    name = next(name for name in IMAGE_PARTS if name in raw.parts)  # there is one: the sample is ok
+    name = next(name for name in IMAGE_PARTS if name in raw.parts)  # always found, because the sample's status is ok
     return {"bytes": raw.parts[name], "path": f"{raw.key}.{name}"}

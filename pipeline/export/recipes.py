@@ -1,7 +1,7 @@
-"""Recipes of the field for what to train on, from columns of the tables: `export --recipe`.
+"""Published recipes to select training data by columns of the tables: `export --recipe`.
 
-A recipe gives every row a count: how often it goes into the export. To add one, write a function from columns to counts and
-name it in `RECIPES`.
+A recipe gives every row a count: how often the row goes into the export. To add one, write a function from columns to counts
+and name it in `RECIPES`.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,18 +12,20 @@ import numpy as np
 from noisegate.pipeline.errors import ConfigError, did_you_mean
 from noisegate.pipeline.system.array_types import Float32, Float64, Index
 
-TARGET_TOP = 2 / 3  # of the pairs that negCLIPLoss keeps, the share that is nearest to the target pictures
-PENALTY = 0.15  # taken from the log of a row's chance each time it is drawn
-BATCH = 1 / 200  # of the rows, drawn at a time
+TARGET_TOP = 2 / 3  # share of the pairs kept by negCLIPLoss: those nearest to the target pictures
+PENALTY = 0.15  # subtracted from the log of a row's probability each time it is drawn
+BATCH = 1 / 200  # share of the rows drawn at a time
 
 Columns = Mapping[str, Float32]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`count(columns, share, rng)` gives (N,) how often each row is taken, from (N,) columns with NaN for rows left out.
+    """A recipe: `count(columns, share, rng)` returns how often each row is taken, (N,).
 
-    `share` is the default: of the rows that have the scores, how many are taken. `repeats`: a row may be taken often.
+    `columns` are (N,), NaN for rows left out.
+
+    `share` is the default share of the scored rows to take. `repeats`: a row may be taken more than once.
     """
 
     columns: tuple[str, ...]
@@ -47,7 +49,7 @@ def top_share(scores: Float32, share: float) -> Index:
 
 
 def soft_cap(log_probability: Float64, draws: int, penalty: float, rng: np.random.Generator) -> Index:
-    """(N,) how often each row is drawn: with a chance in proportion to exp(log_probability), lowered by `penalty` per draw.
+    """Return how often each row is drawn, (N,), by probabilities exp(log_probability) that each draw lowers by `penalty`.
 
     A BATCH is drawn without replacement, by the largest log-probability plus Gumbel noise; the penalty
     is applied after each. NaN and -inf are never drawn. (Soft Cap Sampling of FLYT, Shechter and Carmon 2025.)
@@ -76,9 +78,9 @@ def _quality_and_target(columns: Columns, share: float, rng: np.random.Generator
 
 
 def _soft_cap(columns: Columns, share: float, rng: np.random.Generator) -> Index:
-    """A pair's chance to be drawn is its chance to be right."""
+    """Draw each pair with a probability proportional to its P(clean)."""
     chance = columns["clean_probability"].astype(np.float64)
-    with np.errstate(divide="ignore"):  # a chance of 0 is never drawn
+    with np.errstate(divide="ignore"):  # a row of probability 0 is never drawn
         logs = np.log(chance)
     return soft_cap(logs, round(share * int((~np.isnan(chance)).sum())), PENALTY, rng)
 
@@ -104,7 +106,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name; raises ConfigError."""
+    """Return the recipe of this name; raise ConfigError if there is none."""
     if name not in RECIPES:
         raise ConfigError.of("recipe", name, f"is unknown; use {', '.join(RECIPES)}{did_you_mean(name, RECIPES)}")
     return RECIPES[name]

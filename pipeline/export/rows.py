@@ -1,4 +1,4 @@
-"""The rows of a finished run for an export: one shard's table at a time, only the rows that a rule keeps."""
+"""Read the rows of a finished run for an export: one shard's table at a time, only the rows that a rule keeps."""
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from .recipes import find_recipe
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one export; each format uses some. `record` describes the export itself."""
+    """The options of one export; each format uses some of them. `record` describes the export itself."""
 
     columns: Sequence[str] | None
     with_shard: bool
@@ -47,7 +47,7 @@ class Options:
 class Written:
     """How many samples a format wrote, and how many it left out, by reason.
 
-    schema: the columns of its files, where they are tables. digests: SHA-256 by name, of files whose digest is known.
+    schema: the columns of the files, if they are tables. digests: SHA-256 by file name, where known.
     """
 
     written: int
@@ -59,9 +59,9 @@ class Written:
 
 @dataclass(frozen=True)
 class Format:
-    """An export format: `write(rows, out, options)` writes a file, or into a new folder where `is_folder`.
+    """An export format: `write(rows, out, options)` writes a file, or with `is_folder` into a new folder.
 
-    options: the fields of Options that a user may give for it.
+    options: the fields of Options that a user may set for this format.
     """
 
     write: Callable[["RunRows", Path, Options], Written]
@@ -71,9 +71,9 @@ class Format:
 
 @dataclass(frozen=True, eq=False)
 class ShardRows:
-    """One shard's rows. `mask` (N,) bool says which are kept; `kept` holds the requested columns of those.
+    """One shard's rows. `mask` (N,) bool says which rows are kept; `kept` holds the requested columns of the kept rows.
 
-    `start` is the number of its first row in the whole run; `counts` says how often a recipe that repeats rows takes each.
+    `start` is the number of the shard's first row in the whole run; `counts` is how often a recipe with repeats takes each row.
     """
 
     stem: str
@@ -86,14 +86,14 @@ class ShardRows:
     counts: Index | None = None
 
     def repeated(self) -> pa.Table:
-        """`kept` with every row as often as a recipe takes it."""
+        """Return `kept` with every row repeated as often as the recipe takes it."""
         return self.kept if self.counts is None else self.kept.take(np.repeat(np.arange(len(self.kept)), self.counts))
 
     def samples(self, all_parts: bool = False) -> Iterator[tuple[int, RawSample]]:
         """Read the kept samples, each with its row in `kept`.
 
-        Raises MismatchError where the shard has changed since it was scored: by key at once, by digest only at the end, so a
-        result must not be published before the last sample.
+        Raises MismatchError if the shard has changed since it was scored. A wrong key raises at once, a wrong digest only after
+        the last sample, so a result must not be published before that.
         """
         changed = f"{self.url} has changed since it was scored; run the same annotate command again, then export"
         reader = ShardReader(Shard(self.url), all_parts)
@@ -110,7 +110,7 @@ class ShardRows:
 
 
 class RunRows:
-    """The tables of a run, filtered by a rule; `rows` and `kept` count what `parts` has read and kept."""
+    """The tables of a run, filtered by a rule; `rows` and `kept` count the rows that `parts` has read and kept."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class RunRows:
         self.where = where
         self.recipe = None if recipe is None else find_recipe(recipe)
         self._recipe_settings = (recipe or "", share, seed)
-        self.review_labels = review_labels  # people's labels take the place of the given ones
+        self.review_labels = review_labels  # labels of people's marks replace the given ones
         self.rows = self.kept = 0
         facts = self.run.recorded()
         if facts.get("finished") is False:
@@ -145,12 +145,12 @@ class RunRows:
 
     @property
     def text_field(self) -> str | None:
-        """The json field of the captions, None for the usual places."""
+        """Return the json field of the captions, None for the usual places."""
         field: str | None = self.facts["reading"].get("text_field")
         return field
 
     def need_shards(self, use: str, pictures: bool = False) -> None:
-        """Raise ConfigError for a run that was made from embeddings and so has no shards, or none with `pictures`."""
+        """Raise ConfigError for a run that was made from embeddings and has no shards, or none with `pictures`."""
         if "limits" not in self.facts["reading"]:
             problem = (
                 f"was made from embeddings, and {use} reads shards; use keys, parquet, csv or jsonl without caption"
@@ -164,7 +164,7 @@ class RunRows:
             raise ConfigError.of("folder", self.run.name, problem)
 
     def _count_rows(self, name: str, share: float | None, seed: int) -> Index:
-        """(rows of the run,) how often the recipe takes each, of those that the rule keeps."""
+        """Return how often the recipe takes each row that the rule keeps, (rows of the run,)."""
         assert self.recipe is not None
         chosen = self.recipe.share if share is None else share
         if not 0 < chosen <= (np.inf if self.recipe.repeats else 1):
@@ -186,14 +186,14 @@ class RunRows:
         return self.recipe.count(columns, chosen, np.random.default_rng(seed))
 
     def _read(self, stem: str, needed: Collection[str]) -> pa.Table:
-        """The columns of one shard's table, and `shard`."""
+        """Read the columns of one shard's table, and add `shard`."""
         names = [name for name in READ_BY_NAME if name in needed]
         table = self.run.read(stem, names or ["index"]).replace_schema_metadata(None)
         shard = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), [stem])
         return table.append_column("shard", shard)
 
     def parts(self, columns: Sequence[str]) -> Iterator[ShardRows]:
-        """Read shard by shard, also those without a kept row."""
+        """Read shard by shard, including shards without a kept row."""
         needed = {"key", *columns, *(self.where.columns if self.where else ())} - {"shard", CAPTION}
         needed |= {"label", "review_label"} if self.review_labels else set()
         self.rows = self.kept = 0
@@ -216,7 +216,7 @@ class RunRows:
             yield ShardRows(stem, url, sha256, start, table["key"].to_pylist(), mask, kept, counts)
 
     def refuse_nothing(self, written: int) -> None:
-        """Raise ConfigError when an export would be empty, before it gets its name."""
+        """Raise ConfigError for an empty export, before it is renamed to its final name."""
         if written:
             return
         if self.kept:
@@ -235,7 +235,7 @@ class RunRows:
         return self.where.text if self.where else None
 
     def filled_scores(self) -> list[str]:
-        """The label and score columns that are not null throughout, by the statistics in the Parquet files."""
+        """List the label and score columns with at least one value, by the statistics in the Parquet files."""
         wanted = [n for n in ALL_COLUMNS if n in SCORE_COLUMNS or n in ("similarity", "label") or n not in COLUMNS]
         filled: set[str] = set()
         for stem in self.shards:
@@ -251,7 +251,7 @@ class RunRows:
         return [*(name for name in wanted if name in filled), *reviewed]
 
     def choose(self, columns: Sequence[str] | None, extra: Sequence[str] = ("key", "shard")) -> list[str]:
-        """Check the requested columns; by default `extra` and all scores that are there."""
+        """Check the requested columns; the default is `extra` and all filled scores."""
         if columns is None:
             return [*extra, *(name for name in self.filled_scores() if name not in extra)]
         known = ["shard", *READ_BY_NAME, CAPTION]

@@ -1,4 +1,4 @@
-"""Shards of the kept samples, for trainers that cannot join a table."""
+"""Write shards of the kept samples, for trainers that cannot join a table."""
 
 import json
 from collections import Counter
@@ -30,8 +30,8 @@ def parse_added_columns(text: str) -> dict[str, str]:
 def write_shards(rows: RunRows, out: Path, options: Options) -> Written:
     """Write `STEM.tar` for every shard with kept samples: parts byte for byte, in tar order, one sample in memory.
 
-    `options.add_columns` puts columns into each sample's json; a person's label takes the place of the given one where
-    `rows.review_labels`.
+    `options.add_columns` puts columns into each sample's json; with `rows.review_labels` a person's label replaces the given
+    one.
     """
     rows.need_shards("--as shards")
     add = options.add_columns
@@ -70,7 +70,7 @@ def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out:
         if len(parts) < len(raw.names) or raw.broken:
             left_out["incomplete in the shard"] += 1
             continue
-        if raw.key == last_key:  # readers would take the two for one sample, or stop
+        if raw.key == last_key:  # readers would merge the two into one sample, or stop
             left_out["same key as the sample before"] += 1
             continue
         if add:
@@ -86,7 +86,7 @@ def _copy(part: ShardRows, shard: ShardWriter, add: Mapping[str, str], left_out:
 
 
 def _with_label(parts: dict[str, bytes], field: str | None, label: int) -> dict[str, bytes]:
-    """The parts with another class number, in the place where `decode_label` finds it."""
+    """Replace the class number in the part where `decode_label` finds it."""
     if "json" in parts and (field or "cls" not in parts):
         record = json.loads(parts["json"])
         name = field or next((name for name in ("label", "cls") if record.get(name) is not None), None)
@@ -96,7 +96,7 @@ def _with_label(parts: dict[str, bytes], field: str | None, label: int) -> dict[
 
 
 def _with_fields(raw: RawSample, fields: Mapping[str, str]) -> bytes | None:
-    """The sample's json with `fields` added; None where the json is not an object."""
+    """Add `fields` to the sample's json; None if the json is not an object."""
     try:
         record = json.loads(raw.parts.get("json", b"{}"))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Exports into a store: made in a temporary folder of this machine, then put, the record of a folder last."""
+"""Export into a store: write to a temporary folder of this machine, then upload; the record of a folder is uploaded last."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from noisegate.pipeline.system.stores import Store, store_url
 
 @contextmanager
 def exporting_to_store(url: str, run: str | Path, record: str | None, overwrite: bool) -> Iterator[Path]:
-    """Yield a local path of the same name, and put the file or folder that is made there.
+    """Yield a local path of the same name, and upload the file or folder that is made there.
 
-    `record` is the file that marks a folder as an export, None for a single file. While a folder is replaced, it has none.
-    Raises ConfigError if `url` is there already, or holds or lies in the run.
+    `record` is the file that marks a folder as an export, None for a single file. While a folder is replaced, it has no record.
+    Raises ConfigError if `url` exists, or contains the run, or lies in it.
     """
     store, name = Store.of_file(url)
     old = store.find(name)

@@ -1,8 +1,8 @@
 """Look at finished runs.
 
-`show` prints a run's summary, histograms and worst samples; `compare` holds two runs against each other; `evaluate`
-judges a run by known noise, which `truth` reads; `metrics/` are the figures, as pure functions on arrays; `report/` writes
-a run as an HTML page; `verify/` checks that tables are complete and as recorded.
+`show` prints a run's summary, histograms and worst samples; `compare` compares two runs; `evaluate` judges a run by known
+noise, which `truth` reads; `metrics/` has the metrics, as pure functions on arrays; `report/` writes a run as an HTML page;
+`verify/` checks that tables are complete and as recorded.
 """
 
 import lazy_loader

@@ -19,7 +19,7 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 from .show import one_line, read_captions
 
 SCORES = ("similarity", "osa_weight", "clean_probability", "label_quality", "neighbourhood")
-MOST = 1_000_000  # rows that correlations are taken over; beyond, a seeded sample of about this many
+MOST = 1_000_000  # most rows for correlations; a larger run is sampled, with a seed, to about this many
 _READ = ["key", "image_sha256", "text_sha256", "clean", "refined_label", *SCORES]
 
 
@@ -31,7 +31,7 @@ class RankAgreement:
     rows: int
     spearman: float
     kendall: float  # τ-b
-    kendall_rows: int  # rows behind τ-b: all of them
+    kendall_rows: int  # rows that τ-b is computed from: all of them
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class CutAgreement:
 
     @property
     def share(self) -> float:
-        """Share of the rows on which both runs agree."""
+        """Compute the share of rows on which both runs agree."""
         return (self.both + self.neither) / self.rows
 
     @property
     def kappa(self) -> float:
-        """Cohen's κ: 1 for the same cut, 0 for as much agreement as chance gives; nan where both runs keep all or nothing."""
+        """Compute Cohen's κ: 1 for the same cut, 0 for agreement by chance; nan if both runs keep all or nothing."""
         from sklearn.metrics import cohen_kappa_score
 
         if self.rows in (self.both, self.neither):
@@ -69,7 +69,7 @@ class CutAgreement:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One sample that the runs rank differently; ranks are shares from 0, the worst, to 1, the best."""
+    """One sample that the runs rank differently; ranks are shares from 0 (worst) to 1 (best)."""
 
     shard: str
     key: str
@@ -82,7 +82,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Where two runs agree. `compared` is how many of the `matched` rows the correlations and the list come from."""
+    """Result of comparing two runs. Correlations and the list are computed from `compared` of the `matched` rows."""
 
     first: str
     second: str
@@ -111,7 +111,7 @@ class _Counts:
 
 @dataclass
 class _Sample:
-    """Matched rows: places in the list of stems, rows of the first run's table, scores (N, scores) of both."""
+    """Matched rows: positions in the list of stems, rows of the first run's table, scores (N, scores) of both runs."""
 
     places: Index
     rows: Index
@@ -122,10 +122,10 @@ class _Sample:
 def compare(first: str | Path, second: str | Path, *, top: int = 10, most: int = MOST, seed: int = 0) -> Comparison:
     """Compare the tables of two runs, shard by shard; rows match by shard, key, picture and caption.
 
-    Shards match by their digest, else by their name. `top` samples are listed on which the ranks differ most, with their
-    captions where the shards are on this machine. Correlations and that list come from all rows, or from a seeded sample
-    of about `most`. Raises MismatchError when fewer than half of the smaller run's rows
-    are in the other one, and TableError where there is no run.
+    Shards match by their digest, else by their name. The `top` samples with the largest rank differences are listed, with their
+    captions if the shards are on this machine. Correlations and that list come from all rows, or from a seeded sample of about
+    `most`. Raises MismatchError if fewer than half of the smaller run's rows are in the other run, and TableError if there is
+    no run.
     """
     for name, value, least, works in (("top", top, 0, 10), ("most", most, 1, MOST), ("seed", seed, 0, 0)):
         if value < least:
@@ -189,7 +189,7 @@ def _read_sample(
 
 
 def _match_shards(runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...]) -> dict[str, str]:
-    """Stems of the second run by stems of the first: the table of the same tar, else the one of the same name."""
+    """Map stems of the first run to stems of the second: the table of the same tar, else of the same name."""
     digests = {read_metadata(runs[1].table(stem))["shard"]["sha256"]: stem for stem in stems[1]}
     names = set(stems[1])
     partners = {}
@@ -203,7 +203,7 @@ def _match_shards(runs: tuple[RunFolder, RunFolder], stems: tuple[list[str], ...
 
 
 def _match_rows(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
-    """Rows of both tables that are the same sample: the same key (repeats in order), and no digest that differs."""
+    """Return rows of both tables that are the same sample: the same key (repeats in order), and no different digest."""
     if left["key"].equals(right["key"]):
         rows = others = np.arange(len(left))
     else:
@@ -213,13 +213,13 @@ def _match_rows(left: pa.Table, right: pa.Table) -> tuple[Index, Index]:
         rows, others = pairs[:, 0], pairs[:, 1]
     same = np.ones(len(rows), bool)
     for name in ("image_sha256", "text_sha256"):
-        equal = pc.equal(left[name].take(rows), right[name].take(others))  # null where one of them is not known
+        equal = pc.equal(left[name].take(rows), right[name].take(others))  # null where one digest is not known
         same &= pc.fill_null(equal, True).to_numpy(zero_copy_only=False)
     return rows[same], others[same]
 
 
 def _numbered_keys(table: pa.Table) -> list[tuple[str, int]]:
-    """Each key with its number of earlier occurrences in the table."""
+    """Pair each key with the number of its earlier occurrences in the table."""
     seen: dict[str, int] = {}
     keys = []
     for key in table["key"].to_pylist():
@@ -246,7 +246,7 @@ def _rank_agreements(sample: _Sample) -> tuple[RankAgreement, ...]:
 def _disagreements(
     run: RunFolder, stems: list[str], sample: _Sample, top: int
 ) -> tuple[str | None, list[Disagreement]]:
-    """The first score by which the runs rank rows differently, and the rows whose ranks differ most."""
+    """Return the first score by which the runs rank rows differently, and the rows whose ranks differ most."""
     for name in ("label_quality", "similarity", "neighbourhood", "osa_weight", "clean_probability"):
         i = SCORES.index(name)
         known = np.flatnonzero(np.isfinite(sample.first[:, i]) & np.isfinite(sample.second[:, i]))
@@ -273,7 +273,7 @@ def _disagreements(
 
 
 def _keys(run: RunFolder, stems: list[str], sample: _Sample, chosen: Index) -> dict[int, str]:
-    """Keys of the chosen rows of the sample; each table is read once."""
+    """Read the keys of the chosen rows of the sample; each table is read once."""
     keys_by_row: dict[int, str] = {}
     for place in np.unique(sample.places[chosen]):
         keys = run.read(stems[int(place)], ["key"])["key"]
@@ -283,7 +283,7 @@ def _keys(run: RunFolder, stems: list[str], sample: _Sample, chosen: Index) -> d
 
 
 def _scores(table: pa.Table, chosen: Mask) -> Float32:
-    """(N, scores) of the chosen rows, NaN for null."""
+    """Return the scores of the chosen rows, (N, scores), NaN for null."""
     return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float32)[chosen] for name in SCORES], axis=1)
 
 

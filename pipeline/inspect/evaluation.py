@@ -84,9 +84,9 @@ def evaluate(folder: str | Path, truth: str | Path | None = None, field: str | N
 
 @dataclass(frozen=True)
 class NeighbourhoodEvaluation:
-    """Agreement with the neighbours' partners against known noise, in a run that has no cosine.
+    """Neighbourhood scores (agreement with the neighbours' partners) against known noise, in a run that has no cosine.
 
-    `cut` is None where there were too few pairs to choose one; then nothing was called clean, and `selection` is None.
+    `cut` is None if there were too few pairs to choose a cut; then no pair is clean, and `selection` is None.
     """
 
     samples: int
@@ -103,7 +103,7 @@ class NeighbourhoodEvaluation:
 
 
 def is_decided_by_neighbourhood(folder: str | Path) -> bool:
-    """Whether the column clean of this run follows from neighbourhoods alone, without a cosine."""
+    """Return whether `clean` of this run was decided from neighbourhoods alone, without a cosine."""
     near = _neighbourhood_facts(RunFolder.to_read(folder))
     return bool(near and near["alone"])
 
@@ -137,9 +137,9 @@ def evaluate_neighbourhood(
 class LabelEvaluation:
     """Label scores against known noise: AUROC of each score, both rules, and the share of right labels.
 
-    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. Where pairs were scored
-    too, `clean` asks for a right caption as well; `fused` is then of the `captioned` labels, those whose caption passes.
-    Accuracies are of the given and of the refined labels, None where the right ones are not known.
+    `fused` judges `label_quality` and `clean`, `tango` the paper's `consistency` and `clean_tango`. If pairs were scored too,
+    `clean` also requires a right caption; `fused` then judges only the `captioned` labels, whose caption passes. Accuracies are
+    of the given and of the refined labels, None if the true labels are not known.
     """
 
     samples: int
@@ -200,7 +200,7 @@ def evaluate_labels(folder: str | Path, truth: str | Path | None = None, field: 
 
 
 def _caption_passes(run: RunFolder, table: pa.Table) -> NDArray[np.bool_]:
-    """(N,) where `clean` is about the label: the pair was judged clean, or not judged at all."""
+    """Return the rows (N,) where `clean` depends on the label: the pair was judged clean, or not judged at all."""
     near = _neighbourhood_facts(run)
     weight, passes = _floats(table, "osa_weight"), np.ones(len(table), dtype=bool)
     if near and near["alone"] and near["cut"] is not None:

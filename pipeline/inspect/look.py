@@ -27,12 +27,12 @@ from .report.sections import describe_histogram
 from .show import read_class_names
 
 ORDERS = ("worst", "best", "borderline")
-MOST = 500  # samples of a gallery
+MOST = 500  # most samples of a gallery
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Samples of a run with their pictures; `rows` are their table rows, `title` says which they are."""
+    """Samples of a run with their pictures; `rows` are their table rows, `title` describes the selection."""
 
     title: str
     rows: Sequence[TableRow]
@@ -56,7 +56,7 @@ class Gallery:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Counts of scores between `edges` (B + 1,), and those of pairs mismatched on purpose, None if there are none."""
+    """Counts of scores between `edges` (B + 1,), and counts of pairs mismatched on purpose, None if there are none."""
 
     view: ScoreView
     bins: Bins
@@ -92,8 +92,8 @@ def gallery(
 ) -> Gallery:
     """Show samples of a run with pictures, captions, scores and verdict.
 
-    Of a folder the `worst`, `best` or `borderline` samples are shown (`order`), only those for which `where` holds; of a
-    table its first rows, in its own order. A shard that is gone costs its pictures only.
+    For a folder, show the `worst`, `best` or `borderline` samples (`order`) for which `where` holds; for a table, its first
+    rows. If a shard is gone, only its pictures are missing.
     """
     if order not in ORDERS:
         raise ConfigError.of("order", order, f"is unknown; use {', '.join(ORDERS)}")
@@ -111,7 +111,7 @@ def gallery(
         title = f"the {order} {view.noun}s by {view.rank}"
     recorded = folder.recorded()
     reading, album = recorded.get("reading") or {}, Album()
-    if "limits" in reading:  # else scored from embeddings, without pictures
+    if "limits" in reading:  # a run from embeddings has no pictures
         urls = {entry["table"]: entry["url"] for entry in recorded["shards"]}
         limits = Limits.from_dict(reading["limits"])
         album = fetch(rows, urls, reading.get("text_field"), limits, lambda text: None)
@@ -126,9 +126,9 @@ def histogram(
     column: str | None = None,
     where: str | Where | None = None,
 ) -> Histogram:
-    """Draw how many samples have which score, as the report does: the cut and the mismatched pairs too where they are known.
+    """Draw a histogram of scores as in the report, with the cut and the mismatched pairs if they are known.
 
-    `column` is any column of numbers (default: the score that the run is cut by); `where` limits the rows.
+    `column` is any column of numbers (default: the score that the run's cut applies to); `where` limits the rows.
     """
     folder, tables = _open(source, run, embeddings=where is None)
     rule = parse_where(where) if isinstance(where, str) else where
@@ -158,7 +158,7 @@ def histogram(
 
 
 def _open(source: Any, run: str | Path | None, embeddings: bool = False) -> tuple[RunFolder | None, Any]:
-    """The run, None for a table alone; and a function from column names to (stem, table), one table in memory at a time."""
+    """Return the run (None for a table alone), and a function from column names to (stem, table), one at a time."""
     if isinstance(source, pa.Table):
 
         def given(columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:

@@ -1,4 +1,4 @@
-"""HTML that notebooks show: cards and charts of the report, in colours that fit a light and a dark page."""
+"""HTML for notebooks: cards and charts of the report, in colours that fit a light and a dark page."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -9,21 +9,21 @@ from markupsafe import Markup, escape
 
 from .report.build import templates
 
-SHOWN = 24  # samples that a notebook shows unless asked for more
+SHOWN = 24  # default number of samples that a notebook shows
 
 
 def wrap(*parts: str) -> str:
-    """The parts with the style they need, which applies to nothing else on the page."""
+    """Wrap the parts with a style sheet that applies to nothing else on the page."""
     return Markup('<div class="noisegate"><style>{}</style>{}</div>').format(_style(), Markup("").join(parts))
 
 
 def paragraph(text: str, class_: str = "") -> Markup:
-    """One line of text, escaped."""
+    """Make one line of escaped text."""
     return Markup('<p class="{}">{}</p>').format(class_, escape(text))
 
 
 def draw_cards(cards: Iterable[Mapping[str, Any]]) -> Markup:
-    """Samples side by side, as the report's `card` describes them."""
+    """Draw samples side by side, as the report's `card` describes them."""
     sample = templates().get_template("cards.html").module.sample  # type: ignore[attr-defined]
     items = [Markup("<li>{}</li>").format(sample(card)) for card in cards]
     return Markup('<ul class="cards">{}</ul>').format(Markup("").join(items))
@@ -31,7 +31,7 @@ def draw_cards(cards: Iterable[Mapping[str, Any]]) -> Markup:
 
 @cache
 def _style() -> Markup:
-    """The report's style within our own element (nested rules), then what a notebook needs otherwise."""
+    """Return the report's style nested below our own element, then the rules for notebooks only."""
     report = files("noisegate.pipeline.inspect.report").joinpath("style.css").read_text(encoding="utf-8")
     own = files("noisegate.pipeline.inspect").joinpath("notebook.css").read_text(encoding="utf-8")
     return Markup(f".noisegate {{\n{report}\n}}\n{own}")

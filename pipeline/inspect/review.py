@@ -1,4 +1,4 @@
-"""What people's marks say of a run: how often the tool agreed, and where the cut should lie (`noisegate review`)."""
+"""Compare a run with people's marks: how often the tool agreed, and where the cut should be (`noisegate review`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 from .report.collect import choose_score_view
 
-BINS = 5  # of P(clean), in the table of agreement
-MIN_MARKS = 20  # of each kind, for a cut; chosen: with fewer its interval spans most of the scores
+BINS = 5  # bins of P(clean) in the table of agreement
+MIN_MARKS = 20  # marks of each kind to fit a cut; chosen: with fewer, its interval spans most of the scores
 RESAMPLES = 1000
-RANDOM_DEPTH = 10_000  # samples of the random order that are looked at
+RANDOM_DEPTH = 10_000  # most samples of the random order that are used
 Place = tuple[str, int]  # a table's stem and a row
 _READ = [
     "index",
@@ -40,7 +40,7 @@ _READ = [
 
 @dataclass(frozen=True)
 class Share:
-    """`hits` of `of`, with Wilson's 95 % interval of the share; None where there is nothing to count."""
+    """A share `hits` of `of`, with Wilson's 95 % interval, None if `of` is 0."""
 
     hits: int
     of: int
@@ -53,7 +53,7 @@ class Share:
         return f"{self.hits:,} of {self.of:,} ({100 * self.hits / self.of:.0f} %; 95 %: {low} to {high})"
 
     def short(self) -> str:
-        """The count with its interval alone, to fit a table."""
+        """Format the count and its interval only, to fit a table."""
         low, high = self.interval or (0.0, 1.0)
         return f"{self.hits:,} of {self.of:,} ({100 * low:.0f} % to {100 * high:.0f} %)"
 
@@ -71,7 +71,7 @@ def share(hits: int, of: int) -> Share:
 
 @dataclass(frozen=True)
 class BinAgreement:
-    """Marks of samples with P(clean) from `low` to `high`: how often the person keeps, and how often the tool agrees."""
+    """Marks of samples with P(clean) from `low` to `high`: how often people keep them, and how often the tool agrees."""
 
     low: float
     high: float
@@ -81,12 +81,12 @@ class BinAgreement:
 
 @dataclass(frozen=True)
 class ReviewFigures:
-    """The tool against people. A mark `drop` or `relabel` agrees with a sample that is not clean.
+    """Agreement of the tool with people's marks. A mark `drop` or `relabel` agrees with a sample that is not clean.
 
-    `agreed` is over all marks, so it depends on which samples were looked at. `random` is over the first samples of the random
-    order, up to the first one without a mark: an unbiased figure for the whole run, as are `kept_right` (of those the tool
-    keeps, the person keeps) and `dropped_right`. `suggested`: relabelled to the class that the tool suggests. `stale` marks are
-    of samples that have changed or are gone; they count nowhere.
+    `agreed` is over all marks, so it depends on which samples people looked at. `random` is over the first samples of the
+    random order, up to the first one without a mark: an unbiased figure for the whole run, as are `kept_right` (share of the
+    samples kept by the tool that people keep too) and `dropped_right`. `suggested`: relabelled to the class that the tool
+    suggests. `stale` marks belong to samples that have changed or are gone; they are not counted.
     """
 
     marks: dict[str, int]
@@ -100,7 +100,7 @@ class ReviewFigures:
     bins: tuple[BinAgreement, ...]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values to print."""
+        """List names and values to print."""
         rows = [("marks", ", ".join(f"{n:,} {mark}" for mark, n in self.marks.items() if n) or "none that count")]
         if len(self.reviewers) > 1:
             rows.append(("  by", ", ".join(f"{name or 'no name'} {n:,}" for name, n in self.reviewers.items())))
@@ -115,12 +115,12 @@ class ReviewFigures:
         return rows + ([("relabelled as suggested", str(self.suggested))] if self.suggested.of else [])
 
     def bin_rows(self) -> list[tuple[str, str, str]]:
-        """P(clean), how many of these you keep, and how often the tool agrees, to print."""
+        """List the bins to print: P(clean), how many you keep, and how often the tool agrees."""
         return [(f"{part.low:.1f} to {part.high:.1f}", part.kept.short(), part.agreed.short()) for part in self.bins]
 
     @property
     def fits_cut(self) -> bool:
-        """Whether there are marks enough to look for a cut, unless they are of samples without a score."""
+        """Whether there are enough marks to fit a cut; marks of samples without a score are counted too."""
         return min(self.marks["keep"], self.marks["drop"] + self.marks["relabel"]) >= MIN_MARKS
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,10 +130,10 @@ class ReviewFigures:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut of `column` fitted to marks, with its bootstrap interval and the rule that applies it after the marks.
+    """A cut of `column` fitted to marks, with its bootstrap interval and the export rule that applies the marks first.
 
-    `agreed` counts agreement with the marks it was fitted to; `held_out` is its mean share of agreement with marks left out of
-    the fit, `held_out_now` that of the present `clean` with the same marks. `keeps` of `rows` rows pass the rule.
+    `agreed` counts agreement with the marks used for the fit; `held_out` is the cut's mean share of agreement with marks left
+    out of the fit, `held_out_now` the share of the present `clean` on the same marks. `keeps` of `rows` rows pass the rule.
     """
 
     column: str
@@ -153,7 +153,7 @@ class Cut:
 
 
 def read_judged(run: RunFolder, marks: Sequence[Mark]) -> pa.Table:
-    """The rows that have a mark, with the tool's verdict: `shard`, `keep` (the person's) and the columns that figures need."""
+    """Read the rows that have a mark: `shard`, `keep` (the person's verdict) and the columns that the figures need."""
     wanted = {mark.shard for mark in marks}
     parts = []
     for stem in run.stems():
@@ -172,7 +172,7 @@ def _empty() -> pa.Table:
 
 
 def random_places(run: RunFolder) -> list[Place]:
-    """The first samples of the random order, of all that the tool has judged."""
+    """List the first samples in random order of all that the tool has judged."""
     order, places = np.zeros(0), []
     for stem in run.stems():
         judged = np.flatnonzero(pc.is_valid(run.read(stem, ["clean"])["clean"]).to_numpy(zero_copy_only=False))
@@ -184,7 +184,7 @@ def random_places(run: RunFolder) -> list[Place]:
 
 
 def review_figures(judged: pa.Table, marks: Sequence[Mark], order: Iterable[Place]) -> ReviewFigures:
-    """Count agreement over `judged` (of `read_judged`); `order` is the run's random order, as far as it may be needed."""
+    """Count agreement over `judged` (from `read_judged`); `order` is the run's random order, as far as it may be needed."""
     decided = judged.filter(pc.is_valid(judged["clean"]))
     keep, clean = _flags(decided, "keep"), _flags(decided, "clean")
     rows = {
@@ -209,7 +209,7 @@ def review_figures(judged: pa.Table, marks: Sequence[Mark], order: Iterable[Plac
 
 
 def read_figures(folder: str | Path) -> ReviewFigures | None:
-    """The figures of a run; None where nobody has marked anything."""
+    """Compute the figures of a run; None if there are no marks."""
     run = RunFolder.to_read(folder)
     run.recorded()
     marks = run.reviews.read()
@@ -240,8 +240,8 @@ def _bins(decided: pa.Table, keep: Mask, clean: Mask) -> tuple[BinAgreement, ...
 def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
     """Fit the cut with the fewest disagreements with the marks; raises ConfigError for fewer than MIN_MARKS of a kind.
 
-    Where the chance that a person keeps a sample rises with its score, that is where the chance passes 1/2, whichever scores
-    were looked at: it does not matter in which order the marks were made. `clean` is not changed.
+    If the probability that a person keeps a sample rises with its score, the best cut is where it passes 1/2, whichever samples
+    were marked and in whichever order. `clean` is not changed.
     """
     run = RunFolder.to_read(folder)
     run.recorded()
@@ -267,7 +267,7 @@ def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
         now.append(np.mean(clean[left] == keep[left]))
     low, high = np.quantile(cuts, (0.025, 0.975)).tolist()
     relabelled = "relabel" in judged["review"].to_pylist()
-    marked = 'review in ("keep", "relabel")' if relabelled else 'review = "keep"'  # fits a shell's single quotes
+    marked = 'review in ("keep", "relabel")' if relabelled else 'review = "keep"'  # fits into a shell's single quotes
     rule = f"{marked} or (review is null and {column} >= {value:g})"
     passed = [parse_where(rule).rows(run, stem) for stem in run.stems()]
     return Cut(
@@ -285,7 +285,7 @@ def recalibrate(folder: str | Path, seed: int = 0) -> Cut:
 
 
 def fit_cut(scores: Float64, keep: Mask) -> float:
-    """The cut c that makes `scores >= c` differ from `keep` least often, halfway between two scores; the middle one of several.
+    """Find the cut c for which `scores >= c` differs from `keep` least often, halfway between two scores; ties: the middle.
 
     >>> fit_cut(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
     0.4
@@ -302,7 +302,7 @@ def fit_cut(scores: Float64, keep: Mask) -> float:
 
 
 def _cut_column(run: RunFolder, judged: pa.Table) -> str:
-    """The score to cut: P(clean) of pairs where it is known, else what ranks them; the quality of labels."""
+    """Choose the score to cut: for pairs P(clean) if known, else the score that ranks them; for labels their quality."""
     stem = next(run.stems(), None)
     if stem is None:
         raise TableError.of("run", run.path, "has no tables; make some: noisegate annotate SHARDS --out FOLDER")

@@ -1,4 +1,4 @@
-"""Marks as a CSV or Parquet file, to look at them, or to bring marks that were made elsewhere."""
+"""Export marks to a CSV or Parquet file, and import marks that were made elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
@@ -34,7 +34,7 @@ _SUFFIXES = (".csv", ".parquet")
 
 
 def export_marks(folder: str | Path, out: str | Path) -> int:
-    """Write the marks that count to a CSV or Parquet file, by its suffix; return how many. Raises ConfigError for none."""
+    """Write the valid marks to a CSV or Parquet file, by its suffix; return their number; raise ConfigError for none."""
     target = _check_suffix("export", Path(out))
     run = RunFolder.to_read(folder)
     run.recorded()
@@ -54,11 +54,11 @@ def _plain(mark: Mark) -> tuple[Any, ...]:
 
 
 def import_marks(folder: str | Path, source: str | Path) -> tuple[int, int]:
-    """Add the marks of a CSV or Parquet file, all or none; return how many were added, and how many samples have changed.
+    """Add all marks of a CSV or Parquet file, or none; return how many were added, and how many samples have changed.
 
     The file needs `mark`, and `index` or `key`, with `shard` where the run has several; digests, `label`, `reviewer` and `at`
-    are optional. A mark whose digests are not the table's is left out; without digests it counts for the sample as it is now.
-    Raises ConfigError with the row for a sample that the run does not have, or a mark that makes no sense.
+    are optional. A mark whose digests differ from the table's is left out; a mark without digests counts for the present
+    sample. Raises ConfigError with the row for a sample that the run does not have, or a mark that makes no sense.
     """
     path = _check_suffix("import", Path(source))
     run = RunFolder.to_read(folder)
@@ -92,7 +92,7 @@ def _check_suffix(setting: str, path: Path) -> Path:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The rows; empty texts are None, and columns that no mark has are left out."""
+    """Read the rows; empty texts become None, and unknown columns are left out."""
     known = {field.name: pa.string() for field in fields(Mark)} | {"index": pa.int64()}
     try:
         if path.suffix == ".csv":
@@ -113,7 +113,7 @@ def _hex(value: Any) -> Any:
 
 
 class _SampleFinder:
-    """Finds the sample of a row by shard and position, or by shard and key; keeps the tables it has read."""
+    """Find the sample of a row by shard and position, or by shard and key; caches the tables it has read."""
 
     def __init__(self, run: RunFolder, source: Path) -> None:
         self._run, self._source = run, source

@@ -43,8 +43,8 @@ _NAMES = ("status", "error", "similarity", "pair_quality", "osa_weight", "clean_
 class ScoredPairs:
     """The scores of some pairs, as columns of the weight table with the caption in front; cards with pictures in a notebook.
 
-    `calibration` is that of the run, or learned from the pairs themselves; None if there were too few. `notes` are remarks
-    for the reader of the scores.
+    `calibration` comes from the run, or is learned from the pairs themselves; None if there were too few pairs. `notes` are
+    remarks for the user.
     """
 
     table: pa.Table
@@ -55,7 +55,7 @@ class ScoredPairs:
 
     @property
     def calibrated(self) -> bool:
-        """Whether there is a `clean_probability`."""
+        """Whether the column `clean_probability` exists."""
         return self.calibration is not None
 
     @property
@@ -72,7 +72,7 @@ class ScoredPairs:
         return len(self.table)
 
     def __getitem__(self, column: str) -> list[Any]:
-        """The values of a column, None where a pair could not be scored."""
+        """Return the values of a column, None for a pair that could not be scored."""
         if column not in self.table.column_names:
             raise ConfigError.of("column", column, f"is unknown; use {', '.join(self.table.column_names)}")
         values: list[Any] = self.table[column].to_pylist()
@@ -124,13 +124,13 @@ def score(
     trust: bool = False,
     scorer: Scorer | None = None,
 ) -> ScoredPairs:
-    """Score (picture, caption) pairs: a picture is a path, bytes of a file, a Pillow image or a uint8 array (H, W, 3).
+    """Score (picture, caption) pairs; a picture is a path, bytes of a file, a Pillow image or a uint8 array (H, W, 3).
 
     `run` is a folder of `annotate`, whose model, β and calibration are used (a model that is code,
     a folder or on the hub only if `model` names it, or with `trust`). Else `model` scores (default `embedded`, which
-    understands drawn scenes only), and the pairs are judged among themselves, with the result of an `annotate` of them: β,
-    `pair_quality` and, from 20 pairs on (better 1,000), `clean_probability`. A loaded `scorer` is used again. `pairs` may be
-    a generator: pictures are decoded batch by batch and not kept. A bad pair has a status and no scores.
+    understands drawn scenes only), and the pairs are judged among themselves, with the same result as `annotate` on them: β,
+    `pair_quality` and, from 20 pairs on (better 1,000), `clean_probability`. A given `scorer` is used instead of loading one.
+    `pairs` may be a generator: pictures are decoded batch by batch and not kept. A bad pair has a status and no scores.
     """
     _check_pairs(pairs)
     if scorer is None and run is not None:
@@ -179,7 +179,7 @@ def score(
 
 
 def _check_pairs(pairs: Any) -> None:
-    """Raise ConfigError for one pair instead of several, and for what holds no pairs at all."""
+    """Raise ConfigError if `pairs` is a single pair, or something that contains no pairs."""
     if isinstance(pairs, tuple) and len(pairs) == 2 and isinstance(pairs[1], str):
         raise ConfigError.of(
             "pairs", f"({type(pairs[0]).__name__}, str)", "is one pair; give a list: [(picture, caption)]"
@@ -189,7 +189,7 @@ def _check_pairs(pairs: Any) -> None:
 
 
 class _Given:
-    """The given pairs, iterated once: remembers the captions, and the first pictures for a notebook."""
+    """Iterate over the given pairs once, and remember the captions, and the first pictures for a notebook."""
 
     def __init__(self, pairs: Iterable[Any]) -> None:
         self._pairs = pairs
@@ -218,7 +218,7 @@ class _KeptEmbeddings:
 
     def fit(self, estimator: Estimator, mode: str) -> tuple[Scorer, Float32]:
         """A scorer whose β, pool and calibration are learned from all pairs, and their `pair_quality`, NaN for failed ones."""
-        scored = [batch for batch in self._batches if batch[0].any()]  # others may have no width
+        scored = [batch for batch in self._batches if batch[0].any()]  # batches of failed pairs only may have width 0
         if not scored:
             beta = estimate_beta(mode=mode, random_inputs=lambda: measure_beta(estimator))
             return Scorer(estimator, beta), np.full(sum(len(ok) for ok, *_ in self._batches), np.nan, np.float32)
@@ -241,7 +241,7 @@ class _KeptEmbeddings:
 
 
 def printable_text(caption: str) -> str:
-    """The caption as Arrow can hold it: lone surrogates, which are not text, as escapes."""
+    """Make a caption storable in Arrow: lone surrogates, which are no valid text, become escapes."""
     return caption.encode("utf-8", "backslashreplace").decode()
 
 
@@ -255,7 +255,7 @@ def _plain(column: str) -> pa.DataType:
 
 
 def _small(picture: Any) -> Image.Image | None:
-    """The picture as small as a notebook shows it; None for what is no picture."""
+    """Shrink the picture to the size that a notebook shows; None if it is not a picture."""
     try:
         return thumbnail(open_picture(picture))
     except BadSample:

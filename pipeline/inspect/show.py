@@ -1,4 +1,4 @@
-"""What `noisegate show` prints: a run's summary, histograms of its scores, and its worst samples with captions."""
+"""Make what `noisegate show` prints: a run's summary, histograms of its scores, and its worst samples with captions."""
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from noisegate.pipeline.shards.locate import Shard
 from noisegate.pipeline.shards.random_access import read_samples
 
 BINS = 20
-LABEL_CUT = (0.5, "cut")  # of label_quality
+LABEL_CUT = (0.5, "cut")  # cut of label_quality, and its name
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of a score in [edges[i], edges[i + 1]); `mark` is the cut, which is then a bin edge too."""
+    """Counts of a score in [edges[i], edges[i + 1]); `mark` is the cut, which is also a bin edge."""
 
     score: str
     edges: tuple[float, ...]
@@ -39,7 +39,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class WorstSample:
-    """A sample with one of the lowest scores; labels with the class that was given and the one that it looks like."""
+    """A sample with one of the lowest scores; for labels with the given class and the class that it looks like."""
 
     shard: str
     key: str
@@ -107,7 +107,7 @@ def read_overview(folder: str | Path, top: int = 10) -> RunOverview:
 
 
 def _choose_scores(facts: Mapping[str, Any], summary: Summary) -> dict[str, tuple[float | None, str]]:
-    """The scores to show, each with its cut and the cut's name: cosines, labels, or neighbourhoods where they decide."""
+    """Choose the scores to show, each with its cut and the cut's name: cosines, labels, or neighbourhoods if these decide."""
     near = facts.get("neighbourhood")
     if summary.labels and not summary.beta:
         return {"label_quality": LABEL_CUT}
@@ -118,7 +118,7 @@ def _choose_scores(facts: Mapping[str, Any], summary: Summary) -> dict[str, tupl
 
 
 def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | None, name: str) -> Histogram | None:
-    """Two passes over one column: its range, then the counts. None where no sample has the score."""
+    """Count one column in two passes: its range, then the bins. None if no sample has the score."""
     low, high = np.inf, -np.inf
     for stem in stems:
         values = _read_scores(run, stem, score)
@@ -136,7 +136,7 @@ def _histogram(run: RunFolder, stems: Sequence[str], score: str, mark: float | N
 
 
 def bin_range(low: float, high: float) -> tuple[int, int]:
-    """First and last bin of values in bin widths; the last includes its upper edge, so that 1.0 has no bin of its own.
+    """Return the first and last bin of values from `low` to `high`, in bin widths; the last bin includes its upper edge.
 
     >>> bin_range(-10.0, 10.0), bin_range(0.5, 2.5), bin_range(3.0, 3.0)
     ((-10, 9), (0, 2), (3, 3))
@@ -146,7 +146,7 @@ def bin_range(low: float, high: float) -> tuple[int, int]:
 
 
 def bin_width(spread: float) -> float:
-    """A round number (1, 2 or 5 times a power of ten) of which at most twenty cover the spread.
+    """Choose a round bin width (1, 2 or 5 times a power of ten) so that at most twenty bins cover the spread.
 
     >>> bin_width(0.55), bin_width(0.0)
     (0.05, 0.001)
@@ -157,7 +157,7 @@ def bin_width(spread: float) -> float:
 
 
 def draw_histogram(histogram: Histogram, width: int = 80) -> list[str]:
-    """Lines of at most `width` columns: the lower edge of each bin, a bar, and the count; the cut is a line of its own.
+    """Draw lines of at most `width` columns: lower edge of each bin, bar, count; the cut has a separate line.
 
     >>> print("\\n".join(draw_histogram(Histogram("similarity", (0.1, 0.2, 0.3), (10, 5), 0.2, "β"), 40)))
       0.100 █████████████████████████████ 10
@@ -179,13 +179,13 @@ def draw_histogram(histogram: Histogram, width: int = 80) -> list[str]:
 
 
 def _bar(share: float, room: int) -> str:
-    """A bar of whole and eighth blocks; a share above 0 always shows."""
+    """Draw a bar of whole and eighth blocks; a share above 0 is always visible."""
     eighths = max(round(share * room * 8), 1 if share > 0 else 0)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()
 
 
 def _find_worst(run: RunFolder, stems: Sequence[str], score: str, top: int) -> list[WorstSample]:
-    """The samples with the lowest scores, the earlier one first where scores tie."""
+    """Find the samples with the lowest scores; ties go to the earlier sample."""
     lowest: list[tuple[float, str, int]] = []
     for stem in stems:
         values = run.read(stem, [score])[score].to_numpy(zero_copy_only=False)
@@ -223,7 +223,7 @@ def _read_scores(run: RunFolder, stem: str, score: str) -> NDArray[np.float64]:
 
 
 def read_class_names(run: RunFolder) -> tuple[str, ...]:
-    """Names of the classes, as the run records them or keeps them with its anchors; none where it does neither."""
+    """Read the class names from the run's record or its anchors; empty if neither has them."""
     try:
         recorded = (run.read_run() or {}).get("class_names")
         if recorded:
@@ -243,9 +243,9 @@ Place = tuple[str, int]  # a table's stem and a row
 
 
 def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dict[Place, str]:
-    """Captions by (stem, row) of the rows wanted, (stem, row, key) each; one that cannot be had is left out.
+    """Read captions by (stem, row) of the wanted rows (stem, row, key); captions that cannot be read are left out.
 
-    Shards on this machine only: a look at ten captions is not worth ten downloads. A shard is read as far as needed.
+    Only shards on this machine are read: ten captions are not worth ten downloads. A shard is read only as far as needed.
     """
     rows: dict[str, dict[int, str]] = {}
     for stem, row, key in wanted:
@@ -254,7 +254,7 @@ def read_captions(run: RunFolder, wanted: Iterable[tuple[str, int, str]]) -> dic
     captions: dict[Place, str] = {}
     for stem, keys in rows.items():
         shard, reading = Shard(urls[stem]), read_metadata(run.table(stem))["reading"]
-        if "limits" not in reading or shard.is_remote:  # made from arrays, or far away
+        if "limits" not in reading or shard.is_remote:  # no shards, or not on this machine
             continue
         for row, text in _captions(shard, keys, reading).items():
             captions[stem, row] = text
@@ -265,14 +265,14 @@ def _captions(shard: Shard, keys: Mapping[int, str], reading: Mapping[str, Any])
     options, captions = DecodeOptions.from_dict(reading), {}
     with suppress(ShardError):
         for raw in read_samples(shard, keys):
-            if keys[raw.index] == raw.key:  # another key: the shard has changed since it was scored
+            if keys[raw.index] == raw.key:  # else the shard has changed since it was scored
                 with suppress(BadSample):
                     captions[raw.index] = decode_text(raw.parts, options.text_field, options.limits)
     return captions
 
 
 def one_line(text: str, limit: int = 500) -> str:
-    """The text without line breaks, control and formatting characters (which could repaint a terminal), cut at `limit`.
+    """Remove line breaks, control and formatting characters (which could repaint a terminal), and cut at `limit` characters.
 
     >>> one_line("a\\x1b[31m red\\n\\tball\\u202e")
     'a [31m red ball'

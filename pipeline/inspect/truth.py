@@ -26,18 +26,18 @@ GIVE_TRUTH = "give --truth FILE (Parquet or CSV) with key and noisy"
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Which samples are wrong, (N,) bool, and the right labels, (N,) with -1 for unknown, where they were recorded."""
+    """The truth of N samples: (N,) bool which are wrong, and if recorded the true labels (N,), -1 for unknown."""
 
     noisy: NDArray[np.bool_]
     clean_label: NDArray[np.int64] | None = None
 
 
 def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | None = None) -> Truth:
-    """The truth about the rows of `table`, which has shard, key and index: from `path`, else from the shards' json.
+    """Read the truth about the rows of `table`, which has shard, key and index, from `path`, else from the shards' json.
 
-    `field` is the column or the json field to read: true or false for a sample that is wrong, or the right class by number or
-    by the name that the run knows it by, with which the column `label` of `table` is compared. 1 and 0 are classes if the
-    labels are 1 and 0 too, else true and false. By default `noisy`, with `clean_label` where it is there.
+    `field` is the column or the json field to read. Its values are true for a wrong sample and false for a right one, or the
+    true class by number or by the run's name for it, which is compared with the column `label` of `table`. 1 and 0 are classes
+    if the labels are 1 and 0 too, else true and false. The default is `noisy`, and `clean_label` if present.
     """
     numbers = {name: number for number, name in enumerate(read_class_names(run))}
     columns = _columns_of_file(table, path, field, numbers) if path else _fields_of_shards(run, field, numbers)
@@ -61,9 +61,9 @@ def read_truth(run: RunFolder, table: pa.Table, path: Path | None, field: str | 
 
 
 def noised_part(run: RunFolder, path: Path | None) -> str | None:
-    """The part that `noisegate noise` changed, "captions" or "labels"; None where it is not recorded.
+    """Return which part `noisegate noise` changed, "captions" or "labels"; None if not recorded.
 
-    Recorded in the metadata of the truth file, or in the json of the first sample; None if they cannot be read.
+    It is recorded in the metadata of the truth file, or in the json of the first sample; None if these cannot be read.
     """
     try:
         if path is not None:
@@ -81,7 +81,7 @@ def noised_part(run: RunFolder, path: Path | None) -> str | None:
 def _columns_of_file(
     table: pa.Table, path: Path, field: str | None, numbers: Mapping[str, int]
 ) -> dict[str, list[Any]]:
-    """The columns of a Parquet or CSV file in the order of the rows of `table`, by name; class names as their numbers.
+    """Read the columns of a Parquet or CSV file in the row order of `table`, by name; class names become numbers.
 
     Joined by shard and index, by shard and key, or by key, depending on the columns of the file.
     """
@@ -102,12 +102,12 @@ def _columns_of_file(
 
 
 def _number(value: Any, numbers: Mapping[str, int]) -> Any:
-    """The number of a class that is named, anything else as it is."""
+    """Replace a class name by its number; return any other value unchanged."""
     return numbers.get(value, value) if isinstance(value, str) else value
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as integers if it has floats that are whole numbers, as pandas writes classes where some are missing."""
+    """Convert floats that are all whole numbers to integers: pandas writes classes as floats if some are missing."""
     if not pa.types.is_floating(column.type):
         return column
     try:
@@ -117,7 +117,7 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _fields_of_shards(run: RunFolder, field: str | None, numbers: Mapping[str, int]) -> dict[str, list[Any]]:
-    """The fields of every sample's json, shard by shard; class names as their numbers."""
+    """Read the fields of every sample's json, shard by shard; class names become numbers."""
     recorded = run.read_run() or {}
     if "limits" not in recorded["reading"]:
         raise ConfigError(f"{run.name} was made from arrays, which hold no truth; {GIVE_TRUTH}", "truth")
@@ -146,7 +146,7 @@ def _fields_of_shards(run: RunFolder, field: str | None, numbers: Mapping[str, i
 
 
 def _are_classes(values: list[Any], given: NDArray[np.int64] | None) -> bool:
-    """Whether these are class numbers rather than true and false, beside the labels that were given (N,).
+    """Decide whether these are class numbers rather than true and false, by comparing with the given labels (N,).
 
     >>> labels = np.array([0, 1, 2])
     >>> _are_classes([0, 1, 2], labels), _are_classes([0, 1, 0], labels), _are_classes([0, 1, 0], labels % 2)
@@ -166,7 +166,7 @@ def _booleans(values: list[Any], source: object, column: str | None) -> NDArray[
 def _class_numbers(
     values: list[Any], source: object, column: str | None, numbers: Mapping[str, int]
 ) -> NDArray[np.int64]:
-    """Class numbers, -1 for what is none; raises ConfigError where others are among them, or classes the run does not have."""
+    """Return class numbers, -1 for missing values; raise ConfigError for other values and unknown classes."""
     strange = [value for value in values if isinstance(value, str | float)]
     if strange:
         known = _known_names(numbers)

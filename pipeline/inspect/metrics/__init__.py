@@ -1,5 +1,5 @@
-"""Figures as pure functions on arrays: selection and relabelling against known noise (`selection`), retrieval and accuracy
-of a trained model (`trained_model`). Every name contains its positive class.
+"""Metrics as pure functions on arrays: selection and relabelling against known noise (`selection`), retrieval and accuracy of a
+trained model (`trained_model`). The name of each metric contains its positive class.
 """
 
 from .selection import clean_auroc, mean_noise_rank, relabel_accuracy, selection_metrics

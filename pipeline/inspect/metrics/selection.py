@@ -1,4 +1,4 @@
-"""Figures of a selection of clean samples against the truth, for the clean and for the noisy side."""
+"""Metrics of a selection of clean samples against the truth, with clean and with noisy as the positive class."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from noisegate.pipeline.system.array_types import Float64, Mask
 class MeanNoiseRank:
     """Mean rank of the noisy samples, rank 1 = largest weight; larger is better.
 
-    `value` shares tied ranks; `best` and `worst` put the noisy last and first inside every tie; `optimum` is reached
-    when all noise comes last; `random` is what a blind order gives.  NaN (but for `random`) without noisy samples.
+    `value` averages tied ranks; `best` and `worst` put the noisy samples last and first inside every tie; `optimum` is reached
+    when all noise comes last; `random` is the expectation of a random order. Without noisy samples all but `random` are NaN.
     """
 
     value: float
@@ -45,7 +45,7 @@ def mean_noise_rank(weights: ArrayLike, noisy: ArrayLike) -> MeanNoiseRank:
     if not wrong:
         return MeanNoiseRank(math.nan, math.nan, math.nan, math.nan, random)
     value = float(rankdata(-weight)[noise].mean())
-    # In one tie of t samples with m noisy ones, moving the noisy to an end shifts their mean rank by (t - m) / 2.
+    # In a tie of t samples, m of them noisy, moving the noisy ones to an end shifts their mean rank by (t - m) / 2.
     _, group = np.unique(weight, return_inverse=True)
     tied, tied_noise = np.bincount(group), np.bincount(group, weights=noise)
     shift = float((tied_noise * (tied - tied_noise)).sum()) / 2 / wrong
@@ -78,7 +78,7 @@ class SelectionMetrics:
 
 @dataclass(frozen=True)
 class BestCut:
-    """The cut found with the truth: clean is score > threshold."""
+    """The best cut, found with the truth: clean is score > threshold."""
 
     threshold: float
     balanced_accuracy: float
@@ -87,9 +87,9 @@ class BestCut:
 
 
 def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: ArrayLike) -> SelectionMetrics:
-    """Precision, recall and F1 of a chosen clean set, both ways, and the AUROC of the score behind it.
+    """Compute precision, recall and F1 of a clean set for both positive classes, and the AUROC of its score.
 
-    TANGO supplement 9.2 takes clean as the positive class, LNC Tab. 7 noisy: hence both, by name.
+    TANGO supplement 9.2 takes clean as the positive class, LNC Tab. 7 noisy; so both are given, each with its name.
 
     scores: (N,) cleanness, larger is cleaner, NaN for samples without a score (left out of the AUROC, counted in
         `unscored`); None when the rule has no score.
@@ -146,10 +146,9 @@ def selection_metrics(scores: ArrayLike | None, clean_mask: ArrayLike, noisy: Ar
 
 
 def clean_auroc(scores: ArrayLike, noisy: ArrayLike) -> float:
-    """Chance that a clean sample scores above a noisy one, ties 1/2; NaN when one of the kinds is missing.
+    """Compute the probability that a clean sample scores above a noisy one, ties 1/2; NaN if one of the kinds is missing.
 
-    scores: (N,) larger is cleaner, NaN rows are left out; noisy: (N,) bool.  `selection_metrics(...).reasons` has
-    the words for a NaN.
+    scores: (N,) larger is cleaner, NaN rows are left out; noisy: (N,) bool.  `selection_metrics(...).reasons` explains a NaN.
 
     >>> clean_auroc([.9, .5, .5, .1], [False, False, True, True])
     0.875
@@ -173,10 +172,10 @@ def _auroc(score: Float64, noise: Mask) -> tuple[float, str]:
 
 
 def best_cut(scores: ArrayLike, noisy: ArrayLike) -> BestCut:
-    """The threshold with the largest balanced accuracy, found with the truth: a bound to show beside a chosen cut.
+    """Find the threshold with the largest balanced accuracy by the truth: an upper bound to show beside a chosen cut.
 
     scores: (N,) larger is cleaner, NaN rows are left out; clean is score > threshold.  Among equally good cuts the
-    lowest is taken; -inf keeps everything.  With one kind only all is NaN.
+    lowest is taken; -inf keeps everything.  With only one kind of samples all is NaN.
 
     >>> best_cut([.1, .2, .3, .4], [True, True, False, False]).threshold
     0.2
@@ -238,7 +237,7 @@ def relabel_accuracy(corrected: ArrayLike, truth: ArrayLike) -> float:
 
 
 def _read_both(name: str, values: ArrayLike, noisy: ArrayLike) -> tuple[Float64, Mask]:
-    """The values (N,) and the mask of the same length; errors call the values `name`."""
+    """Read the values (N,) and a mask of the same length; errors call the values `name`."""
     array, noise = np.asarray(values, dtype=np.float64), _as_mask(noisy, "noisy")
     if array.ndim != 1:
         raise ConfigError.of(name, array.shape, "is the shape; give one number per sample, shape (N,)")

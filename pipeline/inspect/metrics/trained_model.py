@@ -1,4 +1,4 @@
-"""Figures of a trained model: R@K and rSum of image-text retrieval, P@1 and mAP@R of images, accuracy of a classifier.
+"""Metrics of a trained model: R@K and rSum of image-text retrieval, P@1 and mAP@R of images, accuracy of a classifier.
 
 Ties are always resolved against the model, so that a collapsed one, whose similarities are all equal, does not get 100.
 """
@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.system.array_types import Float32, Float64, Index, Mask
 
-CHUNK = 16_000_000  # numbers of one similarity block in float32: 64 MB
-TIE = 1e-12  # cosines in float64 that differ by less tie: the sums of a few thousand products are this exact
+CHUNK = 16_000_000  # entries of one similarity block; 64 MB in float32
+TIE = 1e-12  # float64 cosines closer than this are tied; the rounding of a sum of a few thousand products is smaller
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class RecallAtK:
 
 
 class BlockRecall:
-    """R@K and median ranks of an (I, T) similarity matrix, image i against caption t, given in blocks of rows in any order.
+    """Compute R@K and median ranks of an (I, T) similarity matrix, image i against caption t, from blocks of rows in any order.
 
     rank = 1 + #(wrong answers that score at least as much as the best right one), NaN counting against the model.
 
-    image_of_caption: (T,) row of each caption's image.  folds: number of equal, consecutive parts of the images, with
-    their captions, that are ranked apart and averaged (MS-COCO 1K: 5); 1 ranks all together. Only the highest wrong
-    answers of each caption are kept, so median ranks of captions beyond the largest K need a second round (`count`).
+    image_of_caption: (T,) row of each caption's image.  folds: number of equal, consecutive parts of the images, with their
+    captions, that are ranked separately and averaged (MS-COCO 1K: 5); 1 ranks all together. Only the highest wrong answers of
+    each caption are kept, so median ranks of captions beyond the largest K need a second pass (`count`).
 
     >>> recall = BlockRecall(2, [0, 1], ks=(1,))
     >>> recall.add(0, np.array([[.9, .1]]))
@@ -64,17 +64,17 @@ class BlockRecall:
         captions = len(self.owner)
         self._fold_of_caption = self.owner // max(1, self.size)
         self._right = np.full(captions, np.nan, np.float32)
-        self._wrong = np.full((max(ks), captions), np.nan, np.float32)  # the highest; nan where there are fewer
+        self._wrong = np.full((max(ks), captions), np.nan, np.float32)  # the highest wrong answers; nan if fewer
         self._above: Index | None = None  # by `count`: wrong images that score at least as much as a caption's own
         self._image_rank = np.zeros(images, np.int64)  # 0: not added yet, or an image without captions
 
     def add(self, start: int, block: ArrayLike) -> None:
-        """Rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""
+        """Add rows `start` to `start + b` of the matrix, (b, T); NaN counts against the model."""
         for low, part, mine in self._parts(start, block):
             self._add(low, part, mine)
 
     def count(self, start: int, block: ArrayLike) -> None:
-        """The same rows as given to `add`, all of them once more after all were added: makes every rank exact."""
+        """Pass the same rows once more, after all were given to `add`: this makes every rank exact."""
         if self._above is None:
             self._above = np.zeros(len(self.owner), np.int64)
         for low, part, mine in self._parts(start, block):
@@ -83,12 +83,12 @@ class BlockRecall:
             self._above[mine] += at_least.sum(axis=0)
 
     def is_exact(self) -> bool:
-        """Whether `result` knows the median ranks; else `count` all rows first."""
+        """Whether `result` has the median ranks; if not, `count` all rows first."""
         middles = [np.sort(ranks)[len(ranks) // 2] for ranks in self._caption_ranks() if len(ranks)]
         return self._above is not None or max(middles, default=0) <= max(self.ks)
 
     def _parts(self, start: int, block: ArrayLike) -> Iterator[tuple[int, Float32, Index]]:
-        """Of each fold in a block: first row, similarities with the fold's captions, and which these are."""
+        """Split a block by fold: first row, similarities with the fold's captions, and the numbers of these captions."""
         rows = np.asarray(block, dtype=np.float32)
         if rows.ndim != 2 or rows.shape[1] != len(self.owner) or not 0 <= start <= self.images - len(rows):
             problem = f"(first row, shape) does not fit into ({self.images}, {len(self.owner)})"
@@ -102,7 +102,7 @@ class BlockRecall:
 
     def _add(self, start: int, rows: Float32, captions: Index) -> None:
         inside = np.flatnonzero((self.owner[captions] >= start) & (self.owner[captions] < start + len(rows)))
-        own = self.owner[captions[inside]] - start, inside  # where the right answers are
+        own = self.owner[captions[inside]] - start, inside  # positions of the right answers
         right = np.nan_to_num(rows[own], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         self._right[captions[inside]] = right
         best = np.full(len(rows), -np.inf, np.float32)
@@ -119,9 +119,9 @@ class BlockRecall:
         self._wrong[:, captions] = -candidates[:keep]
 
     def result(self) -> RecallAtK:
-        """Percent of queries answered within the first K, and median ranks, NaN where these are not known (`is_exact`).
+        """Return the percent of queries answered within the first K, and median ranks, NaN if these are not known (`is_exact`).
 
-        Images without captions ask nothing.
+        Images without captions are no queries.
         """
         images = [self._image_rank[fold * self.size : (fold + 1) * self.size] for fold in range(self.folds)]
         images, texts = [part[part > 0] for part in images], self._caption_ranks()
@@ -133,7 +133,7 @@ class BlockRecall:
         )
 
     def _caption_ranks(self) -> list[Index]:
-        """Ranks of each fold's captions; before `count` exact up to the largest K, more beyond it."""
+        """Return the ranks of each fold's captions; before `count`, ranks beyond the largest K are only known to be beyond."""
         if np.isnan(self._right).any():
             missing = int(np.isnan(self._right).sum())
             raise ConfigError.of("rows", missing, "captions have not met their image; add all rows")
@@ -142,18 +142,18 @@ class BlockRecall:
 
 
 def _mean_within(parts: Sequence[Index], ks: Sequence[int]) -> dict[int, float]:
-    """By K, percent of ranks, counted from 1, that are at most K, averaged over parts; NaN where a part is empty."""
+    """Return, by K, the percent of ranks (from 1) that are at most K, averaged over parts; NaN if a part is empty."""
     shares = {k: [float((ranks <= k).mean()) if len(ranks) else math.nan for ranks in parts] for k in ks}
     return {k: float(np.mean([100.0 * share for share in shares[k]])) for k in ks}
 
 
 def _mean_median(parts: Sequence[Index]) -> float:
-    """The median of the ranks of each part, averaged over parts; NaN where a part is empty."""
+    """Return the median rank of each part, averaged over parts; NaN if a part is empty."""
     return float(np.mean([np.median(ranks) if len(ranks) else math.nan for ranks in parts]))
 
 
 def rsum(recall: RecallAtK) -> float:
-    """All recalls of both directions added: at most 600 for K = 1, 5, 10.
+    """Add all recalls of both directions: at most 600 for K = 1, 5, 10.
 
     >>> rsum(RecallAtK({1: 70.0, 5: 90.0, 10: 95.0}, {1: 50.0, 5: 80.0, 10: 88.0}))
     473.0
@@ -162,10 +162,10 @@ def rsum(recall: RecallAtK) -> float:
 
 
 def precision_at_1(embeddings: ArrayLike, labels: ArrayLike) -> float:
-    """Percent of items whose nearest other item (cosine) has their class.
+    """Compute the percent of items whose nearest other item (cosine) has the same class.
 
-    embeddings: (N, d), a row with NaN or without length is a miss and is never found; labels: (N,), -1 takes no part.
-    The item itself is left out by its index; classes of one item ask nothing but can be found.
+    embeddings: (N, d), a row with NaN or of length 0 is a miss and is never found; labels: (N,), rows with -1 take no part. The
+    item itself is left out by its index; the only item of a class is no query but can be found.
 
     >>> precision_at_1([[1, 0], [1, .1], [0, 1], [.1, 1]], [0, 0, 1, 1])
     100.0
@@ -193,10 +193,10 @@ def map_at_r(embeddings: ArrayLike, labels: ArrayLike) -> float:
 
 
 def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Float64, Float64]]:
-    """For blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1)
-    to all other classes, ascending, after a -inf that keeps it from being empty.
+    """Yield for blocks of queries of one class: (q, R) similarities to the others of the class, descending, and (q, W + 1) to
+    all other classes, ascending, after a -inf so that the row is not empty.
 
-    The former are lessened by `TIE`: equal cosines that were reached by different sums, in blocks of any size, must tie.
+    `TIE` is subtracted from the former: equal cosines must tie even if blocks of other sizes sum them differently.
     """
     rows, label = np.asarray(embeddings, dtype=np.float64), np.asarray(labels)
     if rows.ndim != 2 or label.shape != rows.shape[:1]:
@@ -215,14 +215,14 @@ def _class_blocks(embeddings: ArrayLike, labels: ArrayLike) -> Iterator[tuple[Fl
             product[:, ~valid] = -np.inf
             right = product[:, members] - TIE
             right[np.arange(len(queries)), start + np.arange(len(queries))] = np.inf
-            right = -np.sort(-right, axis=1)[:, 1:]  # its own +inf comes first
+            right = -np.sort(-right, axis=1)[:, 1:]  # drop the item itself, whose +inf comes first
             wrong = np.full((len(queries), len(others) + 1), -np.inf)
             wrong[:, 1:] = np.sort(product[:, others], axis=1)
             yield right, wrong
 
 
 def _unit(rows: Float64) -> tuple[Float64, Mask]:
-    """`unit_rows` in float64, for rows of any size that float64 holds."""
+    """Like `unit_rows`, but in float64, and without overflow for very large numbers."""
     largest = np.abs(rows).max(axis=1, initial=0)
     scaled = rows / np.where(np.isfinite(largest) & (largest > 0), largest, 1)[:, None]
     length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))
@@ -232,7 +232,7 @@ def _unit(rows: Float64) -> tuple[Float64, Mask]:
 
 
 def top_k_accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
-    """Percent of samples whose class ranks within K; rank = 1 + #(other classes that score at least as much).
+    """Compute the percent of samples whose class ranks within K; rank = 1 + #(other classes with at least its score).
 
     scores: (N, C), NaN counts against the model; labels: (N,), -1 takes no part.
 
@@ -244,7 +244,7 @@ def top_k_accuracy(scores: ArrayLike, labels: ArrayLike, k: int = 1) -> float:
 
 
 def mean_class_accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Percent right in each class, averaged over the classes that occur; arguments as in `top_k_accuracy`.
+    """Compute the percent right in each class, averaged over the classes that occur; arguments as in `top_k_accuracy`.
 
     >>> mean_class_accuracy([[1, 0], [1, 0], [1, 0], [0, 1]], [0, 0, 0, 1])
     100.0

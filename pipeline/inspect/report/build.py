@@ -29,7 +29,7 @@ from .pictures import Album, fetch
 from .sections import drift_section, label_section, score_section
 
 SHOWN_CLASSES = 40
-MISMATCH_SHARDS = 200  # embeddings are read whole, shard by shard; more would show the same curve
+MISMATCH_SHARDS = 200  # most shards whose embeddings are read; more would show the same curve
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def write_report(
 ) -> Report:
     """Write the report of a finished run as one HTML file, `report.html` in its folder unless `out` names another.
 
-    `gallery` is the number of samples in each gallery. Tables are read one at a time, and of the shards only those that
-    hold a sample shown, so memory does not grow with the data. Shards that are gone cost their pictures, not the report.
+    `gallery` is the number of samples in each gallery. Tables are read one at a time, and only the shards of the samples shown,
+    so memory does not grow with the data. If a shard is gone, its pictures are missing and the report is still written.
     """
     if not 1 <= gallery <= 500:
         raise ConfigError.of("gallery", gallery, "is no number of samples for a page; use 12")
     if out is not None and (url := store_url(out)) is not None:
-        Store.of_file(url)  # raises what is wrong with it before the work
+        Store.of_file(url)  # raises for a wrong URL before the work starts
     run = RunFolder.to_read(folder)
     recorded = run.read_run() or {}
     stems = list(run.stems())
@@ -125,7 +125,7 @@ def _fetch_album(
     pictures: bool,
     note: Callable[[str], None],
 ) -> tuple[Album, str | None]:
-    """Pictures of all samples shown, and one sentence that says why some or all are missing."""
+    """Read the pictures of all samples shown, and say in one sentence why some or all are missing."""
     reading = recorded.get("reading") or {}
     if not pictures:
         return Album(), "Pictures were left out on request."
@@ -138,7 +138,7 @@ def _fetch_album(
     if not album.missing:
         return album, None
     stem, reason = next(iter(album.missing.items()))
-    # a store's error may quote the address in a form of its own, so every query and user goes
+    # a store's error may quote the URL in another form, so every query and user is removed
     reason = re.sub(r"\?[^\s)]*|[^\s/]+@", "", reason.replace(urls[stem], without_secrets(urls[stem])))
     subject = "No pictures" if not album.pictures else "Some pictures are missing"
     relative = [url for url in urls.values() if "://" not in url and not Path(url).is_absolute()]
@@ -150,7 +150,7 @@ def _fetch_album(
 def mismatched_cosines(
     run: RunFolder, stems: Sequence[str], view: ScoreView, metadata: dict[str, Any]
 ) -> tuple[NDArray[np.float32], str | None]:
-    """Cosines of pairs mismatched on purpose, from at most `MISMATCH_SHARDS` shards; or an empty array and the reason."""
+    """Compute cosines of pairs mismatched on purpose, of at most `MISMATCH_SHARDS` shards; or return none and the reason."""
     none = np.zeros(0, np.float32)
     if view.column != "similarity" or not metadata.get("beta"):
         return none, None
@@ -162,14 +162,14 @@ def mismatched_cosines(
 
 
 def _render(context: dict[str, Any]) -> str:
-    """Fill the template. The page's policy allows its one style sheet, by digest; nothing else may load or run."""
+    """Fill the template. The page's content policy allows only its style sheet, by digest; nothing else may load or run."""
     style = (files("noisegate.pipeline.inspect.report") / "style.css").read_text(encoding="utf-8")
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return templates().get_template("template.html").render(**context, style=style, style_digest=f"sha256-{digest}")
 
 
 def templates() -> Environment:
-    """The report's templates; `cards.html` has the parts that notebooks show too."""
+    """Load the report's templates; `cards.html` has the parts that notebooks show too."""
     return Environment(
         loader=PackageLoader("noisegate.pipeline.inspect.report", "."),
         autoescape=True,

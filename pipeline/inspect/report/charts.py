@@ -15,7 +15,7 @@ from .collect import ScoreView
 
 
 def element(name: str, *content: str, **attributes: object) -> Markup:
-    """An element; `class_` becomes class, underscores hyphens, floats one decimal, None is left out.
+    """Write an SVG element: `class_` becomes class, underscores become hyphens, floats get one decimal, None is left out.
 
     >>> element("rect", class_="bar", x=1.25, stroke_width=2)
     Markup('<rect class="bar" x="1.2" stroke-width="2"/>')
@@ -32,12 +32,12 @@ def element(name: str, *content: str, **attributes: object) -> Markup:
 
 
 def label(text: str, x: float, y: float, anchor: str = "middle", class_: str = "tick", **attributes: object) -> Markup:
-    """A piece of text."""
+    """Write a piece of text."""
     return element("text", escape(text), class_=class_, x=x, y=y, text_anchor=anchor, **attributes)
 
 
 def drawing(name: str, width: int, height: int, title: str, description: str, content: Iterable[str]) -> Markup:
-    """A whole picture that screen readers name by its title and describe by its description."""
+    """Write a whole picture with a title and a description for screen readers."""
     return element(
         "svg",
         element("title", escape(title), id=f"{name}-title"),
@@ -52,7 +52,7 @@ def drawing(name: str, width: int, height: int, title: str, description: str, co
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from low to high, at most about `most`.
+    """Choose round numbers from low to high, at most about `most`.
 
     >>> ticks(0.07, 0.42, 5)
     [0.1, 0.2, 0.3, 0.4]
@@ -68,7 +68,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where values lie in a drawing: x from `low` to `high`, y from 0 to `top`."""
+    """Map values to positions in a drawing: x from `low` to `high`, y from 0 to `top`."""
 
     width: int
     height: int
@@ -88,7 +88,7 @@ class Frame:
         return self.height - self.below - value / self.top * (self.height - self.above - self.below)
 
     def axes(self, caption: str, levels: Sequence[float]) -> list[Markup]:
-        """Grid lines at `levels` as percentages, numbers below, and what the numbers are."""
+        """Draw grid lines at `levels` as percentages, numbers below, and the axis title `caption`."""
         parts = []
         for level in levels:
             y = self.y(level)
@@ -112,7 +112,7 @@ class Bins:
     mismatched: NDArray[np.int64] | None
 
     def shares(self, which: str) -> NDArray[np.float64]:
-        """(B,) of all pairs of that kind."""
+        """Return the share of pairs in each bin, (B,), of all pairs of that kind."""
         counts = self.given if which == "given" else self.mismatched
         return np.zeros(len(self.given)) if counts is None else counts / max(counts.sum(), 1)
 
@@ -123,7 +123,7 @@ def merge_bins(
     mismatched: NDArray[np.int64] | None,
     also: Sequence[float] = (),
 ) -> Bins:
-    """At most 64 bins over the part of the scale that is in use; `also` are values that must lie inside.
+    """Merge fine bins into at most 64 over the part of the scale that is in use; `also` are values that must lie inside.
 
     >>> int(merge_bins(np.linspace(-1, 1, 2001), np.bincount([1200, 1300], minlength=2000), None).given.sum())
     2
@@ -142,7 +142,7 @@ def merge_bins(
 
 
 def draw_histogram(bins: Bins, view: ScoreView, name: str, width: int, height: int, description: str) -> Markup:
-    """Bars of the given pairs, the mismatched ones as an area behind them, the cut as a line with its interval as a band."""
+    """Draw bars of the given pairs, an area of the mismatched ones behind, the cut as a line and its interval as a band."""
     given, mismatched = bins.shares("given"), bins.shares("mismatched")
     top = max(float(given.max(initial=0)), float(mismatched.max(initial=0)), 1e-9) * 1.05
     frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), top)
@@ -176,7 +176,7 @@ def draw_histogram(bins: Bins, view: ScoreView, name: str, width: int, height: i
 
 
 def draw_clean(view: ScoreView, bins: Bins, name: str, width: int, height: int, description: str) -> Markup:
-    """P(clean) over the score, on the histogram's own scale; nothing without a calibration."""
+    """Draw P(clean) over the score, on the histogram's scale; nothing without a calibration."""
     if view.calibration is None:
         return Markup("")
     frame = Frame(width, height, float(bins.edges[0]), float(bins.edges[-1]), 1.0)
@@ -199,7 +199,7 @@ def draw_clean(view: ScoreView, bins: Bins, name: str, width: int, height: int, 
 
 
 def draw_confusion(names: Sequence[str], shares: NDArray[np.float64], name: str, description: str) -> Markup:
-    """Shares (C, C) of each given class (row) by the class it looks like (column); the diagonal is only marked."""
+    """Draw shares (C, C) of each given class (row) by the class it looks like (column); the diagonal is only marked."""
     cell, margin = 18, 12 + 6 * max(len(text) for text in names)
     margin = min(margin, 150)
     size = margin + cell * len(names) + 4
@@ -235,7 +235,7 @@ class Strip:
 def draw_strips(
     strips: Sequence[Strip], low: float, high: float, caption: str, name: str, width: int, description: str
 ) -> Markup:
-    """A box for the middle half of each row, whiskers for nine tenths, a line at the median."""
+    """Draw a box plot per row: box from .25 to .75, whiskers from .05 to .95, a line at the median."""
     step = 30
     frame = Frame(width, step * len(strips) + 56, low, high, 1.0, left=min(150, width // 3), above=8)
     parts = []
@@ -261,7 +261,7 @@ def _box(class_: str, x: float, y: float, width: float, height: float, *content:
 
 
 def _cut_line(frame: Frame, view: ScoreView) -> list[Markup]:
-    """The cut, with its value above; the text stays inside the drawing."""
+    """Draw the cut with its value above; the text stays inside the drawing."""
     cut = view.cut if view.cut is not None else 0.0
     x, text = frame.x(cut), f"{view.cut_name} {cut:.3f}"
     half = 4.2 * len(text)
@@ -273,7 +273,7 @@ def _cut_line(frame: Frame, view: ScoreView) -> list[Markup]:
 
 
 def _steps(frame: Frame, edges: NDArray[np.float64], shares: NDArray[np.float64]) -> str:
-    """A closed outline along the tops of the bins."""
+    """Return the path of a closed outline along the tops of the bins."""
     points = [f"M{frame.x(edges[0]):.1f} {frame.y(0):.1f}"]
     for i, share in enumerate(shares):
         points.append(f"V{frame.y(float(share)):.1f}H{frame.x(float(edges[i + 1])):.1f}")

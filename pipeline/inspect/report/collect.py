@@ -22,9 +22,12 @@ from noisegate.pipeline.system.array_types import Float64, Index, Mask
 
 @dataclass(frozen=True)
 class ScoreView:
-    """`column` is drawn and cut, `rank` sorts worst to best; `noun` and `score` name a sample and its score in sentences.
+    """The score that a report shows: `column` is drawn and cut, `rank` sorts worst to best.
 
-    `span` is how far the column reaches from 0; rarer values count as its ends. `rule` is what `clean` of pairs follows.
+    `noun` and `score` name a sample and its score in sentences.
+
+    The column is drawn from -`span` to `span`; values outside are counted at the ends. `rule` is the rule that decided `clean`
+    of pairs.
     """
 
     column: str
@@ -40,24 +43,24 @@ class ScoreView:
 
     @property
     def expected(self) -> Expected | None:
-        """What the rule is expected to keep and lose; None without a calibration."""
+        """Return what the rule is expected to keep and lose; None without a calibration."""
         if self.calibration is None or self.cut is None:
             return None
         return self.calibration.expected_of(self.rule, self.cut)
 
     @property
     def caption(self) -> str:
-        """Of the axis that the column is drawn on."""
+        """Title of the axis on which the column is drawn."""
         return "probability that the label is right" if self.noun == "label" else f"{self.score} of the {self.noun}"
 
     @property
     def edges(self) -> NDArray[np.float64]:
-        """(4001,) ends of the bins that scores are counted in; drawing merges them."""
+        """Return the ends of the bins that scores are counted in, (4001,); drawing merges these bins."""
         return np.linspace(-self.span, self.span, 4001)
 
 
 def choose_score_view(facts: dict[str, Any]) -> ScoreView:
-    """Choose by a table's metadata: the cosine of pairs, their neighbourhood where there is no cosine, else labels."""
+    """Choose the score to show by a table's metadata: the cosine of pairs, else their neighbourhood score, else labels."""
     calibration = _calibration(facts.get("calibration"))
     if facts.get("beta"):
         beta = Beta.from_dict(facts["beta"])
@@ -86,7 +89,7 @@ COLUMNS = [
     "label", "label_quality", "neighbourhood", "clean", "predicted_label", "predicted_confidence",
     "refined_label", "flags",
 ]  # fmt: skip
-COARSE = 10  # fine bins in one of a shard's own histogram
+COARSE = 10  # fine bins merged into one bin of a shard's histogram
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -99,7 +102,7 @@ class TableRow:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The shard's stem and the sample's position in it; keys may repeat, this does not."""
+        """Return the shard's stem and the sample's position in it: unique, while keys may repeat."""
         return self.stem, int(self.values["index"])
 
     @property
@@ -108,7 +111,7 @@ class TableRow:
 
 
 class Lowest:
-    """The `count` rows with the lowest score over all tables added; ties go to the row that came first.
+    """Keep the `count` rows with the lowest score over all tables added; ties go to the row that came first.
 
     >>> lowest = Lowest(2)
     >>> lowest.add("a", pa.table({"key": ["x", "y", "z"], "index": [0, 1, 2]}), np.array([0.3, np.nan, 0.1]))
@@ -133,19 +136,19 @@ class Lowest:
 
     @property
     def rows(self) -> list[TableRow]:
-        """Lowest first."""
+        """The rows kept, lowest score first."""
         return [row for _, row in self._kept]
 
 
 class LowestPerClass:
-    """`Lowest` for every class; memory grows with the number of classes only."""
+    """Keep the lowest rows of every class; memory grows with the number of classes only."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self.classes: dict[int, Lowest] = {}
 
     def add(self, stem: str, table: pa.Table, labels: Index, score: Float64) -> None:
-        """`labels` (N,), negative for none; `score` (N,), NaN for rows that do not take part."""
+        """Consider all rows of a table; `labels` (N,), negative for none; `score` (N,), NaN for rows that do not take part."""
         rows = np.flatnonzero((labels >= 0) & ~np.isnan(score))
         rows = rows[np.lexsort((score[rows], labels[rows]))]
         if not len(rows):
@@ -167,7 +170,7 @@ def _table_rows(stem: str, table: pa.Table, numbers: Index) -> list[TableRow]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many samples a report shows: per gallery, per class, of duplicates, and per kind of failure."""
+    """Numbers of samples that a report shows: per gallery, per class, of duplicates, and per kind of failure."""
 
     gallery: int = 12
     per_class: int = 4
@@ -177,7 +180,7 @@ class Sizes:
 
 @dataclass
 class Confusion:
-    """How often a label `given` looks like class `predicted`, as sorted codes `given * 2**32 + predicted` with counts."""
+    """Counts of (given label, predicted class), as sorted codes `given * 2**32 + predicted` with counts."""
 
     codes: Index = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: Index = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -189,7 +192,7 @@ class Confusion:
 
     @property
     def entries(self) -> list[tuple[int, int, int]]:
-        """(given, predicted, count) of all that occur, the most frequent first."""
+        """List (given, predicted, count) of all that occur, the most frequent first."""
         order = np.argsort(-self.counts, kind="stable")
         return [
             (int(self.codes[i]) >> 32, int(self.codes[i]) & 0xFFFFFFFF, int(self.counts[i])) for i in order.tolist()
@@ -237,7 +240,7 @@ class ReportData:
 
 
 def collect(run: RunFolder, stems: Sequence[str], view: ScoreView, sizes: Sizes) -> ReportData:
-    """Read every table once, and the keys of all tables once more where duplicates need their originals."""
+    """Read every table once; read the keys of all tables again if duplicates need their originals."""
     data = ReportData()
     worst, best, borderline = (Lowest(sizes.gallery) for _ in range(3))
     duplicates = Lowest(sizes.duplicates)
@@ -321,7 +324,7 @@ def _tally(labels: Index) -> dict[int, int]:
 
 
 def _doubt_of_duplicates(table: pa.Table) -> Float64:
-    """P(clean) of rows that are flagged as a duplicate, 2 where it is not known, NaN for all others."""
+    """Return P(clean) of rows flagged as a duplicate (2 if not known), NaN for all other rows."""
     flags = pc.list_flatten(table["flags"]).cast("string")
     rows = pc.list_parent_indices(table["flags"]).to_numpy()[pc.starts_with(flags, "duplicate_of:").to_numpy()]
     doubt = np.full(len(table), np.nan)
@@ -330,7 +333,7 @@ def _doubt_of_duplicates(table: pa.Table) -> Float64:
 
 
 def _originals(run: RunFolder, stems: Sequence[str], duplicates: Sequence[TableRow]) -> dict[tuple[str, int], TableRow]:
-    """The row that each duplicate names, by the duplicate's place; of a key that occurs twice in a shard the first row."""
+    """Find the row that each duplicate names, by the duplicate's place; if a key occurs twice in a shard, the first row."""
     wanted = {row.place: named for row in duplicates if (named := _original(row, stems))}
     rows_by_key: dict[tuple[str, str], list[TableRow]] = {}
     for stem in sorted({stem for stem, _ in wanted.values()}):
@@ -347,7 +350,7 @@ def _originals(run: RunFolder, stems: Sequence[str], duplicates: Sequence[TableR
 
 
 def _original(row: TableRow, stems: Sequence[str]) -> tuple[str, str] | None:
-    """Shard and key of the sample that a row repeats; a name without a shard is a key in the row's own shard.
+    """Return shard and key of the sample that a row repeats; a name without a shard is a key in the row's own shard.
 
     Keys may hold slashes too: the part before a slash is a shard only if the run has it.
     """
@@ -360,7 +363,7 @@ def _original(row: TableRow, stems: Sequence[str]) -> tuple[str, str] | None:
 
 
 def original_key(row: TableRow) -> str | None:
-    """The sample a row's flag `duplicate_of:` names: its key, prefixed with `SHARD/` if it is in another shard."""
+    """Return the sample that a row's flag `duplicate_of:` names: its key, prefixed with `SHARD/` if it is in another shard."""
     prefix = "duplicate_of:"
     return next((flag.removeprefix(prefix) for flag in row.values["flags"] or [] if flag.startswith(prefix)), None)
 

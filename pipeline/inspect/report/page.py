@@ -56,7 +56,7 @@ def headline(
     """Title, the one to three sentences that matter most, and four figures."""
     rate, interval = noise_rate(view, metadata)
     failed = data.rows - data.statuses["ok"]
-    labels = metadata.get("labels") if view.noun == "pair" else None  # scored beside the pairs
+    labels = metadata.get("labels") if view.noun == "pair" else None  # labels that were scored in addition to the pairs
     lead = []
     if data.scored == 0:
         lead.append("No sample could be scored; see what failed below.")
@@ -105,7 +105,7 @@ def _pairs_notice(view: ScoreView, metadata: Mapping[str, Any]) -> str | None:
 
 
 def _labels_notice(metadata: Mapping[str, Any]) -> str | None:
-    """The warning about labels of which nothing is known."""
+    """Return the warning that the sources know nothing about the labels."""
     labels = metadata.get("labels") or {}
     return f"Note: {unknown_labels(labels)}." if labels_unknown(labels) else None
 
@@ -119,9 +119,9 @@ def _range(interval: Sequence[float] | None) -> str:
 
 
 def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | None, tuple[float, float] | None]:
-    """Estimated share of wrong samples and its 95 % interval: by the pairs' calibration, or as label scoring recorded it.
+    """Return the estimated share of wrong samples and its 95 % interval, from the pairs' calibration or from label scoring.
 
-    The share is None where nobody can tell.
+    The share is None if the data cannot tell.
     """
     if view.calibration and not tells_nothing(view.calibration):
         return view.calibration.noise_rate, view.calibration.noise_interval
@@ -133,7 +133,7 @@ def noise_rate(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[float | No
 
 
 def galleries(data: ReportData, view: ScoreView, album: Album, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Worst, borderline and best; empty ones are left out."""
+    """Make the galleries of worst, borderline and best samples; empty galleries are left out."""
     quality = "label quality" if view.noun == "label" else view.score
     at = "β" if view.cut_name == "β" else "the cut"
     parts = [
@@ -149,7 +149,7 @@ def galleries(data: ReportData, view: ScoreView, album: Album, names: Sequence[s
 
 
 def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
-    """Template values of one sample: picture, caption, scores, labels and whether it is kept."""
+    """Make the template values of one sample: picture, caption, scores, labels and whether it is kept."""
     values, shown = row.values, album.samples.get(row.place, Shown())
     figures = [
         (name, number(values[column], digits))
@@ -186,14 +186,14 @@ def card(row: TableRow, album: Album, names: Sequence[str]) -> dict[str, Any]:
 
 
 def name_of(names: Sequence[str], label: int) -> str:
-    """The class's name, or its number where there is none."""
+    """Return the class's name, or its number if it has no name."""
     return printable(names[label], 60) if 0 <= label < len(names) else f"class {label}"
 
 
 def duplicate_section(
     data: ReportData, metadata: Mapping[str, Any], album: Album, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Near duplicates, each beside the sample that it repeats."""
+    """List near duplicates, each beside the sample that it repeats."""
     pairs = [
         {
             "first": card(original, album, names) if (original := data.originals.get(row.place)) else None,
@@ -212,7 +212,7 @@ def next_commands(
 ) -> list[tuple[str, str]]:
     """What to do after reading the report, as (purpose, command). Nothing that drops samples of which nothing is known."""
     folder = shlex.quote(str(run.path))
-    arrays = "limits" not in (recorded.get("reading") or {})  # scored from embeddings, without shards
+    arrays = "limits" not in (recorded.get("reading") or {})  # a run that was scored from embeddings has no shards
     kind = "csv" if arrays else "shards"
     rule = "clean" if view.noun == "label" else "clean_probability > 0.5"
     look = ("look at more samples and mark them by hand", f"noisegate serve --run {folder}")
@@ -225,7 +225,7 @@ def next_commands(
 
 
 def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Failures by status with examples, flags, and shards that are damaged or were never read."""
+    """List failures by status with examples, flags, and shards that are damaged or were never read."""
     statuses = [
         {
             "status": status,
@@ -259,7 +259,7 @@ def failure_section(data: ReportData, recorded: Mapping[str, Any]) -> dict[str, 
 
 
 def without_secrets(url: str) -> str:
-    """A URL without its query and user, which may be keys to the data."""
+    """Remove query and user from a URL: they may be credentials."""
     if "://" not in url:
         return url
     scheme, _, rest = url.partition("://")
@@ -280,7 +280,7 @@ def run_facts(
     data: ReportData,
     sampling: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """Groups of (name, value) rows for the template."""
+    """Make groups of (name, value) rows for the template."""
     groups = [
         ("Data", _data(run, recorded, data)),
         ("Scorer", _scorer(recorded, metadata)),
@@ -293,7 +293,7 @@ def run_facts(
 
 
 def scored_at(run: RunFolder) -> str:
-    """Time of the last change of the run's record, which is written when a run is scored."""
+    """Return the time when the run's record was last changed: the record is written when a run is scored."""
     return datetime.fromtimestamp(run.run_file.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -317,7 +317,7 @@ def _scorer(recorded: Mapping[str, Any], metadata: Mapping[str, Any]) -> Rows:
     model, weights = (
         recorded.get("model") or {},
         str(scorer.get("weights") or ""),
-    )  # a user's own estimator names its own
+    )  # a user's own estimator has its own identity string
     versions = ", ".join(f"{name} {number}" for name, number in (scorer.get("versions") or {}).items())
     return [
         ("model", scorer.get("model") or UNKNOWN),

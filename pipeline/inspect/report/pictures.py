@@ -19,8 +19,8 @@ from noisegate.pipeline.shards.read import RawSample
 
 from .collect import TableRow
 
-SIDE = 352  # pixels: a card shows 176, and screens have two for each
-CAPTION = 300  # characters of a caption that are shown
+SIDE = 352  # pixels: a card is 176 wide, and dense screens show two pixels for each
+CAPTION = 300  # most characters of a caption that are shown
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Shown:
 
 @dataclass
 class Album:
-    """Samples by (stem, index), and why some shards gave none."""
+    """The samples shown, by (stem, index), and why some shards could not be read."""
 
     samples: dict[tuple[str, int], Shown] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Album:
 
     @property
     def pictures(self) -> int:
-        """How many pictures there are."""
+        """Number of pictures in the album."""
         return sum(shown.source is not None for shown in self.samples.values())
 
 
@@ -55,7 +55,7 @@ def fetch(
     limits: Limits,
     note: Callable[[str], None],
 ) -> Album:
-    """Read what `picks` need from the shards at `urls` (by stem); a shard that cannot be read is named in `missing`."""
+    """Read pictures and captions of `picks` from the shards at `urls` (by stem); `missing` names unreadable shards."""
     wanted: dict[str, dict[int, TableRow]] = defaultdict(dict)
     for pick in picks:
         wanted[pick.stem][pick.place[1]] = pick
@@ -78,7 +78,7 @@ def fetch(
 
 
 def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limits) -> Shown:
-    """The sample if it is still the one that was scored, by its digests."""
+    """Make what is shown of a sample, if its digests show that it is still the one that was scored."""
     data, digest = raw.image, pick.values["image_sha256"]
     if raw.key != pick.key or (data is not None and digest and hashlib.sha256(data).digest() != digest):
         return Shown(problem="changed since it was scored")
@@ -96,7 +96,7 @@ def _shown(raw: RawSample, pick: TableRow, text_field: str | None, limits: Limit
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
-    """At most `side` pixels wide and high, never larger than it was.
+    """Shrink a picture to at most `side` pixels wide and high; a smaller picture stays as it is.
 
     >>> thumbnail(Image.new("RGB", (704, 352))).size
     (352, 176)
@@ -107,14 +107,14 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Image.Image:
 
 
 def data_uri(image: Image.Image) -> str:
-    """The picture as a JPEG in an address."""
+    """Encode the picture as a JPEG in a data URI."""
     data = io.BytesIO()
     image.save(data, "JPEG", quality=80, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
 
 
 def printable(text: Any, most: int = 1000) -> str:
-    """Text that a page can hold: one line, no control characters, at most `most` characters and then an ellipsis.
+    """Make text printable on a page: one line, no control characters, at most `most` characters and then an ellipsis.
 
     >>> printable("a\\n dog\\x00" + "!" * 9, 8)
     'a dog\N{REPLACEMENT CHARACTER}!…'

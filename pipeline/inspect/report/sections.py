@@ -15,17 +15,17 @@ from .collect import QUANTILES, ReportData, ScoreView, ShardFacts
 from .page import card, count, name_of, number, percent
 from .pictures import Album, printable
 
-LEAST_DISTANCE = 0.1  # in large shards the smallest difference is significant, but no reason to look
-LEVEL = 0.01  # chance that any of the shards is named although all are alike
-LEAST_FAILED = 5  # failed samples of a shard that is named for them
-LISTED = 12  # shards in the table
+LEAST_DISTANCE = 0.1  # in large shards even tiny differences are significant, but not worth a look
+LEVEL = 0.01  # probability that any shard is named although all are alike
+LEAST_FAILED = 5  # least number of failed samples for which a shard is named
+LISTED = 12  # most shards in the table
 WIDE, HALF, NARROW = 1080, 600, 360  # widths of charts in pixels
-MOST = 2000  # shards that the median shard is computed from
+MOST = 2000  # most shards from which the median shard is computed
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A shard beside the others: `distance` is Kolmogorov and Smirnov's, `z` the median's shift in robust deviations."""
+    """A shard compared with the others: `distance` is Kolmogorov and Smirnov's, `z` the median's shift in robust deviations."""
 
     shard: ShardFacts
     distance: float
@@ -37,13 +37,13 @@ class Drift:
 
 
 def find_drift(shards: Sequence[ShardFacts]) -> list[Drift]:
-    """All shards, the ones that differ most first; those with `reasons` stand out.
+    """Compare every shard with the median shard, the most different first; a shard with `reasons` stands out.
 
-    Each shard's cumulative shares F are held against the median shard's: at every score the median of all F, so that one
-    odd shard does not make the others look odd. D = max |F - F_median| over bins of a four-hundredth of the scale; its
-    chance is Kolmogorov's bound 2 exp(-2 D² n m / (n + m)), m = 2/π of all other scores (a median is that much less sure
-    than a mean), times the number of shards. A shard stands out when that is below 1 % and D at least 0.1, or when at
-    least five of its samples failed, three times the share of the others plus two points.
+    The median shard has at every score the median of all cumulative shares F, so that one odd shard does not make the others
+    look odd. D = max |F - F_median| over bins of 1/400 of the scale; its p-value is Kolmogorov's bound 2 exp(-2 D² n m / (n +
+    m)), m = 2/π of the number of all other scores (the efficiency of a median), times the number of shards. A shard stands out
+    if p < 1 % and D >= 0.1, or if at least five of its samples failed and their share is above three times that of the others
+    plus two points.
     """
     scored = [shard for shard in shards if shard.quantiles]
     typical = typical_shares([shard.histogram for shard in scored[:: -(-len(scored) // MOST)]]) if scored else None
@@ -71,7 +71,7 @@ def find_drift(shards: Sequence[ShardFacts]) -> list[Drift]:
 
 
 def typical_shares(histograms: Sequence[NDArray[np.int64]]) -> NDArray[np.float32]:
-    """(B,) cumulative shares of the median shard.
+    """Compute the cumulative shares of the median shard, (B,).
 
     >>> typical_shares([np.array([1, 1, 2]), np.array([1, 1, 2]), np.array([4, 0, 0])]).tolist()
     [0.25, 0.5, 1.0]
@@ -81,7 +81,7 @@ def typical_shares(histograms: Sequence[NDArray[np.int64]]) -> NDArray[np.float3
 
 
 def ks_distance(counts: NDArray[np.int64], shares: NDArray[np.float32]) -> float:
-    """Largest difference between the cumulative shares of `counts` (B,) and `shares` (B,), 0 where nothing was counted.
+    """Compute the largest difference between the cumulative shares of `counts` (B,) and `shares` (B,); 0 if all counts are 0.
 
     >>> ks_distance(np.array([4, 0]), np.array([0.25, 1.0], np.float32))
     0.75
@@ -90,14 +90,14 @@ def ks_distance(counts: NDArray[np.int64], shares: NDArray[np.float32]) -> float
 
 
 def _chance(distance: float, n: float, m: float) -> float:
-    """Kolmogorov's bound on the probability of such a distance between samples of n and m."""
+    """Compute Kolmogorov's bound on the probability of such a distance between samples of sizes n and m."""
     return float(min(1.0, 2 * np.exp(-2 * distance**2 * n * m / (n + m)))) if n and m else 1.0
 
 
 def score_section(
     data: ReportData, view: ScoreView, metadata: Mapping[str, Any], mismatched: NDArray[np.float32], why_not: str | None
 ) -> dict[str, Any] | None:
-    """Template values of the scores' section, None where no sample has a score."""
+    """Make the template values of the section on scores; None if no sample has a score."""
     if not data.scored:
         return None
     wrong = np.histogram(np.clip(mismatched, -view.span, view.span), view.edges)[0] if len(mismatched) else None
@@ -150,7 +150,7 @@ def describe_histogram(bins: Bins, view: ScoreView) -> str:
 
 
 def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
-    """The chart as a table: from, to, how many, share, share of mismatched, P(clean) in the middle of the bin."""
+    """Make the chart as a table: from, to, count, share, share of mismatched, P(clean) in the middle of the bin."""
     middles = (bins.edges[:-1] + bins.edges[1:]) / 2
     clean = view.calibration.clean_at(middles) if view.calibration else None
     given, wrong = bins.shares("given"), bins.shares("mismatched")
@@ -168,7 +168,7 @@ def _histogram_rows(bins: Bins, view: ScoreView) -> list[tuple[str, ...]]:
 
 
 def _compare_rules(data: ReportData, view: ScoreView) -> str | None:
-    """Why a pair that is likely right can be dropped, and how to use the other rule; None if there is no P(clean)."""
+    """Explain why a pair that is likely right can be dropped, and how to use the other rule; None if there is no P(clean)."""
     calibration = view.calibration
     if calibration is None or view.cut is None or view.cut_name != "β" or tells_nothing(calibration):
         return None
@@ -189,7 +189,7 @@ def _compare_rules(data: ReportData, view: ScoreView) -> str | None:
 
 
 def _threshold_rows(view: ScoreView) -> list[tuple[str, ...]]:
-    """The field's fixed thresholds and β with what each keeps and loses here; empty if that cannot be told."""
+    """List common fixed thresholds and β with what each keeps and loses here; empty if the data cannot tell."""
     if view.calibration is None or view.cut_name != "β" or tells_nothing(view.calibration):
         return []
     return [
@@ -202,7 +202,7 @@ def _threshold_rows(view: ScoreView) -> list[tuple[str, ...]]:
 
 
 def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What keeping the samples above the cut is expected to cost."""
+    """List the expected cost of keeping only the samples above the cut."""
     lost = data.scored - data.kept
     both = view.noun == "pair" and bool(metadata.get("labels"))
     rows = [
@@ -230,7 +230,7 @@ def _cost(data: ReportData, view: ScoreView, metadata: Mapping[str, Any]) -> lis
 
 
 def _expected(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[Expected | None, float]:
-    """What the cut is expected to give, and the share of all samples that are right."""
+    """Return the cut's expected figures, and the share of all samples that are right."""
     if view.calibration and view.cut is not None:
         if tells_nothing(view.calibration):
             return None, np.nan
@@ -244,7 +244,7 @@ def _expected(view: ScoreView, metadata: Mapping[str, Any]) -> tuple[Expected | 
 
 
 def drift_section(data: ReportData, view: ScoreView) -> dict[str, Any]:
-    """Shards that stand out, in a chart beside all of them together, and in a table."""
+    """Make the section on shards that stand out: a chart beside all shards together, and a table."""
     drifts = find_drift(data.shards)
     out = [drift for drift in drifts if drift.reasons]
     shown = (out or drifts)[:LISTED] if len(drifts) > 1 else []
@@ -286,19 +286,19 @@ def _drift_row(drift: Drift) -> tuple[str, ...]:
 
 
 def _quantiles(data: ReportData, view: ScoreView) -> tuple[float, ...]:
-    """Quantiles .05, .25, .5, .75, .95 of all scores, from their bins."""
+    """Compute the quantiles .05, .25, .5, .75, .95 of all scores from their bins."""
     below = np.cumsum(data.histogram) / data.histogram.sum()
     return tuple(float(np.interp(q, below, view.edges[1:])) for q in QUANTILES)
 
 
-TOP = 15  # confusions listed
-MAPPED = 40  # classes in the heat map, which stays readable at that size
+TOP = 15  # most confusions listed
+MAPPED = 40  # most classes in the heat map; chosen: it stays readable
 
 
 def label_section(
     data: ReportData, metadata: Mapping[str, Any], album: Album, names: Sequence[str], shown: Sequence[int]
 ) -> dict[str, Any] | None:
-    """Template values of the labels' section, None for a run without label scores."""
+    """Make the template values of the section on labels; None for a run without label scores."""
     facts = metadata.get("labels")
     if not facts or not data.label_counts:
         return None
@@ -346,7 +346,7 @@ def label_section(
 def _confusion_map(
     data: ReportData, entries: Sequence[tuple[int, int, int]], names: Sequence[str]
 ) -> dict[str, Any] | None:
-    """The heat map of the classes with the most doubtful labels, in class order; None where there are none."""
+    """Draw the heat map of the classes with the most doubtful labels, in class order; None if there are none."""
     involved: dict[int, int] = {}
     for given, predicted, amount in entries:
         if given != predicted:
