@@ -1,4 +1,4 @@
-"""Text anchors of a run: the embedded prompts of its classes, saved beside the tables so that later steps need no model."""
+"""Text anchors of a run: embedded prompts of its classes, saved beside the tables so that later steps need no model."""
 
 import hashlib
 import json
@@ -78,7 +78,7 @@ class Anchors:
 
 
 def embed_anchors(estimator: Estimator, classes: ClassSet) -> Anchors:
-    """Embed every prompt of every class; a prompt without a direction raises ConfigError."""
+    """Embed every prompt of every class; raise ConfigError if an embedding is zero or not finite."""
     embeddings = normalise(estimator.encode_texts(classes.anchors))
     empty = np.flatnonzero(~embeddings.any(axis=1))
     if len(empty):

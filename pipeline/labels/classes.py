@@ -166,7 +166,7 @@ def prompts(names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> tuple
 
 
 def with_article(name: str) -> str:
-    """Put "a" or "an" before a name that takes one; by rules of spelling, so rare words can come out wrong.
+    """Put "a" or "an" before a name that needs it; by spelling rules, so rare words can be wrong.
 
     >>> [with_article(name) for name in ("oak_tree", "unicorn", "hour", "MRI scan", "cattle")]
     ['an oak tree', 'a unicorn', 'an hour', 'an MRI scan', 'cattle']
@@ -185,7 +185,7 @@ def with_article(name: str) -> str:
 
 
 def source_classes(urls: Iterable[str]) -> ClassSet:
-    """The classes of shards whose labels are names: class folders, or a column of names. Raises ConfigError for numbers."""
+    """Return the classes of shards whose labels are names (class folders or a column); raise ConfigError for numbers."""
     names = read_classes(urls)
     if not names:
         raise ConfigError.of(
@@ -235,7 +235,7 @@ def load_classes(
 
 
 def as_classes(given: "str | Path | Sequence[str] | ClassSet") -> ClassSet:
-    """Classes from a built-in list's name, a file, the names themselves in the order of their ids, or as they are.
+    """Make a ClassSet from a built-in list's name, a file, a list of names in the order of their ids, or a ClassSet.
 
     >>> as_classes(["cat", "dog"]).names, len(as_classes("cifar10"))
     (('cat', 'dog'), 10)

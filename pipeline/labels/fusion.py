@@ -31,14 +31,14 @@ from .repair import RepairPolicy
 Posterior: TypeAlias = Callable[[Index], NDArray[Any]]
 """Function of ascending row numbers that returns (R, C) posteriors, so that (N, C) need not be in memory."""
 
-ENTRIES = 10_000_000  # of all sources together that are looked at in one go
+ENTRIES = 10_000_000  # most numbers of all sources together in memory at once
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Fused:
-    """Columns (N,), with nan, False and -1 for rows that cannot be judged; and what was learned about the whole run."""
+    """Fused columns (N,), with nan, False and -1 for rows that cannot be judged; and facts about the whole run."""
 
     predicted_label: NDArray[np.int32]  # likeliest class by all sources, apart from the given label
     predicted_confidence: Float32  # its probability
@@ -58,7 +58,7 @@ class Fused:
     ece: float  # of the predicted probability of the given label; needs no truth, does not measure T
 
     def facts(self) -> dict[str, Any]:
-        """What a table records about these columns, in plain JSON."""
+        """Return the facts that a table records about these columns, in plain JSON."""
         expected = {
             name: round(value, 6) if np.isfinite(value) else None for name, value in self.expected._asdict().items()
         }
@@ -116,7 +116,7 @@ def fuse(
     if len(present) < 2:
         return _unanimous(names, given, known, policy)
     rng = np.random.default_rng(seed)
-    rows = max(2, entries // (2 * len(names) * len(present)))  # a fold of one row leaves another to fit to
+    rows = max(2, entries // (2 * len(names) * len(present)))  # at least one row to fit and one to hold out
     fit_rows = _sample(len(known), rows, rng)
     votes = np.stack([log_votes(of(known[fit_rows]), present) for of in posteriors])
     with one_blas_thread():  # the products are small; one thread is several times faster
@@ -185,14 +185,14 @@ def _score(
 
 
 def _reliability(prediction: Float64, label: Index) -> Float64:
-    """Per decile of the likeliest label's probability: the probabilities and the hits, summed; (2, 10)."""
+    """Sum probabilities and hits per decile of the likeliest label's probability; (2, 10)."""
     assurance, hit = prediction.max(axis=1, initial=0), prediction.argmax(axis=1) == label
     decile = np.minimum((assurance * 10).astype(int), 9)
     return np.stack([np.bincount(decile, assurance, 10), np.bincount(decile, hit.astype(np.float64), 10)])
 
 
 def _expected(clean: Float64) -> Expected:
-    """What P(clean) (n,) promises for the rows at 1/2 and above."""
+    """Compute precision and recall that P(clean) (n,) predicts for keeping the rows at 1/2 and above."""
     kept = clean >= 0.5
     share = kept.mean() if len(clean) else 1.0
 
@@ -209,7 +209,7 @@ def _expected(clean: Float64) -> Expected:
 
 
 def _unanimous(names: list[str], given: NDArray[Any], known: Index, policy: RepairPolicy) -> Fused:
-    """Result for labels of fewer than two classes: every label stands."""
+    """Return the result for labels of fewer than two classes: no label changes."""
     sure = np.full(len(given), np.nan, dtype=np.float32)
     sure[known] = 1
     refined = np.full(len(given), -1, dtype=np.int32)

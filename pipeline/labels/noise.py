@@ -1,4 +1,4 @@
-"""Models of label noise, and how much of it a run has.
+"""Fit models of label noise, and estimate the noise rate of a run.
 
 A model is a pool π(true c | x) with a transition matrix T[c, y] = P(given y | true c); Σ_c π(c | x) T[c, y] must explain the
 given labels. Three are fitted:
@@ -100,12 +100,12 @@ def estimate_noise(votes: Float64, y: Index, policy: RepairPolicy, rng: np.rando
 
 
 def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels | None = None) -> NoiseModels:
-    """Fit the three pools, from those of `near` on where it is given."""
+    """Fit the three pools, starting from those of `near` if given."""
     count, _, classes = votes.shape
     same = np.eye(classes)[None]
     even = Pool(np.full(count, 1 / count), np.zeros(classes), np.ones(1), same[0], np.inf)
     none = fit_pool(votes, y, same, near.none if near else even)
-    del same  # matrices of classes by classes are the most memory of a run with thousands of classes
+    del same  # frees memory: with thousands of classes, (C, C) matrices take most of it
     simple = _fit_simple(votes, y, none, near.simple if near else None)
     transition = policy.pseudo_rows * classes * (classes / len(y)) * simple.transition
     transition += confident_joint(none.predict(votes), y).T
@@ -114,10 +114,10 @@ def fit_models(votes: Float64, y: Index, policy: RepairPolicy, near: NoiseModels
 
 
 def _fit_simple(votes: Float64, y: Index, none: Pool, near: Pool | None) -> Pool:
-    """Fit `simple`, from `near` on where it is given.
+    """Fit `simple`, starting from `near` if given.
 
-    Which class is nearest depends on which pictures are of which class, and the other way round: they are fitted in turn
-    as long as the labels become likelier.
+    The nearest classes depend on the predicted classes of the pictures, and the predictions on the nearest classes: the two are
+    fitted in turn as long as the likelihood of the labels rises.
     """
     given = none.predict(votes)
     if near:
@@ -135,10 +135,10 @@ def _fit_simple(votes: Float64, y: Index, none: Pool, near: Pool | None) -> Pool
 
 
 def noise_parts(prediction: Float64, given: Float64) -> Float64:
-    """(3, C, C) parts of T: no noise, to any other class, to the nearest other class; with two classes the last is left out.
+    """Make parts of T (3, C, C): no noise, to any other class, to the nearest other class (left out for two classes).
 
-    The nearest class is the one whose label is the likeliest but for their own, by `given` (n, C), on the pictures of a class,
-    by `prediction` (n, C).
+    The nearest class is the other class with the largest sum of `given` (n, C) over the pictures that `prediction` (n, C)
+    assigns to a class.
 
     >>> votes = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.0, 0.3, 0.7]])
     >>> noise_parts(votes, votes)[2]
@@ -189,7 +189,7 @@ def confident_joint(probability: Float64, labels: Index) -> Float64:
 
 
 def _noisy_start(none: Pool, rate: float, parts: int) -> Pool:
-    """A pool that is surer than `none` by as much as it believes in noise."""
+    """Make a start for `simple`: the weights of `none`, made sharper by the assumed noise rate."""
     shares = np.array([1 - rate, *[rate / (parts - 1)] * (parts - 1)])
     return none._replace(weights=none.weights / (1 - rate), shares=shares)
 
@@ -200,6 +200,6 @@ def _rate(pool: Pool, votes: Float64, y: Index) -> float:
 
 
 def _gain(log_likelihood: Float64, other: Float64) -> float:
-    """How much likelier the labels are than by the other model, in standard errors."""
+    """Compute by how many standard errors the labels are likelier than under the other model."""
     gain = log_likelihood - other
     return float(gain.sum() / max(gain.std() * np.sqrt(len(gain)), 1e-9))

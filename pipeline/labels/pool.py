@@ -11,7 +11,7 @@ from scipy.special import softmax
 
 from noisegate.pipeline.system.array_types import Float64, Index
 
-FLOOR = 0.01  # share of a uniform vote mixed into every source, because a vote share of 0 does not exclude a class
+FLOOR = 0.01  # share of a uniform vote mixed into every source: a vote of 0 must not exclude a class
 LOG_SHARE = 12.0  # largest log ratio between the shares of two kinds of noise: beyond it a share is 0 or 1
 
 
@@ -25,7 +25,7 @@ class Pool(NamedTuple):
     loss: float  # mean negative log-likelihood of the given labels, with the weak regularisation
 
     def predict(self, votes: Float64) -> Float64:
-        """π (n, C) of votes (S, n, C)."""
+        """Predict π (n, C) from log votes (S, n, C)."""
         return np.asarray(softmax(np.tensordot(self.weights, votes, axes=1) + self.bias, axis=1))
 
     def log_likelihood(self, votes: Float64, y: Index) -> Float64:
@@ -38,7 +38,7 @@ class Pool(NamedTuple):
 
 
 def fit_pool(votes: Float64, y: Index, parts: Float64, near: Pool) -> Pool:
-    """Fit weights (at least 0), biases and the shares of T = Σ_k share_k parts[k] by maximum likelihood, from `near` on.
+    """Fit weights (at least 0), biases and the shares of T = Σ_k share_k parts[k] by maximum likelihood, starting from `near`.
 
     votes: (S, n, C) log votes.  y: (n,) given labels.  parts: (K, C, C).  Weak L2 regularisation of weights and biases.
     """
@@ -70,7 +70,7 @@ def fit_pool(votes: Float64, y: Index, parts: Float64, near: Pool) -> Pool:
 
 
 def log_votes(posterior: NDArray[Any], present: NDArray[Any]) -> Float64:
-    """Logarithms of a source's votes for the present classes, (n, C); 0 everywhere for a row that abstains."""
+    """Compute log votes of a source for the present classes, (n, C); a row that abstains is 0 everywhere."""
     votes = np.maximum(np.asarray(posterior[:, present], dtype=np.float64), 0)
     total = votes.sum(axis=1, keepdims=True)
     voted = np.isfinite(total) & (total > 0)

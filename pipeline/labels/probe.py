@@ -1,12 +1,12 @@
 """Out-of-fold linear probe: a shrunk linear discriminant on the embeddings, which predicts rows it was not trained on.
 
 Class means and one covariance within the classes (Fisher's discriminant, shrunk as by Friedman 1989, "Regularized discriminant
-analysis"). Wrong labels pull a mean a little, where they bend the border of a logistic regression; Lee et al. 2019, "Robust
-inference via generative classifiers for handling noisy labels", use it for the same reason. It is a closed form: one pass
-over the rows, and one eigendecomposition for each fold serves every shrinkage that is tried.
+analysis"). Wrong labels shift a class mean only a little, but bend the border of a logistic regression; Lee et al. 2019,
+"Robust inference via generative classifiers for handling noisy labels", use it for the same reason. It has a closed form: one
+pass over the rows, and one eigendecomposition per fold for all shrinkages.
 
-Rows may be on disk. All of them are held to train on where they have at most `TRAINED` numbers together, else a sample of
-the labelled ones; all the others are read a few at a time when they are predicted.
+Rows may be on disk. If they have at most `TRAINED` numbers, all are held in memory for training, else a sample of the labelled
+rows; the other rows are read a few at a time for prediction.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from noisegate.pipeline.errors import ConfigError
 from noisegate.pipeline.runs.rows import Embeddings, Rows, as_rows
 from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
-STRENGTHS = (0.03, 0.1, 0.3, 0.5, 0.7, 0.9)  # shares of the identity in the covariance that are tried
+STRENGTHS = (0.03, 0.1, 0.3, 0.5, 0.7, 0.9)  # tried shares of the identity in the covariance
 LEAST_VARIANCE = 1e-3  # of a direction within a class, where features have a mean square of 1
 LOG_SHARPNESS = (-5.0, 2.0)  # range of the logarithm of the factor that calibrates the scores
 JUDGED = 2**22  # numbers (rows x classes) that shrinkage and sharpness are chosen with, of 2,000 rows at least
-TRAINED = 2**29  # numbers of the rows trained on: a million rows of 512; they are in memory twice for a moment
+TRAINED = 2**29  # most numbers to train on: a million rows of 512; two copies are in memory for a moment
 READ = 2**24  # numbers read at a time
 
 
@@ -71,9 +71,9 @@ def fit_probe(
 
     Works on unit-length, centred rows scaled to mean square 1 per dimension, over stratified folds. The covariance is
     (1 - s) S + s tr(S)/d I; s is the value in `strengths` with the least held-out loss, and all scores are multiplied by the
-    number with which that loss is least. These two numbers are all that a row's own label can change. Rows whose label is
-    outside 0..classes-1 are not trained on. Where the rows have more than `most` numbers, a sample of the labelled rows of
-    that size is trained on.
+    number with which that loss is least. A row's own label can influence its prediction only through these two numbers. Rows
+    whose label is outside 0..classes-1 are not trained on. Where the rows have more than `most` numbers, a sample of the
+    labelled rows of that size is trained on.
     """
     rows, given = as_rows(embeddings), np.asarray(labels)
     if given.shape != (len(rows),):
@@ -157,7 +157,7 @@ def _unit(rows: Rows, numbers: Index, device: torch.device) -> tuple[Tensor, Mas
     for start in range(0, len(numbers), step):
         part = torch.from_numpy(rows.take(numbers[start : start + step])).to(device)
         length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-        over = torch.isinf(length[:, 0])  # of rows whose squares only are too large, among others
+        over = torch.isinf(length[:, 0])  # the squares overflow, the numbers may be finite
         if over.any():
             part = part.clone()
             part[over] /= part[over].abs().amax(dim=1, keepdim=True)
@@ -176,7 +176,7 @@ def _stratified_folds(y: Index, folds: int, rng: np.random.Generator) -> Index:
     for label in np.unique(y[y >= 0]):
         members = rng.permutation(np.flatnonzero(y == label))
         fold[members] = (first + np.arange(len(members))) % folds
-        first += len(members)  # the next class goes on where this one ended, so that all folds are of one size
+        first += len(members)  # the next class continues at the next fold, so that all folds have the same size
     return fold
 
 
@@ -218,7 +218,7 @@ def _solve(x: Tensor, y: Tensor, fold: Tensor, folds: int, strengths: tuple[floa
 
 
 def _discriminants(x: Tensor, y: Tensor, fold: Tensor, folds: int) -> list[_Discriminant]:
-    """One for each fold, from the labelled rows of the other folds."""
+    """Fit one discriminant per fold, from the labelled rows of the other folds."""
     classes, width = int(y.max()) + 1, x.shape[1]
     counts, sums, squares = torch.zeros(folds, classes), torch.zeros(folds, classes, width), []
     for number in range(folds):

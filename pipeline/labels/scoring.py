@@ -20,7 +20,7 @@ from .tango.semantic import AnchorVotes
 from .tango.visual import VisualVotes, chunk_rows
 
 MAX_CLASSES = 25_000  # every sample gets a probability for each class
-NEAR = 50  # neighbours in a second, closer neighbourhood for the fused score
+NEAR = 50  # neighbours in a second, smaller neighbourhood for the fused score
 HELD = 50_000_000  # most numbers (rows x classes) of a source kept in memory; with more, they are computed when needed
 
 

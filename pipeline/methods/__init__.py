@@ -1,6 +1,6 @@
-"""What the training methods compute from a batch: pure functions, shared by `rescore --with` and by the trainers.
+"""Pure functions that training methods compute on a batch, shared by `rescore --with` and the trainers.
 
-lnc.py, crcl.py, gsl.py   equations of each paper that a frozen model can answer, and the columns made of them
+lnc.py, crcl.py, gsl.py   equations of each paper that need no training, and the columns made of them
 losses.py                 per-sample InfoNCE, hinge matrices and triplet loss (torch)
 mixtures.py               two-component mixtures that split losses into clean and noisy
 pair_batches.py           seeded batches of image-text pairs, with their cosines

@@ -1,4 +1,4 @@
-"""Columns of methods for a whole run, from its kept embeddings: `noisegate rescore --with`."""
+"""Compute columns of methods for a whole run from its kept embeddings: `noisegate rescore --with`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +33,10 @@ HELD_NUMBERS = 2**29
 
 @dataclass(frozen=True)
 class OneStep:
-    """Which columns, in what batches. `temperature` is the τ of CRCL and negCLIPLoss; None: `default_temperature` of the run
-    for CRCL, that of the run's `pair_quality` for negCLIPLoss.
+    """Settings of the columns to compute.
+
+    `temperature` is the τ of CRCL and negCLIPLoss; None means `default_temperature` of the run for CRCL, and the τ of the run's
+    `pair_quality` for negCLIPLoss.
 
     `target` names NormSim's target pictures (a folder of pictures, a run, a .npy), `norm` is its p, 2 or inf; `trust` allows
     the run's recorded model to encode them. `join` is a file of scores made elsewhere.
@@ -51,7 +53,7 @@ class OneStep:
 
     @property
     def joins_only(self) -> bool:
-        """Whether nothing is to be computed from embeddings."""
+        """Whether no column is computed from embeddings."""
         return self.join is not None and not self.methods
 
     def __post_init__(self) -> None:
@@ -74,14 +76,14 @@ class OneStep:
 
 @dataclass(frozen=True)
 class MethodColumns:
-    """Columns (rows of the run,) by name, and the record of how each method made its own."""
+    """Columns (rows of the run,) by name, and for each method the record of how it made them."""
 
     columns: dict[str, Float32]
     records: dict[str, dict[str, Any]]
 
 
 def default_temperature(run: Mapping[str, Any]) -> float:
-    """0.01, CLIP's own, where open_clip's pretrained weights made the embeddings; 0.05 for all others."""
+    """Return 0.01, CLIP's own τ, if open_clip's pretrained weights made the embeddings; 0.05 for all others."""
     model = run.get("model") or {}
     name = str(model.get("model", ""))
     others = name.startswith(("python:", "hf:")) or name == "embedded"
@@ -90,7 +92,7 @@ def default_temperature(run: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """A run as the methods read it: unit rows (N, d) of both sides in the order of `stems`, and what was asked for."""
+    """Input of the methods: unit rows (N, d) of both sides in the order of `stems`, and the settings."""
 
     run: RunFolder
     stems: Sequence[str]
@@ -103,7 +105,7 @@ class MethodInputs:
     device: str
 
     def draw_pool(self) -> Index:
-        """Row numbers of the pairs that others are compared with: those of `pair_quality`."""
+        """Return the row numbers of the pool that pairs are compared with, the same as for `pair_quality`."""
         places, rows = draw_pairs(self.run, self.stems, POOL, self.seed)
         lengths = [read_metadata(self.run.table(stem))["shard"]["rows"] for stem in self.stems]
         starts: Index = np.cumsum([0, *lengths])[places]
@@ -123,7 +125,7 @@ def compute_columns(
     search: NeighbourSearch | None = None,
     device: str = "auto",
 ) -> MethodColumns | None:
-    """Compute the columns of all pairs of the run; no table is changed. None where nothing is wanted."""
+    """Compute the columns of all pairs of the run without changing tables; None if no column is wanted."""
     if not wanted.methods and wanted.join is None:
         return None
     all_made: dict[str, Made] = {}
@@ -149,7 +151,7 @@ def compute_columns(
 
 
 def _run_method(name: str, inputs: MethodInputs) -> Made:
-    """The columns of one of METHODS."""
+    """Compute the columns of one of METHODS."""
     module = import_module(f".{name}", __package__)
     wanted = inputs.wanted
     record: dict[str, Any] = {"batch": wanted.batch, "permutations": wanted.permutations, "seed": inputs.seed}
@@ -160,7 +162,7 @@ def _run_method(name: str, inputs: MethodInputs) -> Made:
 
 
 def _negcliploss(inputs: MethodInputs) -> Made:
-    """With the τ of the run's `pair_quality`: the model's own, else chosen on the data."""
+    """Compute negCLIPLoss with the τ of the run's `pair_quality`: the model's own, else the one chosen on the data."""
     recorded = read_metadata(inputs.run.table(inputs.stems[0])).get(QUALITY) or {}
     temperature = inputs.wanted.temperature or recorded.get("temperature", TEMPERATURE)
     pool = inputs.draw_pool()
@@ -200,7 +202,7 @@ FILTERS: dict[str, Callable[[MethodInputs], Made]] = {
 
 
 def write_columns(run: RunFolder, stems: Sequence[str], made: MethodColumns | None) -> None:
-    """Write the columns into the run's tables, beside those of other methods that are there."""
+    """Write the columns into the run's tables; columns of other methods stay."""
     if made is None:
         return
     start = 0
@@ -216,13 +218,13 @@ def write_columns(run: RunFolder, stems: Sequence[str], made: MethodColumns | No
 
 
 def _read_rows(run: RunFolder, stems: Sequence[str], part: Literal["image", "text"]) -> Rows:
-    """(N, d) of all shards, zeros for samples that failed; in memory unless larger than HELD_NUMBERS."""
+    """Read the embeddings of all shards, (N, d), zeros for failed samples; in memory unless larger than HELD_NUMBERS."""
     rows = MappedRows.of_run(run, stems, part)
     return rows if len(rows) * rows.width > HELD_NUMBERS else RowBlocks(rows.take(np.arange(len(rows))))
 
 
 def _describe(columns: Mapping[str, Float32], record: Mapping[str, Any]) -> str:
-    """One line for the user: how the first column is spread, and what it was made with."""
+    """Describe in one line how the first column is spread, and how it was computed."""
     values = next(iter(columns.values()))
     known = values[~np.isnan(values)]
     made = ", ".join(f"{name} {value}" for name, value in record.items() if name != "note")

@@ -31,9 +31,9 @@ def crcl_columns(
     """`crcl_label` and `crcl_label_sd` (N,): mean and spread of p̂ over seeded permutations into batches.
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair.
-    temperature: τ; for a CLIP its own 1 / exp(logit_scale), such as 0.01: at 0.05 its narrow cosines all give small p̂.
-    p̂ depends on `batch`: a pair that is like all others has about 1 / batch. Pairs with the same picture or the same text
-    are no negatives for one another.
+    temperature: τ; for a CLIP model its own 1 / exp(logit_scale), such as 0.01: at 0.05 its narrow range of cosines gives only
+    small p̂. p̂ depends on `batch`: a pair whose cosines are all alike has about 1 / batch. Pairs with the same picture or the
+    same text are no negatives of each other.
 
     >>> rows = np.eye(3)
     >>> crcl_columns(rows, rows[[0, 2, 1]])["crcl_label"].round(2).tolist()

@@ -1,4 +1,4 @@
-"""Scores by which the field filters image-text data, as columns from kept embeddings: `rescore --with negcliploss,csls,…`.
+"""Published scores to filter image-text data, as columns from kept embeddings: `rescore --with negcliploss,csls,…`.
 
 negCLIPLoss and NormSim: Wang et al. 2024 (arXiv 2405.19547). CSLS: Conneau et al. 2018 (arXiv 1710.04087). SemDeDup: Abbas
 et al. 2023 (arXiv 2303.09540).
@@ -30,7 +30,7 @@ def negcliploss_columns(images: Rows, texts: Rows, pool: Index, temperature: flo
     """`negcliploss` (N,): s_ii - τ/2 [log Σ_j exp(s_ij / τ) + log Σ_j exp(s_ji / τ)] over pair i and a pool of rows.
 
     The paper averages it over random batches; one fixed pool has the same expectation and no spread. `pair_quality` is the
-    same without the pair itself, and others with its picture or caption, in the sums.
+    same, but its sums leave out the pair itself and other pairs with its picture or caption.
     """
 
     def score(own: Float32, others: tuple[Float32, Float32]) -> Float32:
@@ -76,11 +76,13 @@ def normsim_columns(images: Rows, targets: Floats, norm: float) -> dict[str, Flo
 
 
 def semdedup_columns(neighbours: Neighbours, order: Floats) -> dict[str, Float32]:
-    """`semdedup` (N,): the largest cosine with a neighbour that goes before the picture, 0 if none does; `semdedup_density`:
-    the mean cosine with all neighbours.
+    """Compute `semdedup` (N,) and `semdedup_density` (N,).
 
-    Pictures go by `order` (N,), the larger first, then by row: "semdedup < 0.95" keeps the best of every group of near
-    duplicates, where SemDeDup keeps the one farthest from its cluster's centre.
+    `semdedup` is the largest cosine with a neighbour that comes earlier in the order, 0 if none does; `semdedup_density` is the
+    mean cosine with all neighbours.
+
+    Pictures are ordered by `order` (N,), the larger first, then by row: "semdedup < 0.95" keeps the best of every group of near
+    duplicates, while SemDeDup keeps the one farthest from its cluster's centre.
     """
     found, cosines = neighbours.indices, neighbours.similarities
     value = np.nan_to_num(order, nan=-np.inf)
@@ -101,7 +103,7 @@ def read_targets(
     """(M, d) embeddings of the target pictures: a .npy, the pictures of another run, or a folder of pictures.
 
     A folder of pictures is encoded by the model that the run records, which needs `trust` if it is not open_clip's own.
-    Pictures that cannot be read are left out, with a note. Raises ConfigError if there is none left.
+    Pictures that cannot be read are left out, with a note. Raises ConfigError if no picture is left.
     """
     if not path.exists():
         raise ConfigError.of("target", str(path), "is not there; give a folder of pictures, a run, or a .npy (M, d)")
@@ -143,7 +145,7 @@ def _read_run_pictures(other: RunFolder, run: Mapping[str, Any]) -> Float32:
 
 
 def _against_pool(images: Rows, texts: Rows, pool: Index, score: Any) -> Float32:
-    """(N,) `score(own, others)` of every pair: its cosine, and those of its picture and its caption with the pool's pairs.
+    """Compute `score(own, others)` of every pair, (N,): its own cosine, and the cosines of picture and caption with the pool.
 
     `pool` has row numbers in order; a pair is not compared with itself. NaN where a row has no direction.
     """

@@ -53,8 +53,8 @@ def gsl_columns(
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair.
     probability: posterior of the clean component of a Beta mixture over all L_SCT of a permutation. label: 1 for pairs
-    whose posterior is above THRESHOLD, else y* of `anchor_labels`; NaN where no permutation had two anchors. The label
-    is no noise score: two right pairs may lie quite differently between their anchors.
+    whose posterior is above THRESHOLD, else y* of `anchor_labels`; NaN where no permutation had two anchors. The label is no
+    noise score: two right pairs may be at quite different places between their anchors.
     """
     pairs = EmbeddedPairs(images, texts)
     losses = np.full((permutations, len(pairs.valid)), np.nan)
@@ -93,7 +93,8 @@ def polar_spectrum(rows: Floats) -> Floats:
     """GSL Eq. 7: (N, 2D) amplitudes, then phases, of the unnormalised Fourier transform of (N, D) rows.
 
     A phase is 0 where the amplitude is below 1e-8 of the row's largest. The first coefficient, and for an even D the middle
-    one, are real: their phase is 0 or π, whatever rounding leaves as imaginary part. Rows of one number come back as they are.
+    one, are real: their phase is 0 or π, and a rounding error in the imaginary part is ignored. Rows of one number are returned
+    unchanged.
 
     >>> polar_spectrum(np.array([[1.0, 0.0]])).tolist()
     [[1.0, 1.0, 0.0, 0.0]]
@@ -109,7 +110,7 @@ def polar_spectrum(rows: Floats) -> Floats:
 
 
 def ratio_agreement(ratio: Floats) -> Floats:
-    """GSL Eq. 10: min(r, 1/r) of positive ratios, 1 where both modalities see a pair at the same place between its anchors.
+    """GSL Eq. 10: min(r, 1/r) of positive ratios; 1 if both modalities place a pair alike between its anchors.
 
     >>> ratio_agreement(np.array([1.25, 2.0, 0.5, 1.0])).tolist()
     [0.8, 0.5, 0.5, 1.0]
@@ -128,10 +129,10 @@ def anchor_labels(
     centring: str = "bank",
     negative: str = "floor",
 ) -> Float32:
-    """GSL Eq. 8-11: y* (B,) in [0, 1] of the noisy pairs of a batch; NaN for clean ones, and for those without two anchors.
+    """GSL Eq. 8-11: y* (B,) in [0, 1] of the noisy pairs of a batch; NaN for clean pairs and pairs without two anchors.
 
     images, texts: (B, d) of the pairs; widths may differ. clean: (B,) bool, the pairs that may be anchors. same: (B, B)
-    bool, pairs that show the same picture or caption and are no anchors for one another; identical rows are none either.
+    bool, pairs with the same picture or caption, which are no anchors of each other; neither are identical rows.
     domain: "spatial" leaves the Fourier transform out. centring: minus the batch's mean row ("bank"), each row minus its own
     mean ("per_vector"), or "none". negative: cosines must be positive to be divided; "floor" takes max(s, 1e-6), "shift"
     (1 + s) / 2, which makes all labels large.

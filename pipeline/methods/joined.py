@@ -1,4 +1,4 @@
-"""Scores that were made elsewhere, joined to a run by key: `rescore --join FILE`."""
+"""Join scores that were made elsewhere to a run by key: `rescore --join FILE`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +16,11 @@ JOINED = ("dfn_score", "hype_score", "mlm_score", OTHER)
 
 
 def joined_columns(run: RunFolder, stems: Sequence[str], path: Path) -> tuple[dict[str, Float32], dict[str, Any]]:
-    """Columns (rows of the run,) by name, and the record of where they come from.
+    """Read columns (rows of the run,) by name, and the record of their source.
 
-    The file has a key (and a shard, where shards repeat keys) and some of JOINED, or one column of any other name, which
-    becomes `outside_score`. Samples that it does not name have none. Raises ConfigError if it has no number, or no sample of
-    the run.
+    The file has a key (and a shard, if keys repeat across shards) and some of JOINED, or one column of any other name, which
+    becomes `outside_score`. Samples that are not in the file have no score. Raises ConfigError if the file has no numbers, or
+    no sample of the run.
     """
     file = KeyedFile(path, "join", f"key, and some of {', '.join(JOINED)}, or one column of numbers")
     numbers = [name for name in file.columns if _is_number(file.table[name].type)]

@@ -35,8 +35,8 @@ def lnc_columns(
     """`lnc_confidence` w and `lnc_prediction` P (N,) with their `_sd`: mean and spread over seeded permutations into batches.
 
     images, texts: (N, d), pair by pair. NaN where either row has no direction, and where there is no second pair. Each
-    permutation has its own Gaussian mixture over all its losses. `margin` α is that of the paper, for networks trained with
-    it; cosines of a pretrained CLIP differ by less.
+    permutation has its own Gaussian mixture over all its losses. `margin` α is the paper's, for networks trained with it; the
+    cosines of a pretrained CLIP differ by less than α.
 
     >>> rows = np.eye(40)
     >>> texts = rows[[1, 2, 3, 0, *range(4, 40)]]  # the first four captions moved on

@@ -1,8 +1,8 @@
-"""Contrastive and triplet loss of each pair of a batch (torch): the one implementation, also for the trainers.
+"""Contrastive and triplet loss of each pair of a batch (torch): the only implementation, used by the trainers too.
 
 S is a batch's similarity matrix (B, B), image i against text j, with the given pairs on the diagonal. Results are (B,), one
-number per pair. `same` (B, B) bool marks pairs that show the same picture or caption and so are no negatives for each other;
-its diagonal does not matter. `negatives` (B,) bool says which samples may be negatives for others at all.
+number per pair. `same` (B, B) bool marks pairs with the same picture or caption, which are no negatives of each other; its
+diagonal is ignored. `negatives` (B,) bool says which samples may be negatives of others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def triplet(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch on one thread: for batches of 128 pairs waking others costs up to ten times the work itself."""
+    """Keep torch on one thread: for batches of 128 pairs, waking other threads costs up to ten times the work itself."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -113,7 +113,7 @@ def diagonal_mask(matrix: Tensor) -> Tensor:
 
 
 def _left_out(matrix: Tensor, same: Tensor | None, negatives: Tensor | None) -> Tensor:
-    """Entries to leave out of the softmax of their row; never the diagonal. `same` is symmetric."""
+    """Return the entries to leave out of the softmax of their row, never the diagonal; `same` is symmetric."""
     out = torch.zeros_like(matrix, dtype=torch.bool) if same is None else same
     out = out if negatives is None else out | ~negatives[None, :]
     return out & ~diagonal_mask(matrix)

@@ -1,4 +1,4 @@
-"""Two-component mixtures of per-sample losses: which samples belong to the clean component, and when that fails."""
+"""Split per-sample losses into clean and noisy by two-component mixtures, and detect when a mixture fails."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def gmm_split(
     monotone: no sample is less clean than one of larger loss, and all below the clean mean have probability 1; without
         it a wide noisy component claims the smallest losses too.
 
-    Losses that are all equal are not split (`kind` "none", all clean).  Components that do not come apart give the
-    median split: 1 up to the median, 0 beyond.
+    Losses that are all equal are not split (`kind` "none", all clean).  Components that cannot be separated give the median
+    split: 1 up to the median, 0 above.
 
     >>> split = gmm_split([.1, .11, .12, .13, .9, .95])
     >>> split.clean_probability.round(2).tolist(), split.kind
@@ -63,8 +63,8 @@ def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True
     """Beta mixture on losses scaled to [0, 1], fitted by weighted moments (BiCro; Arazo et al. 2019).
 
     Losses are clipped to [1e-4, 1 - 1e-4], for the fit and for the posterior.  EM starts at Beta(1, 2) and
-    Beta(2, 1).  When a component's variance falls below 1e-8, its moments fit no Beta law, its weight falls below 1e-3
-    or both means meet, the Gaussian mixture takes over, then the median split; `fallbacks` says why.  Arguments as in
+    Beta(2, 1).  If a component's variance falls below 1e-8, its moments fit no Beta distribution, its weight falls below 1e-3
+    or both means meet, the Gaussian mixture is used, and if that fails the median split; `fallbacks` says why.  Arguments as in
     `gmm_split`.
 
     >>> rng = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def bmm_split(losses: ArrayLike, clean_side: Side = "low", monotone: bool = True
 
 
 def beta_moments(mean: float, variance: float) -> Pair:
-    """(alpha, beta) of the Beta law with this mean and variance: alpha = m (m (1 - m) / v - 1), beta = alpha (1 - m) / m.
+    """Compute (alpha, beta) of a Beta distribution: alpha = m (m (1 - m) / v - 1), beta = alpha (1 - m) / m.
 
     >>> beta_moments(0.25, 0.03)
     (1.3125, 3.9375)
@@ -107,9 +107,9 @@ def beta_moments(mean: float, variance: float) -> Pair:
 
 
 def all_clean_rule(clean_probability: ArrayLike, threshold: float = 0.5, share: float = 0.01) -> float:
-    """The threshold to use for p > threshold: raised, when it would keep everything, so that the lowest 1 % go (NCR).
+    """Raise the threshold of p > threshold if it would keep everything, so that the lowest 1 % are dropped (NCR).
 
-    Unchanged where the lowest 1 % have the same probability as the rest, or where there are no samples.
+    It stays unchanged if the lowest 1 % have the same probability as the rest, or if there are no samples.
 
     >>> all_clean_rule([.9, .8, .7, .95], share=.25), all_clean_rule([.9, .2])
     (0.7, 0.5)
@@ -140,7 +140,7 @@ class _Scaled:
         self.x = (self.sign * known - self.low) / (self.range if self.range >= 1e-12 else 1.0)
 
     def unsplit(self) -> Split | None:
-        """All clean where the losses do not differ."""
+        """Return a split with all samples clean if the losses do not differ."""
         if self.range >= 1e-12:
             return None
         middle = self.sign * self.low if len(self.x) else math.nan
@@ -205,7 +205,7 @@ def _gmm(scaled: _Scaled, monotone: bool, floor: float, fallbacks: tuple[str, ..
 
 
 def _lloyd(x: Float64) -> Mask:
-    """(N,) whether a value is on the lower side of 2-means from the quartiles (from the ends where those are equal)."""
+    """Return (N,) whether a value is in the lower cluster of 2-means, started from the quartiles (or the ends, if equal)."""
     low, high = np.quantile(x, [0.25, 0.75])
     if low == high:
         low, high = x.min(), x.max()
@@ -242,7 +242,7 @@ def _beta_posterior(x: Float64, alpha: Float64, beta: Float64, weight: Float64) 
 
 
 def _why_no_beta(mean: Float64, variance: Float64, weight: Float64) -> str:
-    """Why the moments make no Beta law, or ''."""
+    """Explain why the moments fit no Beta distribution, or return ''."""
     if weight.min() < 1e-3:
         return f"a component holds {weight.min():.1e} of the samples"
     if variance.min() < 1e-8:
@@ -255,7 +255,7 @@ def _why_no_beta(mean: Float64, variance: Float64, weight: Float64) -> str:
 
 
 def _falling(x: Float64, probability: Float64, clean_mean: float) -> Float64:
-    """1 up to the clean mean, and beyond it never above the value of a smaller loss."""
+    """Make a probability falling: 1 up to the clean mean, and beyond never above the value of a smaller loss."""
     order = np.argsort(x, kind="stable")
     lowered = np.where(x[order] <= clean_mean, 1.0, probability[order])
     result = np.empty_like(probability)

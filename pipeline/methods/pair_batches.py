@@ -26,9 +26,9 @@ class PairBatch:
 
 
 class EmbeddedPairs:
-    """(N, d) images and texts, pair by pair, read for one batch at a time.
+    """Embedded images and texts (N, d), pair by pair, read one batch at a time.
 
-    valid: numbers of the pairs whose two rows have a direction; the others are in no batch.
+    valid: numbers of the pairs whose two rows have a direction; other pairs are in no batch.
     """
 
     def __init__(self, images: Embeddings, texts: Embeddings) -> None:
@@ -42,7 +42,7 @@ class EmbeddedPairs:
         self._ids = left[self.valid], right[self.valid]
 
     def batches(self, batch: int, permutations: int, seed: int) -> Iterator[tuple[int, PairBatch]]:
-        """(number of the permutation, batch), every valid pair once in each; nothing where there are fewer than two."""
+        """Yield (number of the permutation, batch), every valid pair once per permutation; nothing for fewer than two pairs."""
         if len(self.valid) < 2:
             return
         for number, rows in permuted_batches(len(self.valid), batch, permutations, seed):
@@ -52,14 +52,14 @@ class EmbeddedPairs:
             yield number, PairBatch(rows, images, texts, cosines, same_pairs(rows, *self._ids))
 
     def scatter(self, values: Floats) -> Float32:
-        """(N,) from one value for each valid pair, NaN for the others."""
+        """Expand one value per valid pair to (N,), NaN for the other pairs."""
         result = np.full(self.count, np.nan, np.float32)
         result[self.valid] = values
         return result
 
 
 def mean_and_spread(name: str, values: Floats, pairs: EmbeddedPairs) -> dict[str, Float32]:
-    """Columns `name` and `name_sd` of (permutations, valid pairs): mean and deviation of the values that are not NaN."""
+    """Make columns `name` and `name_sd` from (permutations, valid pairs): mean and deviation of the values that are not NaN."""
     known = ~np.isnan(values)
     count = known.sum(axis=0)
     with np.errstate(invalid="ignore"):
@@ -71,7 +71,7 @@ def mean_and_spread(name: str, values: Floats, pairs: EmbeddedPairs) -> dict[str
 def permuted_batches(
     rows: int, batch: int, permutations: int, seed: int | Sequence[int]
 ) -> Iterator[tuple[int, Index]]:
-    """(number of the permutation, row numbers): every row once in each; a short last batch joins the one before it.
+    """Yield (number of the permutation, row numbers), every row once per permutation; a short last batch joins the one before.
 
     >>> [(number, len(batch)) for number, batch in permuted_batches(7, 3, permutations=2, seed=0)]
     [(0, 3), (0, 4), (1, 3), (1, 4)]
@@ -86,7 +86,7 @@ def permuted_batches(
 
 
 def check_batches(batch: int, permutations: int) -> None:
-    """Raise ConfigError where a pair would have nothing to be compared with."""
+    """Raise ConfigError if batches are so small that a pair has nothing to be compared with."""
     if batch < 2:
         raise ConfigError.of("batch", batch, "leaves a pair without negatives; use 2 or more, such as 128")
     if permutations < 1:
@@ -94,7 +94,7 @@ def check_batches(batch: int, permutations: int) -> None:
 
 
 def same_pairs(rows: Index, *ids: Index) -> Mask:
-    """(B, B): whether two of the rows agree in one of the ids (N,).
+    """Return (B, B) whether two of the rows agree in one of the ids (N,).
 
     >>> same_pairs(np.array([0, 2]), np.array([5, 6, 5])).tolist()
     [[True, True], [True, True]]
@@ -104,7 +104,7 @@ def same_pairs(rows: Index, *ids: Index) -> Mask:
 
 
 def _number_directions(rows: Rows) -> tuple[Index, Mask]:
-    """(N,) ids, equal for rows of one direction, and whether a row has one."""
+    """Return (N,) ids, equal for rows of the same direction, and whether a row has a direction."""
     digests, valid = np.empty((len(rows), 2), np.uint64), np.empty(len(rows), np.bool_)
     for start, block in rows.chunks(READ_ROWS):
         unit, valid[start : start + len(block)] = unit_rows(block)

@@ -41,7 +41,7 @@ class Problem:
 
 
 class Problems:
-    """The first hundred problems and the count of all, so that a shard that was swapped does not fill the memory."""
+    """The first hundred problems and the count of all, so that a wrong shard does not fill the memory."""
 
     def __init__(self, shard: str | None = None) -> None:
         self.shard = shard
@@ -54,7 +54,7 @@ class Problems:
             self.kept.append(Problem(self.shard, key, what))
 
     def lead(self, what: str) -> None:
-        """Add a problem of the file itself, before those of its samples."""
+        """Add a problem of the file itself, before the problems of its samples."""
         self.count += 1
         self.kept.insert(0, Problem(self.shard, None, what))
 
@@ -128,7 +128,7 @@ class _Rows:
         row = places[turn]
         self._seen[row] = True
         if row < self._last and self._in_order:
-            self._in_order = False  # one problem per shard: all that follows would be out of order too
+            self._in_order = False  # report once per shard: all following samples would be out of order too
             self._problems.add(
                 f"comes after sample {self._keys[self._last]} in the shard, before it in the table", raw.key
             )
@@ -137,9 +137,11 @@ class _Rows:
         status, image, text, label = (column[row].as_py() for column in self._recorded.values())
         now = decode_sample(raw, None, self.options, self.image_part)
         self._digest("image", image, now.image_sha256, raw.key)
-        if not (status == "bad_image" and text is None):  # a picture that crashed the decoder took its caption with it
+        if not (
+            status == "bad_image" and text is None
+        ):  # if a picture crashed the decoder, its caption is not recorded
             self._digest("caption", text, now.text_sha256, raw.key)
-            own_label = now.label is not None or not self._from_arrays  # labels of arrays need not be in the shard
+            own_label = now.label is not None or not self._from_arrays  # labels from arrays need not be in the shard
             if now.label != label and own_label:
                 self._problems.add(f"the label is {now.label} now, {label} in the table", raw.key)
         return row if self._problems.count == before else None
@@ -179,7 +181,7 @@ class Drift:
 
 @dataclass
 class _Waiting:
-    """A sample that waits for its batch, and what its table says about it."""
+    """A sample that waits for its batch, with its recorded scores."""
 
     sample: Decoded
     row: int
@@ -206,7 +208,7 @@ class Rescoring:
     def open_table(
         self, table: Any, rows: set[int], metadata: Mapping[str, Any], embeddings: Path, problems: Problems
     ) -> Callable[[int, RawSample], None]:
-        """A function that takes the unchanged samples of one table and scores those in `rows`."""
+        """Make a function that takes the unchanged samples of one table and scores those in `rows`."""
         options = DecodeOptions.from_dict(metadata["reading"])
         beta = Beta.from_dict(metadata["beta"]) if metadata.get("beta") else None
 
@@ -254,7 +256,7 @@ class Rescoring:
 
 
 def _cosine_distance(image: NDArray[np.float32], item: _Waiting) -> float | None:
-    """One minus the cosine between a new embedding and the kept one of the same row; None if none was kept."""
+    """Compute one minus the cosine between a new embedding and the kept one of the same row; None if none was kept."""
     try:
         with safe_open(item.embeddings, framework="numpy") as file:
             kept = file.get_slice("image")[item.row : item.row + 1][0].astype(np.float64)

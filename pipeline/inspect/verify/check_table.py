@@ -1,4 +1,4 @@
-"""Check a table alone: is it whole, do its scores follow from its cosines and β, do its embeddings fit?"""
+"""Check a table alone: it is complete, its scores follow from its cosines and β, and its embeddings fit."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from noisegate.pipeline.system.array_types import Float32
 
 from .check_shard import Problems
 
-SHARED = {  # metadata that all tables of a run share, as problems call it
+SHARED = {  # metadata that all tables of a run share, and its name in problems
     "scorer": "scorer",
     "beta": "record of β",
     "calibration": "calibration",
@@ -36,15 +36,15 @@ SHARED = {  # metadata that all tables of a run share, as problems call it
     "scores": "digest of all label and neighbourhood scores",
     "one_step": "record of its methods' columns",
 }
-SCORE_TOLERANCE = 1e-6  # between a score and what the cosine and β give
-HALF_TOLERANCE = 1e-3  # between cosines and those of rows kept as float16: 2 · 2⁻¹¹ for unit vectors
+SCORE_TOLERANCE = 1e-6  # between a score and its value computed from the cosine and β
+HALF_TOLERANCE = 1e-3  # between exact cosines and cosines of float16 rows: 2 · 2⁻¹¹ for unit vectors
 QUALITY_TOLERANCE = 1e-5  # between two computations of pair_quality, by rounding
 QUALITY_ROWS = 64  # of each shard whose pair_quality is computed again
 BLOCK = 8192  # rows of embeddings read at a time
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The metadata that must be the same in all tables, as text to compare."""
+    """Return the metadata that must be the same in all tables, as text to compare."""
     return {name: json.dumps(metadata.get(name), sort_keys=True) for name in SHARED}
 
 
@@ -131,7 +131,7 @@ def _pair_problems(
     judged = floats(table, calibration.score) if calibration else similarity
     yield from _differences(table, "osa_weight", weight, f"β {beta.value:.6g} and similarity", similarity)
     probability = np.asarray(want["clean_probability"], np.float32)
-    fused = near and near["calibration"] and near["weight"]  # with what only the whole run knows
+    fused = near and near["calibration"] and near["weight"]  # the weighting needs the whole run
     if not labels:
         if cut == "osa":
             yield from _differences(table, "clean", weight > 0, "osa_weight", weight)
@@ -142,7 +142,7 @@ def _pair_problems(
             source = f"the calibration and {calibration.score if calibration else 'similarity'}"
             yield from _differences(table, "clean_probability", probability, source, judged)
         return
-    with np.errstate(invalid="ignore"):  # both tasks: a sample is no better than its pair
+    with np.errstate(invalid="ignore"):  # with both tasks, P(clean) is the smaller of the two
         dropped = (weight == 0) if cut == "osa" else (probability <= LIKELY) & (not fused)
         clean = pc.fill_null(table["clean"], False).to_numpy(zero_copy_only=False) & dropped
         likely = floats(table, "clean_probability") > probability + SCORE_TOLERANCE
@@ -165,7 +165,7 @@ def _neighbourhood_problems(table: pa.Table, near: Mapping[str, Any]) -> Iterato
 def _differences(
     table: pa.Table, name: str, want: NDArray[Any], source: str, values: Float32, edge: float | None = None
 ) -> Iterator[tuple[int, str]]:
-    """Rows whose column `name` is not `want`, which follows from `values` (NaN: must be null).
+    """Find rows whose column `name` differs from `want`, which follows from `values` (NaN: must be null).
 
     Rows whose value lies within rounding of `edge` are left out.
     """
@@ -187,7 +187,7 @@ def _value(table: pa.Table, name: str, value: float) -> str:
 
 
 def check_digests(run: RunFolder, stem: str, metadata: Mapping[str, Any], problems: Problems) -> None:
-    """Report files that were edited since they were written, where no other check has found out."""
+    """Report files that were edited after they were written, if no other check has reported them."""
     if problems.count:
         return
     if not is_unchanged(run.table(stem)):

@@ -33,7 +33,7 @@ from .check_table import (
     settings_of,
 )
 
-TOLERANCE = 1e-4  # of a similarity or a weight that is scored again with the same decoder
+TOLERANCE = 1e-4  # largest change of a similarity or weight scored again with the same decoder
 DECODER_TOLERANCE = 1e-3  # the same with another decoder (benchmarks/decode.py)
 
 
@@ -147,7 +147,7 @@ class _Check:
         self.samples = 0
 
     def load(self, model: Estimator, tolerance: float, any_decoder: bool) -> None:
-        """Take the model to score again with; it is a problem if it is not the one of the tables."""
+        """Set the model to score again with; report a problem if it is not the model of the tables."""
         recorded = Identity.from_dict(self.recorded["scorer"])
         if any_decoder and recorded.decoder != model.identity.decoder:
             self.notes.append(

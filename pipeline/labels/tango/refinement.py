@@ -72,11 +72,11 @@ def refine(
 
     labels: (N,) given classes, -1 for unlabelled rows, which do not vote.
     images, anchors, anchor_labels, quota: see `inject_truth`; duplicates: see `visual_consistency`.
-    invalid: (N,) bool, rows to leave out besides those that show it themselves: images without a direction, or (without
-        images) rows that have no list in a graph of `find_neighbours` where others have one.
+    invalid: (N,) bool, more rows to leave out. Left out in any case: images without a direction, or (without images) rows with
+    an empty list in a graph of `find_neighbours` in which other rows have one.
 
-    Memory: N x C is held with `keep_soft` only, else a few million numbers of it at a time. Votes, one per entry of a
-    neighbour list and per pick of an anchor, go to a temporary file where they are many (see `RowVotes`).
+    Memory: all N x C numbers are held only with `keep_soft`, else a few million at a time. Votes, one per entry of a neighbour
+    list and per pick of an anchor, go to a temporary file if they are many (see `RowVotes`).
 
     >>> lists = np.array([[1, 2], [0, 2], [0, 1], [0, 1]])
     >>> result = refine([0, 0, 0, 1], classes=2, neighbours=lists)
@@ -148,7 +148,7 @@ def _invalid(invalid: ArrayLike | None, rows: Rows | None, neighbours: Neighbour
 
 
 def mix_sources(sources: list[Float64], b: float) -> Float64:
-    """(R, C) (1 - b) visual + b semantic of both, or the only one; where one is NaN, the other."""
+    """Mix (R, C) sources: (1 - b) visual + b semantic; a single source, or the one that is not NaN, counts alone."""
     if len(sources) == 1:
         return sources[0]
     visual, semantic = sources
@@ -157,7 +157,7 @@ def mix_sources(sources: list[Float64], b: float) -> Float64:
 
 
 def verdict(q: Float64, label: Index) -> tuple[Mask, Float64]:
-    """(R,) whether no class beats the given one, and (R,) q[y] / max q, which is 1 there; every row has a label.
+    """Return (R,) whether no class beats the label, and (R,) consistency q[y] / max q (1 if clean); every row has a label.
 
     >>> clean, consistency = verdict(np.array([[.5, .5], [.8, .2]]), np.array([1, 1]))
     >>> clean.tolist(), consistency.tolist()
@@ -184,14 +184,14 @@ class _Columns:
         column[part.start + row] = share[row, label[row]]
 
     def select(self, part: slice, label: Index, q: Float64) -> None:
-        """Clean where no class beats the given one."""
+        """Set `clean` and `consistency` of a slice of rows."""
         row = np.flatnonzero(label >= 0)
         at = part.start + row
         self.q[at] = q[row, label[row]]
         self.clean[at], self.consistency[at] = verdict(q[row], label[row])
 
     def correct(self, part: slice, label: Index, soft: Float64) -> None:
-        """The best class of the soft label, the given one where it ties; rows without a soft label keep theirs."""
+        """Set the label to the best class of the soft label; ties and rows without a soft label keep the given label."""
         if self.soft is not None:
             self.soft[part] = soft
         row = np.flatnonzero(~np.isnan(soft).any(axis=1))

@@ -1,4 +1,4 @@
-"""Count votes per row that arrive in any order, with a temporary file where they do not fit memory."""
+"""Count votes per row that arrive in any order, in a temporary file if they do not fit into memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKED = np.dtype([("row", "<u4"), ("choice", "<u4")])
 class RowVotes:
     """(N, C) sparse: `weight[c]` for each vote that a row gets for class c. `most` votes are expected.
 
-    Votes take 8 bytes each in a temporary file (see TMPDIR), sorted by spans of rows of which one is counted at a time.
+    Votes take 8 bytes each in a temporary file (see TMPDIR), sorted by spans of rows; one span is counted at a time.
     """
 
     def __init__(self, rows: int, weight: NDArray[np.floating[Any]], most: int, held: int | None = None) -> None:

@@ -101,8 +101,7 @@ def text_anchor_logits(
 class AnchorVotes:
     """Anchors, checked, and their votes for images.
 
-    Identical anchors are multiplied once: the products of equal rows may differ in the last bit, which would break
-    their tie.
+    Identical anchors are multiplied only once: products of equal rows may differ in the last bit, and would then not tie.
     """
 
     distinct: Float32  # (D, d)
@@ -203,7 +202,7 @@ class AnchorVotes:
                 yield members[part], rows[top_by_value(cosine, int(length))]
 
     def _lists_read(self, images: Rows, rows: Index, lengths: Index) -> Iterator[tuple[Index, Index]]:
-        """The same, reading images in blocks; the nearest so far are merged with each block."""
+        """Like `_lists_held`, but reads images in blocks, and merges the nearest so far with each block."""
         for length in np.unique(lengths):
             members = np.flatnonzero(lengths == length)
             for part in chunk_rows(len(members), max(1, int(length)), AT_ONCE):

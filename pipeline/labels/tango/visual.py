@@ -1,4 +1,4 @@
-"""Votes of neighbours: class-balanced votes of the samples a row lists, and labels of the samples that list it."""
+"""Votes of neighbours: class-balanced votes of the samples that a row lists, and labels of the samples that list the row."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class VisualVotes:
         return share, alone
 
     def shares(self, lists: Integers) -> tuple[Float64, Mask]:
-        """The same for any lists (R, k), with zeros for rows without a labelled neighbour."""
+        """Like `consistency`, for any lists (R, k), with zeros for rows without a labelled neighbour."""
         rows = len(lists)
         row, place = np.nonzero(lists >= 0)
         voter = lists[row, place]
