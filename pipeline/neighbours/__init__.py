@@ -1,8 +1,8 @@
 """Nearest neighbours by cosine, with ties in the order of the rows.
 
-`memory_search` builds the graph (`graph`) of rows in memory and finds the rows nearest to new ones; `disk_search` builds
-and keeps that of a run on disk, cut by a `plan` into tasks that `task` carries out: in this process, in several, or on Ray.
-All search `distinct` rows, or unit rows, by the `exact` or the `inverted` index.
+`memory_search` builds the `graph` of rows in memory and finds the rows nearest to new ones; `disk_search` builds and keeps the
+graph of a run on disk. Its `plan` cuts the search into tasks that `task` carries out: in this process, in several, or on Ray.
+Both search `distinct` rows, or unit rows, by the `exact` or the `inverted` index.
 """
 
 import lazy_loader

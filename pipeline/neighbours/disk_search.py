@@ -1,6 +1,6 @@
-"""The neighbour graph of embeddings on disk: cut into tasks, each kept when it is done, merged exactly; kept with its run.
+"""Build the neighbour graph of embeddings on disk: by tasks whose results are kept, merged exactly, and saved with the run.
 
-Stopped at any moment, the same call goes on with the finished tasks, and the graph's file has the same bytes.
+After a stop at any moment, the same call uses the finished tasks, and the graph's file has the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .plan import QUERIES, IndexChoice, Plan, Task, check_k, choose_kind, cut
 from .task import RunTasks, forget_index, read_lists, run_in_turn
 
 ROWS_AT_ONCE = 16_384  # rows that are hashed at a time
-ENTRIES_MERGED = 1 << 24  # at a time
+ENTRIES_MERGED = 1 << 24  # entries of lists merged at a time
 
 
 def find_or_build_graph(
@@ -44,9 +44,9 @@ def find_or_build_graph(
     search: NeighbourSearch | None,
     note: Callable[[str], None],
 ) -> Neighbours:
-    """Load the k-nearest-neighbour graph of the run's rows, or search it; a search that was stopped goes on.
+    """Load the k-nearest-neighbour graph of the run's rows, or search for it; a stopped search goes on.
 
-    A kept graph of an exact search with a larger k serves too: its lists begin with those of the smaller k.
+    A kept graph of an exact search with a larger k is used too: its lists begin with those of the smaller k.
     """
     search = search or NeighbourSearch()
     k = min(k, max(1, len(rows) - 1))
@@ -68,7 +68,7 @@ def find_or_build_graph(
     name = "neighbours" if rows.tensor == "image" else "neighbours of texts"
     if header.get("made_from") == digests[-1].hexdigest():
         note(f"{name}: the graph is there already")
-        shutil.rmtree(search_folder(path), ignore_errors=True)  # left if the search was killed after its last step
+        shutil.rmtree(search_folder(path), ignore_errors=True)  # still there if the search was killed at its end
         return Neighbours.load(path).nearest(k)
     note(f"{name}: searching {len(rows):,} rows, k = {k}")
     made_from = digests[0].hexdigest()
@@ -77,12 +77,12 @@ def find_or_build_graph(
 
 @dataclass(frozen=True)
 class NeighbourSearch:
-    """How to search a run's embeddings.
+    """Settings and executor to search a run's embeddings.
 
     memory: bytes for the `at_once` tasks that `run` carries out on one machine at a time; None: half of what is free.
-    index: "auto" compares with all rows up to `exact_limit` of them and probes an inverted file beyond.
+    index: "auto" compares with all rows if there are at most `exact_limit`, else probes an inverted file.
     cut: chooses parts and spans for a plan, bytes of memory, threads, and whether tasks are `remote`.
-    remote: tasks run on other machines than this one.
+    remote: tasks run on other machines.
     """
 
     memory: int | None = None
@@ -116,9 +116,9 @@ def find_neighbours_on_disk(
 ) -> Neighbours:
     """Find the k nearest rows of every row by cosine, as `find_neighbours` lists them, and write them to `target`.
 
-    Rows that are not ok, or have no direction, get lists of -1. `made_from` names the rows: finished tasks of a stopped
-    search with the same name and k are used, any others are removed. The lists of an exact search do not depend on how it
-    was cut. progress: called with (rows done, rows in all).
+    Rows that are not ok, or have no direction, get lists of -1. `made_from` identifies the rows: finished tasks of a stopped
+    search with the same identifier and k are used, all others are removed. The lists of an exact search do not depend on how
+    the search was cut into tasks. progress: called with (rows done, rows in all).
     """
     check_k(k)
     search = search or NeighbourSearch()
@@ -145,7 +145,7 @@ def find_neighbours_on_disk(
 def _open_search(
     rows: MappedRows, others: int, folder: Path, made_from: str, search: NeighbourSearch, device: str
 ) -> tuple[Plan, DistinctRows]:
-    """Load the plan that a stopped search left, if it is of the same rows and still fits; else make a new one."""
+    """Load the plan of a stopped search if it is for the same rows and still fits; else make a new one."""
     memory = search.task_memory(device)
     files = tuple(str(Path(file).resolve()) for file in rows.files)
     before = Plan.load(folder)
@@ -153,7 +153,7 @@ def _open_search(
         fits = search.memory is None or before.need <= memory
         kind = choose_kind(search.index, len(rows), before.distinct, search.exact_limit)
         if fits and before.kind == kind and before.device == device:
-            for unfinished in folder.glob(".*"):  # of killed tasks; they may be as large as a part
+            for unfinished in folder.glob(".*"):  # files of killed tasks; they may be as large as a part
                 unfinished.unlink(missing_ok=True)
             return before, open_distinct(folder)
     shutil.rmtree(folder, ignore_errors=True)

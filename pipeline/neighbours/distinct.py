@@ -1,4 +1,4 @@
-"""Group identical rows, so that each distinct row is searched once, and write the lists found for all of their copies."""
+"""Group identical rows, so that each distinct row is searched once, and write its list for all copies."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class DistinctRows:
 
 
 def find_distinct(rows: Rows, folder: Path | None = None, memory: int | None = None) -> DistinctRows:
-    """Group identical rows, told apart by their digests. Rows without a direction belong to no group.
+    """Group identical rows by their digests. Rows without a direction belong to no group.
 
-    With a `folder` the arrays are files of it, for `open_distinct`. About `memory` bytes are used (None: as many as
-    needed), by sorting the digests in as many buckets as that takes.
+    With a `folder` the arrays are files in it, for `open_distinct`. About `memory` bytes are used (None: as many as needed):
+    the digests are sorted in as many buckets as that requires.
     """
     total = len(rows)
     group = _create(folder, "group", total)
@@ -58,7 +58,7 @@ def open_distinct(folder: Path) -> DistinctRows:
 
 
 def _find_leaders(digests: NDArray[np.uint64], group: Index, folder: Path | None, buckets: int) -> Index:
-    """(N,) the lowest row identical to each row; undefined for rows that belong to no group."""
+    """Find the lowest row identical to each row, (N,); undefined for rows that belong to no group."""
     leader = _create(folder, "leader", len(group))
     for bucket in range(buckets):
         parts = [np.empty(0, np.int64)]
@@ -115,7 +115,7 @@ def _number_groups(group: Index, leader: Index, folder: Path | None) -> Distinct
 
 
 def _create(folder: Path | None, name: str, *shape: int, dtype: Any = np.int64) -> NDArray[Any]:
-    """Zeros, in memory or as a mapped file."""
+    """Create an array of zeros, in memory or as a mapped file."""
     path = None if folder is None else folder / f"{name}.npy"
     if path is None or not shape[0]:  # an empty file cannot be mapped
         zeros = np.zeros(shape, dtype)
@@ -135,7 +135,7 @@ def _remove(folder: Path | None, name: str) -> None:
 def _open(path: Path) -> NDArray[Any]:
     try:
         return np.asanyarray(np.load(path, mmap_mode="r"))
-    except ValueError:  # an empty one cannot be mapped
+    except ValueError:  # an empty array cannot be mapped
         return np.asarray(np.load(path))
 
 
@@ -144,8 +144,8 @@ def write_lists(
 ) -> int:
     """Write the lists (Q, w) of the distinct rows from `start` on into a graph's arrays (N, k); return the rows written.
 
-    `nearest` holds numbers of distinct rows. Every copy of a searched row gets its list without itself; lists that end
-    early are filled with -1 and NaN.
+    `nearest` holds numbers of distinct rows. Every copy of a searched row gets the list without the copy itself; short lists
+    are filled with -1 and NaN.
     """
     k = indices.shape[1]
     listed, cosines = _name_copies(distinct, *nearest, min(k + 1, len(distinct.members)))
@@ -163,9 +163,9 @@ def write_lists(
 
 
 def _name_copies(distinct: DistinctRows, group: Index, cosine: Float32, width: int) -> NearestLists:
-    """Replace each group of identical rows by its rows, `width` entries in all, equal cosines in the order of the rows.
+    """Replace each group number by the rows of the group, up to `width` entries; equal cosines are in row order.
 
-    Where the cut falls among several groups of one cosine, the lowest of all their rows are taken.
+    If the list ends among several groups with the same cosine, the lowest rows of all these groups are taken.
     """
     if len(distinct.first) == len(distinct.members):
         listed = np.where(group >= 0, distinct.first[group], -1)
@@ -190,7 +190,7 @@ def _name_copies(distinct: DistinctRows, group: Index, cosine: Float32, width: i
 
 
 def order_ties(listed: Index, similarity: Float32) -> Index:
-    """Put equal cosines of lists (Q, w), which are sorted by cosine, in the order of their numbers."""
+    """Sort equal cosines of lists (Q, w) by row number; the lists are sorted by cosine already."""
     tied = ((similarity[:, 1:] == similarity[:, :-1]) & (listed[:, 1:] < listed[:, :-1])).any(axis=1)
     if tied.any():
         order = np.lexsort((listed[tied], -similarity[tied]), axis=1)
@@ -199,7 +199,7 @@ def order_ties(listed: Index, similarity: Float32) -> Index:
 
 
 def _remove_self(rows: Index, listed: Index, similarity: Float32) -> NearestLists:
-    """Remove each row from its own list; the last entry where the row is not in it."""
+    """Remove each row from its own list; if the row is not in the list, remove the last entry."""
     own = listed == rows[:, None]
     own[~own.any(axis=1), -1] = True
     shape = len(rows), listed.shape[1] - 1

@@ -1,8 +1,8 @@
-"""Exact k-nearest search by cosine, in an order that depends on the rows alone, not on how faiss rounds; and its use of GPUs.
+"""Exact k-nearest search by cosine, on CPU or GPUs, in an order that depends only on the rows, not on how faiss rounds.
 
-A matrix product gives the cosine of a pair other last bits in another block, on another machine and for another k, so it
-cannot decide which of two nearly equal cosines is larger. Those are measured again: the product of the two unit rows in
-float64, rounded to float32, which depends on the pair alone. Equal cosines come in the order of the rows.
+The last bits of a cosine from a matrix product depend on the block, the machine and k, so it cannot decide which of two nearly
+equal cosines is larger. Such cosines are computed again: the product of the two unit rows in float64, rounded to float32, which
+depends only on the pair. Equal cosines come in the order of the rows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from noisegate.pipeline.system.array_types import Float32, Index, Mask
 
 from .distinct import NearestLists
 
-SLACK = 8  # entries searched beyond a list, which show whether its end falls among nearly equal ones
-PAIRS = 512  # measured at a time
+SLACK = 8  # extra entries to search, which show whether a list ends among nearly equal cosines
+PAIRS = 512  # pairs computed at a time
 BLOCK = 4096  # rows that queries are compared with at a time
 STREAMED = 65_536  # rows of a block that is read, searched and forgotten
-WIDEST = 4_000_000  # cosines of queries with all rows that are held at a time
+WIDEST = 4_000_000  # most cosines of queries with all rows in memory at a time
 GPU_LIMIT = 2048  # longest list, and most probes, that faiss handles on a GPU
-SPARE = 9  # entries of a list beyond k: the row itself, and those that show whether the list is cut inside a tie
+SPARE = 9  # entries of a list beyond k: the row itself, and SLACK that show whether the list ends inside a tie
 Search: TypeAlias = Callable[[Float32, int], NearestLists]
 Measure: TypeAlias = Callable[[Index, Index], Float32]
 """(P,) numbers of queries and (P,) of rows -> (P,) their cosines, as `pair_cosines` gives them"""
@@ -34,7 +34,7 @@ SURE, NOISE = 2e-6, 2e-7
 
 
 class ExactIndex:
-    """Unit rows (M, d) in memory, compared with every query; on GPUs where their numbers are given."""
+    """Unit rows (M, d) in memory, compared with every query; on GPUs if their numbers are given."""
 
     def __init__(self, faiss: Any, base: Float32, gpus: Sequence[int] = ()) -> None:
         self._faiss, self.base = faiss, base
@@ -45,7 +45,7 @@ class ExactIndex:
             self._on_gpu = copy_to_gpus(faiss, index, gpus)
 
     def nearest(self, queries: Float32, k: int) -> NearestLists:
-        """List the k nearest rows of unit queries (Q, d), or all M where there are fewer."""
+        """List the k nearest rows of unit queries (Q, d), or all M if there are fewer."""
         return exact_top(self._search, queries, min(k, len(self.base)), self.base)
 
     def _search(self, queries: Float32, k: int) -> NearestLists:
@@ -74,7 +74,7 @@ def nearest_in_blocks(
 ) -> NearestLists:
     """List the k nearest of rows that come in blocks: (n,) ascending numbers and (n, d) unit rows.
 
-    With `measured` every cosine depends on its pair alone. Without, nearly equal ones of two blocks may be swapped.
+    With `measured` every cosine depends only on its pair. Otherwise nearly equal cosines of two blocks may be swapped.
     """
     best = np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32)
     for numbers, base in blocks:
@@ -91,10 +91,10 @@ def nearest_in_blocks(
 
 
 def merge_lists(lists: Sequence[NearestLists], measure: Measure | None = None) -> NearestLists:
-    """Merge lists of the same queries in consecutive rows into one as long as the first: (cosine, lower number) decides.
+    """Merge lists of the same queries over consecutive blocks of rows; the result is as long as the first list.
 
-    Each list is in order, so a stable sort by cosine keeps ties in the order of the rows. With `measure`, nearly equal
-    cosines of several lists are measured again.
+    Entries are ordered by cosine, then by lower number: each list is in this order, so a stable sort by cosine suffices. With
+    `measure`, nearly equal cosines of several lists are computed again.
 
     >>> first = np.array([[0, 2]]), np.array([[.9, .5]], np.float32)
     >>> second = np.array([[4, 5]]), np.array([[.9, .6]], np.float32)
@@ -113,9 +113,9 @@ def merge_lists(lists: Sequence[NearestLists], measure: Measure | None = None) -
 
 
 def exact_top(search: Search, queries: Float32, k: int, base: Float32) -> NearestLists:
-    """(Q, k) the nearest of the rows (M, d) by (cosine, lower number); k <= M.
+    """Return the k nearest of the rows (M, d), (Q, k), ordered by cosine, then lower number; k <= M.
 
-    `search` gives the (Q, w) nearest, or fewer but more than k, nearest first, with any rounding and any order of ties.
+    `search(queries, w)` returns the w nearest (or fewer, but more than k), nearest first, with any rounding and order of ties.
     """
     number, cosine = search(queries, min(k + SLACK, len(base)))
     np.clip(cosine, -1, 1, out=cosine)
@@ -127,7 +127,7 @@ def exact_top(search: Search, queries: Float32, k: int, base: Float32) -> Neares
     step = WIDEST // block + 1
     for some in (doubtful[i : i + step] for i in range(0, len(doubtful), step)):
         near, value = _compare_with_all(queries[some], base, k, block)
-        # Entries before those that are nearly equal to the last one are settled, and keep the search's cosines.
+        # Entries before the last group of nearly equal ones are in final order, and keep the search's cosines.
         apart = np.flip(_surely_apart(cosine[some]), axis=1)
         before = np.flip(np.logical_or.accumulate(apart, axis=1), axis=1)
         before = np.hstack([before, np.zeros((len(some), 1), np.bool_)])
@@ -143,9 +143,9 @@ def pair_cosines(left: Float32, right: Float32) -> Float32:
 
 
 def _settle(number: Index, cosine: Float32, k: int, measure: Measure) -> tuple[Index, Float32, Mask]:
-    """Put the first k entries of lists (Q, w), which are sorted by cosine, in their true order.
+    """Sort the first k entries of lists (Q, w) exactly; the lists are sorted by approximate cosines.
 
-    Also return (Q,) whether the k-th is nearly equal to all that follow, so that rows beyond the list may be as near.
+    Also return (Q,) whether the k-th entry is nearly equal to all later ones, so that rows beyond the list may be as near.
     """
     close = ~_surely_apart(cosine)
     beyond = np.logical_and.accumulate(close[:, k - 1 :], axis=1)  # nearly equal to the k-th
@@ -169,13 +169,13 @@ def _settle(number: Index, cosine: Float32, k: int, measure: Measure) -> tuple[I
 
 
 def _surely_apart(cosine: Float32) -> Mask:
-    """(Q, w - 1) whether an entry is surely nearer than the next; no entries (-inf) are not in doubt."""
+    """Return (Q, w - 1) whether an entry is surely nearer than the next; missing entries (-inf) are never in doubt."""
     with np.errstate(invalid="ignore"):
         return np.asarray(~(cosine[:, :-1] - cosine[:, 1:] <= SURE * np.abs(cosine[:, :-1]) + NOISE))
 
 
 def _compare_with_all(queries: Float32, base: Float32, k: int, block: int) -> NearestLists:
-    """(Q, k) the nearest, by comparing with every row in float64."""
+    """Find the k nearest, (Q, k), by comparing with every row in float64."""
     exact = queries.astype(np.float64)
     number, cosine = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
     for start in range(0, len(base), block):
@@ -205,7 +205,7 @@ def gpu_numbers(device: str) -> list[int]:
 
 
 def check_gpu_lists(gpus: Sequence[int], k: int) -> None:
-    """Raise ConfigError where lists of k others are too long for the GPUs."""
+    """Raise ConfigError if lists of k neighbours are too long for the GPUs."""
     if gpus and k + SPARE > GPU_LIMIT:
         raise ConfigError.of("k", k, f"is too long a list for faiss on a GPU; use {GPU_LIMIT - SPARE}, or no GPU")
 

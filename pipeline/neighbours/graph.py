@@ -69,7 +69,7 @@ def create_graph(
 
 
 def default_k(n: int, classes: int) -> int:
-    """min(200, max(5, n // (2 C)), n - 1): 200 as in SSR, but half an average class where classes are small.
+    """Choose k = min(200, max(5, n // (2 C)), n - 1): 200 as in SSR, but half the mean class size for small classes.
 
     >>> default_k(50_000, 100), default_k(2_000, 10), default_k(3, 10)
     (200, 100, 2)
@@ -82,11 +82,11 @@ def default_k(n: int, classes: int) -> int:
 
 
 def near_duplicates(neighbours: Neighbours, threshold: float = 0.98, links: int = LINKS) -> Index:
-    """(N,) the lowest row that each row is a near duplicate of, -1 for rows without one lower than themselves.
+    """Find the lowest row of which each row is a near duplicate, (N,); -1 if there is no lower row.
 
     Two rows are linked when one lists the other with a cosine of at least `threshold`; duplicates are the connected
-    components, so a chain of small changes is one. Copies beyond k are still linked, since lists prefer low indices.
-    About `links` are held in memory at a time.
+    components, so a chain of small changes is one. More than k copies are still linked, because lists prefer low indices. About
+    `links` links are in memory at a time.
 
     >>> from noisegate.pipeline.neighbours import find_neighbours
     >>> rows = np.array([[1., 0.], [0., 1.], [1., .01], [1., .02]])

@@ -1,4 +1,4 @@
-"""Inverted-file search: rows lie in cells, a search probes the nearest few cells, and its recall is measured."""
+"""Inverted-file search: rows are in cells, a search probes the few nearest cells, and its recall is measured."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .exact import GPU_LIMIT, SLACK, copy_to_gpus
 from .plan import QUERIES, ROWS_FOR_CODES, ROWS_PER_CELL, Kind
 
 REFINED = 4  # candidates of a compressed search for each entry of a list
-RECALL = 0.95  # probes double until it is reached
-RECALL_SAMPLE = 1000  # rows
+RECALL = 0.95  # target recall; probes are doubled until it is reached
+RECALL_SAMPLE = 1000  # rows on which recall is measured
 FIRST_PROBES = 8
 GAIN = 0.002  # recall that more probes must add to a compressed search; less means that compression loses the rest
 
 
 class InvertedIndex:
-    """A trained and filled faiss index; `refine(queries, numbers)` gives exact cosines where its rows are compressed."""
+    """A trained and filled faiss index; `refine(queries, numbers)` computes exact cosines if its rows are compressed."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class InvertedIndex:
             space.set_index_parameter(self._on_gpu, "nprobe", min(probes, GPU_LIMIT))
 
     def find_cells(self, queries: Float32) -> NearestLists:
-        """(Q, probes) the cells to look into, and their cosines: all parts of a search share the cells."""
+        """Find the cells to probe, (Q, probes), and their cosines; all parts of a search share the cells."""
         cosine, cells = self._index.quantizer.search(queries, self._index.nprobe)
         return cells, cosine
 
     def nearest(self, queries: Float32, k: int, cells: NearestLists | None = None) -> NearestLists:
-        """List the k nearest rows of unit queries (Q, d); `cells` spares finding them again."""
+        """List the k nearest rows of unit queries (Q, d); given `cells` are not searched again."""
         count = int(self._index.ntotal)
         if self._refine is None:
             number, cosine = _in_order(*self._search(queries, min(k + SLACK, count), cells))
@@ -81,14 +81,14 @@ def _in_order(number: Index, cosine: Float32) -> NearestLists:
 
 
 def count_cells(rows: int) -> int:
-    """4 sqrt(N) cells, but at least 40 rows for each."""
+    """Choose 4 sqrt(N) cells, but at least 40 rows per cell."""
     return max(1, min(int(4 * rows**0.5), rows // ROWS_PER_CELL))
 
 
 def train_inverted(
     faiss: Any, kind: Kind, rows: int, width: int, read: Callable[[Index], Float32], seed: int, most: int | None = None
 ) -> Any:
-    """Learn the cells, and the codes of a compressed index, from 40 rows per cell, or from `most` rows where that is less.
+    """Learn the cells, and the codes of a compressed index, from 40 rows per cell, or from `most` rows if that is less.
 
     `read` gives the unit rows of ascending numbers.
     """
@@ -108,7 +108,7 @@ def train_inverted(
 
 
 def code_bytes(width: int) -> int:
-    """Bytes of a compressed row: one for 4 numbers, for 8 beyond 128; fewer where the width cannot be divided so.
+    """Return the bytes of a compressed row: one per 4 numbers, per 8 for widths above 128; fewer if the width does not divide.
 
     >>> [code_bytes(width) for width in (64, 512, 1280, 90, 7)]
     [16, 64, 160, 18, 1]
@@ -120,8 +120,8 @@ def code_bytes(width: int) -> int:
 def add_rows(faiss: Any, index: Any, read: Callable[[slice], Float32], count: int, threads: int) -> None:
     """Put `count` rows into the cells of a trained index; `read` gives the unit rows of a slice of their numbers.
 
-    Rows are read twice: first to count those of each cell, so that its memory is taken at once. A cell that grows row by
-    row takes up to twice as much.
+    Rows are read twice: first to count the rows of each cell and reserve its memory. A cell that grows row by row takes up to
+    twice as much.
     """
     from faiss.contrib.ivf_tools import add_preassigned
 
@@ -138,8 +138,8 @@ def add_rows(faiss: Any, index: Any, read: Callable[[slice], Float32], count: in
         list(pool.map(assign, starts))
         for cell, size in enumerate(np.bincount(cells, minlength=index.nlist).tolist()):
             index.invlists.resize(cell, size)
-            index.invlists.resize(cell, 0)  # the memory stays
-        for first in range(0, len(starts), threads):  # as many at a time as there are threads, so that none pile up
+            index.invlists.resize(cell, 0)  # the reserved memory stays
+        for first in range(0, len(starts), threads):  # as many blocks at a time as threads, so that none wait in memory
             some = starts[first : first + threads]
             for start, unit in zip(some, pool.map(read_from, some), strict=True):
                 add_preassigned(index, unit, cells[start : start + len(unit)].astype(np.int64))
@@ -147,7 +147,7 @@ def add_rows(faiss: Any, index: Any, read: Callable[[slice], Float32], count: in
 
 @contextmanager
 def one_thread_each(faiss: Any, count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads in each of which faiss uses no further ones.
+    """Yield a pool of threads in which faiss starts no further threads.
 
     The bits of a cosine then depend neither on the number of threads nor on the machine's load.
     """
@@ -156,12 +156,12 @@ def one_thread_each(faiss: Any, count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def most_probes(cells: int, gpus: Sequence[int]) -> int:
-    """Return how many of the cells a search can look into."""
+    """Return how many of the cells a search can probe."""
     return min(cells, GPU_LIMIT) if gpus else cells
 
 
 class Probing(NamedTuple):
-    """How many cells a search looks into, and the share of true neighbours that this finds."""
+    """Number of cells that a search probes, and the share of true neighbours found."""
 
     probes: int
     recall: float
@@ -176,10 +176,10 @@ def sample_for_recall(rows: int, seed: int) -> Index:
 def tune_probes(
     search: Callable[[int], NearestLists], sample: Index, truth: NearestLists, most: int, compressed: bool = False
 ) -> Probing:
-    """Double the probes until the sample's recall reaches 0.95, `most` are used, or (compressed) nothing is gained.
+    """Double the probes until the sample's recall reaches 0.95 or stops rising (if compressed), or `most` are used.
 
-    `search(probes)` lists the sample's neighbours, `truth` are those found by comparing with every row. A listed row
-    counts when it is as near as the last true one, so ties do not matter.
+    `search(probes)` lists the sample's neighbours, `truth` are those found by comparing with every row. A listed row counts if
+    it is as near as the last true neighbour, so ties do not matter.
     """
     least = truth[1][:, -1] - 1e-6
     probes, before = min(FIRST_PROBES, most), 0.0
@@ -192,9 +192,9 @@ def tune_probes(
 
 
 def share_found(own: Index, listed: Index, cosine: Float32, least: Float32) -> float:
-    """Recall of lists (Q, k) that may hold the query itself (Q,), which does not count: the share of the k - 1 others.
+    """Compute the recall of lists (Q, k); the query itself (Q,) does not count, so it is a share of the k - 1 others.
 
-    least: (Q,) the cosine of the last true one.
+    least: (Q,) the cosine of the last true neighbour.
 
     >>> lists, cosines = np.array([[7, 3, 4, 5]]), np.array([[1.0, 0.9, 0.8, 0.2]], np.float32)
     >>> round(share_found(np.array([7]), lists, cosines, np.array([0.5], np.float32)), 3)

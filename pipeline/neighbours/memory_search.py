@@ -1,4 +1,4 @@
-"""The neighbour graph of rows in memory, by the exact or the inverted index, and exact search for new rows."""
+"""Build the neighbour graph of rows in memory, by the exact or the inverted index, and search exactly for new rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .graph import Neighbours
 from .inverted import InvertedIndex, add_rows, most_probes, sample_for_recall, train_inverted, tune_probes
 from .plan import QUERIES, check_k, choose_kind
 
-HELD_BYTES = 1 << 30  # of unit rows that one query holds; larger runs are read again for each search
+HELD_BYTES = 1 << 30  # most bytes of unit rows held for queries; larger runs are read again for each search
 ROWS_READ = 16_384  # at a time
 
 
@@ -33,18 +33,17 @@ def find_neighbours(
 ) -> Neighbours:
     """Find the k nearest rows of every row by cosine; equal similarities come in the order of their indices.
 
-    embeddings: (N, d), any float type, or a sequence of row blocks. A row without a direction (see `unit_rows`)
-        neither searches nor is found: its list is -1. Lists that run out of rows end in -1.
-    k: at most N - 1 columns are returned (N with `include_self`).
-    include_self: the first column is the row itself, so that k - 1 others follow.
-    exact_limit: rows up to which the search is exact; beyond, an inverted file is probed until its recall on a
+    embeddings: (N, d), any float type, or a sequence of row blocks. A row without a direction (see `unit_rows`) has an empty
+    list (-1) and is in no list. Lists that are too short end in -1. k: at most N - 1 columns are returned (N with
+    `include_self`). include_self: the first column is the row itself, so that k - 1 others follow. exact_limit: rows up to
+    which the search is exact; beyond, an inverted file is probed until its recall on a
         sample of rows reaches 0.95, and the recall reached is returned.
     device: "cpu"; "cuda" or "cuda:1" with a GPU build of faiss; "auto" takes the GPUs where faiss has some.
     progress: called with (rows done, rows in all).
 
-    Identical rows are searched once and listed by index, and an exact search measures nearly equal cosines again (see
-    `exact`), so no list depends on how faiss orders them or on k. Memory: the distinct rows in float32 plus the
-    result, 8 k bytes per row.
+    Identical rows are searched once and listed by index, and an exact search computes nearly equal cosines again (see `exact`),
+    so no list depends on how faiss orders them or on k. Memory: the distinct rows in float32 plus the result, 8 k bytes per
+    row.
 
     >>> graph = find_neighbours(np.array([[1., 0.], [1., .1], [0., 1.], [1., 0.]]), k=2)
     >>> graph.indices.tolist()
@@ -112,8 +111,8 @@ def _build_inverted(
 class RowQuery:
     """Unit rows to search by cosine, in the order of `find_neighbours`; rows without a direction are never found.
 
-    Unit rows are held in memory where they take at most `memory` bytes; otherwise each search reads them from disk.
-    Every cosine is measured by itself, so equal rows tie exactly and come in the order of their numbers.
+    Unit rows are held in memory if they take at most `memory` bytes; otherwise each search reads them from disk. Every cosine
+    is computed separately, so equal rows tie exactly and come in the order of their numbers.
     """
 
     def __init__(self, rows: Rows, memory: int = HELD_BYTES) -> None:
@@ -157,8 +156,8 @@ class RowQuery:
     def nearest(self, queries: Float32, k: int, leave_out: Index | None = None) -> tuple[Index, Float32]:
         """(Q, k) row numbers, -1 for none, and cosines, NaN there, nearest first.
 
-        queries: (Q, d); those without a direction find nothing. leave_out: (Q,) one row that each query must not
-        find, -1 for none.
+        queries: (Q, d); queries without a direction find nothing. leave_out: (Q,) one row per query that is not returned, -1
+        for none.
         """
         import faiss
 
@@ -167,7 +166,7 @@ class RowQuery:
         near, cosine = nearest_in_blocks(faiss, self._blocks(), unit[asked], k + 1, measured=True)
         left_out = np.full(len(asked), -1) if leave_out is None else leave_out[asked]
         dropped = (near == left_out[:, None]) & (near >= 0)
-        dropped[~dropped.any(axis=1), -1] = True  # the list has one entry more than asked for
+        dropped[~dropped.any(axis=1), -1] = True  # the list has one entry more than requested
         rows, cosines = np.full((len(unit), k), -1, np.int64), np.full((len(unit), k), np.nan, np.float32)
         rows[asked] = near[~dropped].reshape(-1, k)
         cosines[asked] = np.where(rows[asked] >= 0, cosine[~dropped].reshape(-1, k), np.nan)

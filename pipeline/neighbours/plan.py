@@ -1,4 +1,4 @@
-"""How a search on disk is cut: parts of the rows that fit the memory, spans of queries, and the files in between."""
+"""Cut a search on disk into tasks: parts of the rows that fit into memory, spans of queries, and names of their files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from noisegate.pipeline.system.output_files import write_atomically
 Kind = Literal["flat", "ivf", "ivf-pq"]
 IndexChoice = Literal["auto", "flat", "ivf", "ivf-pq"]
 FORMAT = 2
-# faiss multiplies blocks of 4096 queries and 1024 rows, so these change no bit of a cosine.
+# faiss multiplies blocks of 4096 queries and 1024 rows, so cuts at these sizes do not change cosines.
 QUERIES = 4096  # searched at a time
-ALIGNED = 1024  # rows of a part are a multiple of it
-SPAN = 65_536  # queries of a task: what a kill costs at most
-LONG_SPAN = 1 << 20  # queries of a task where there are several parts, because each span reads all of them
+ALIGNED = 1024  # rows of a part are a multiple of this
+SPAN = 65_536  # queries of a task: a killed task loses at most this many
+LONG_SPAN = 1 << 20  # queries of a task if there are several parts, because each span reads all parts
 PRODUCT_BYTES = 4 * QUERIES * ALIGNED  # held by each thread
-ROWS_PER_CELL = 40  # to learn cells from; faiss asks for 39
+ROWS_PER_CELL = 40  # to learn cells from; faiss warns below 39
 ROWS_FOR_CODES = 40 * 256  # to learn the codes of compressed rows from
 
 
@@ -30,7 +30,7 @@ def check_k(k: int) -> None:
 
 
 def choose_kind(index: IndexChoice, rows: int, distinct: int, exact_limit: int) -> Kind:
-    """Choose the kind of index: "auto" by the number of rows; too few for codes, or for cells, are not compressed or cut.
+    """Choose the kind of index: "auto" by the number of rows; with too few rows no compression, or no cells.
 
     >>> choose_kind("auto", 10**6, 10**6, 10**6), choose_kind("auto", 10**7, 10**7, 10**6), choose_kind("ivf-pq", 90, 90, 50)
     ('flat', 'ivf', 'ivf')
@@ -43,7 +43,7 @@ def choose_kind(index: IndexChoice, rows: int, distinct: int, exact_limit: int) 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a task needs to know, kept as `plan.json` in the search's folder."""
+    """The parameters of all tasks of a search, kept as `plan.json` in the search's folder."""
 
     made_from: str
     tensor: str
@@ -51,7 +51,7 @@ class Plan:
     shapes: tuple[tuple[int, int], ...]
     width: int
     distinct: int
-    wanted: int  # entries of a list of distinct rows: the row itself and its neighbours
+    wanted: int  # entries in a list of distinct rows: the row itself and its neighbours
     kind: Kind
     part: int  # distinct rows of a part
     span: int  # queries of a task
@@ -66,11 +66,11 @@ class Plan:
         return -(-self.distinct // self.part) if self.distinct else 0
 
     def bounds(self, part: int) -> tuple[int, int]:
-        """First distinct row of a part, and the one after its last."""
+        """Return the first distinct row of a part, and the row after its last."""
         return part * self.part, min(self.distinct, (part + 1) * self.part)
 
     def spans(self) -> list[tuple[int, int]]:
-        """Queries of each task, in order: first distinct row, and the one after the last."""
+        """List the queries of each task, in order: first distinct row, and the row after the last."""
         return [(start, min(self.distinct, start + self.span)) for start in range(0, self.distinct, self.span)]
 
     def save(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Plan:
 
     @classmethod
     def load(cls, folder: Path) -> Plan | None:
-        """Read `plan.json`; None where there is none of this version."""
+        """Read `plan.json`; None if there is none of this version."""
         try:
             saved: dict[str, Any] = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -114,14 +114,14 @@ class Task:
 
     @property
     def cells(self) -> str:
-        """File of the cells that its queries look into, shared by all parts."""
+        """File of the cells that the task's queries probe, shared by all parts."""
         return f"cells-{self.start:012d}.safetensors"
 
 
 def cut(plan: Plan, memory: int, threads: int, remote: bool = False) -> Plan:
-    """Choose parts and spans that keep a task below `memory` bytes; raise ConfigError where none do.
+    """Choose parts and spans that keep a task below `memory` bytes; raise ConfigError if none do.
 
-    `remote` tasks run on machines that may have more threads than this one: up to an eighth of the memory is for those.
+    `remote` tasks run on machines that may have more threads than this one: up to 1/8 of the memory is reserved for these.
 
     need = part × row + threads × (queries + products) + span × list
     row = 4 d (flat); 4 d + 8 (ivf); d/4 .. d/8 + 8 (ivf-pq)     list = 12 (k + 1) bytes
@@ -140,10 +140,10 @@ def cut(plan: Plan, memory: int, threads: int, remote: bool = False) -> Plan:
             break
     if room < ALIGNED:
         least = threaded + ALIGNED * each
-        least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes an eighth, or what it must
+        least = max(least * 8 // 7, least + QUERIES * lists)  # a span takes 1/8 of the memory, or more if it needs more
         enough = f"{-(-least // 1_000_000)}MB or more"
         raise ConfigError.of("neighbour-memory", memory, f"bytes are too few for {threads} threads; use {enough}")
     part = min(room // ALIGNED * ALIGNED, whole)
-    even = -(-whole // -(-whole // part))  # parts of one size are done at one time
+    even = -(-whole // -(-whole // part))  # parts of equal size finish at the same time
     part = min(part, -(-even // ALIGNED) * ALIGNED)
     return replace(plan, part=part, span=span, need=searching + part * each, threads=threads)

@@ -34,12 +34,12 @@ from .plan import QUERIES, Plan, Task
 
 RunTasks = Callable[[Iterable[Task]], Iterable[Task]]
 """Carries out tasks by `run_task`, anywhere and in any order, and yields each when it is done."""
-GATHERED = 1 << 24  # numbers of candidates held at a time
+GATHERED = 1 << 24  # most numbers of candidates' rows in memory
 _ADVICE = "run the same command again, it goes on, or use less memory with --neighbour-memory"
 
 
 class _Held:
-    """The index that was searched last: the next span searches it again where all rows are one part."""
+    """The index that was searched last, kept because the next span often searches the same part."""
 
     key: tuple[Any, ...] = ()
     index: Any = None
@@ -51,7 +51,7 @@ def forget_index() -> None:
 
 
 def run_task(task: Task) -> Task:
-    """Carry out the task, unless its file is there already; return it."""
+    """Carry out the task unless its file exists already; return the task."""
     folder = Path(task.folder)
     if not (folder / task.name).exists():
         plan = Plan.load(folder)
@@ -60,7 +60,7 @@ def run_task(task: Task) -> Task:
         rows = MappedRows(plan.files, plan.tensor, plan.shapes)
         if task.step == "build":
             _build(task, plan, rows)
-            free_unused_memory()  # the index's cells, which are many small blocks
+            free_unused_memory()  # the index's cells were many small blocks
         else:
             _search(task, plan, rows)
     return task
@@ -114,8 +114,8 @@ def _search(task: Task, plan: Plan, rows: MappedRows) -> None:
 
 
 def _hold_index(faiss: Any, task: Task, plan: Plan, rows: MappedRows, first: Index, gpus: list[int]) -> Any:
-    """Return the index of the task's part: the one this process holds, or a new one that it holds from now on."""
-    key = (task.folder, plan, task.part, task.step, task.probes)  # a search that began anew may be cut elsewhere
+    """Return the index of the task's part: the one held by this process, or a new one, which is held from now on."""
+    key = (task.folder, plan, task.part, task.step, task.probes)  # with the plan: a restarted search may have a new one
     if _Held.key != key:
         forget_index()
         begin, end = plan.bounds(task.part)
@@ -131,7 +131,7 @@ def _hold_index(faiss: Any, task: Task, plan: Plan, rows: MappedRows, first: Ind
 
 
 def _exact_cosines(rows: MappedRows, first: Index) -> Callable[[Float32, Index], Float32]:
-    """Return a function of queries (Q, d) and numbers (Q, c) of a part's rows: their cosines, with rows read from files."""
+    """Return a function that computes cosines of queries (Q, d) with rows (Q, c) of a part, reading the rows from files."""
 
     def refine(queries: Float32, number: Index) -> Float32:
         cosine = np.empty(number.shape, np.float32)
@@ -148,7 +148,7 @@ def _exact_cosines(rows: MappedRows, first: Index) -> Callable[[Float32, Index],
 def _write_lists(
     path: Path, rows: int, width: int, find: Callable[[int], NearestLists], pool: ThreadPoolExecutor
 ) -> None:
-    """Write what `find` lists for the queries from each start on to a file, through a map, so that it takes no memory."""
+    """Write the lists that `find(start)` returns into a mapped file, which takes no memory."""
     shapes = {"numbers": ((rows, width), np.int64), "cosines": ((rows, width), np.float32)}
     with whole_path(path) as temporary:
         tensors = create_tensors(temporary, shapes, {})
@@ -179,7 +179,7 @@ def run_in_turn(tasks: Iterable[Task]) -> Iterable[Task]:
 
 @contextmanager
 def process_executor(count: int) -> Iterator[RunTasks]:
-    """Start `count` processes, which share the threads of this machine, and yield the function that runs tasks on them."""
+    """Start `count` processes, which share the threads of this machine, and yield a function that runs tasks on them."""
     if count < 1:
         raise ConfigError.of("neighbour-workers", count, "is too few; use 2, or leave it out")
     threads = max(1, count_threads() // count)
@@ -208,8 +208,8 @@ def process_executor(count: int) -> Iterator[RunTasks]:
 
 def _start_worker(threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read by `count_threads`
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; the parent prints the message
-    exit_with_parent()  # another search may start in the same folder
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process at once; the parent prints the message
+    exit_with_parent()  # otherwise it could write while another search starts in the same folder
 
 
 def task_resources(nodes: Sequence[Mapping[str, float]], on_gpus: bool) -> tuple[int, int, int]:
@@ -228,9 +228,9 @@ def task_resources(nodes: Sequence[Mapping[str, float]], on_gpus: bool) -> tuple
 
 
 def run_alone(task: Task, run: Callable[[Task], Task] = run_task) -> Task:
-    """Run a task alone on its machine, which may have room for several whose memory would add up.
+    """Run a task alone on its machine: several at a time would need too much memory together.
 
-    Its index is freed at the end, because the next task may run in another process.
+    The task's index is freed at the end, because the next task may run in another process.
     """
     with folder_lock(Path(tempfile.gettempdir()) / f"noisegate-search-{getattr(os, 'getuid', int)()}", wait=True):
         try:
@@ -241,7 +241,7 @@ def run_alone(task: Task, run: Callable[[Task], Task] = run_task) -> Task:
 
 @contextmanager
 def ray_executor(address: str | None = None, cpus: int | None = None) -> Iterator[RunTasks]:
-    """Connect to a Ray cluster (None: RAY_ADDRESS, or a Ray of this machine) and yield the function that runs tasks on it.
+    """Connect to a Ray cluster (None: RAY_ADDRESS, or a local Ray) and yield a function that runs tasks on it.
 
     All machines must see the run's folder under the same name: tasks read the embeddings and write their files there, and
     nothing large goes through Ray's store. A task takes `cpus`, by default all of the smallest machine; then each machine
@@ -270,7 +270,7 @@ def ray_executor(address: str | None = None, cpus: int | None = None) -> Iterato
                     done, waiting = ray.wait(waiting)
                     yield ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
-                raise error.cause from error  # what the task raised, without Ray's words around it
+                raise error.cause from error  # the task's own exception, without Ray's text around it
             except ray.exceptions.RayError as error:
                 raise NoisegateError.of("engine", "ray", f"lost a task ({first_line(error)}); {_ADVICE}") from error
             finally:
