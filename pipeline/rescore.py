@@ -47,12 +47,11 @@ def rescore(
 ) -> Summary:
     """Recompute every score of a finished run from its tables and kept embeddings.
 
-    What is not given stays as the run recorded it; `settings` replaces the plain values by a function from the recorded
-    settings to the new ones. `anchors` replace the run's own. `one_step` adds
-    columns of methods; existing ones stay. `search` says how to search neighbours; a stopped search goes on. Raises
-    TableError if embeddings were dropped, unless scores made elsewhere are all that is added (`OneStep.join`): then no score
-    is recomputed. Errors leave all files unchanged; a rescoring that is stopped leaves a run marked as not finished, until it
-    is rescored again.
+    Settings that are not given stay as recorded; `settings`, a function from the recorded settings to the new ones, replaces
+    the plain values. `anchors` replace the run's own. `one_step` adds columns of methods; existing columns stay. `search` says
+    how to search neighbours; a stopped search goes on. Raises TableError if embeddings were dropped, unless only scores made
+    elsewhere are added (`OneStep.join`): then no score is recomputed. Errors leave all files unchanged; a stopped rescoring
+    leaves the run marked as not finished until the next rescoring.
     """
 
     def change(recorded: Mapping[str, Any]) -> ScoreSettings:
@@ -112,13 +111,13 @@ def rescore(
 
 
 def _recorded_settings(recorded: Mapping[str, Any]) -> ScoreSettings:
-    """The settings that a run was scored with; runs of earlier releases lack some."""
+    """Read the settings that a run was scored with; runs of earlier releases lack some."""
     names = [setting.name for setting in fields(ScoreSettings) if setting.name in recorded]
     return ScoreSettings(**{name: recorded[name] for name in names} | {"tasks": tuple(recorded["tasks"])})
 
 
 def _read_complete_run(run: RunFolder) -> dict[str, Any]:
-    """`_run.json` of a run whose shards are all scored; raise TableError otherwise."""
+    """Read `_run.json` of a run whose shards are all scored; raise TableError otherwise."""
     recorded = run.recorded()
     if not recorded.get("complete"):
         raise TableError.of("folder", str(run.name), "is not finished; run the command that made it again first")
@@ -126,7 +125,7 @@ def _read_complete_run(run: RunFolder) -> dict[str, Any]:
 
 
 def _check_embeddings(run: RunFolder, stems: Sequence[str], wanted: ScoreSettings) -> None:
-    """Raise TableError unless all embeddings are there and intact, with texts if pairs are to be scored."""
+    """Raise TableError unless all embeddings exist and are intact, with texts if pairs are to be scored."""
     empty, texts = True, False
     for stem in stems:
         path, shard = run.embeddings(stem), read_metadata(run.table(stem))["shard"]
@@ -162,10 +161,10 @@ def score_embeddings(
 
     With `shards` each shard gets a table that training can use: `metadata` has the key of each embedding, and a column `shard`
     if shards repeat keys. Samples without an embedding get the status `invalid`. Otherwise each file gets a table.
-    `labels` (N,) are class numbers over all files, negative for none; `class_names` are shown instead of them. With `texts`
-    of another width, or `joint=False`, images and texts are of two unrelated encoders: there is no cosine, and the
-    neighbourhood score takes its place. Raises ConfigError for arrays that do not fit one another. A stopped run is marked as
-    not finished, and starts over.
+    `labels` (N,) are class numbers over all files, negative for none; `class_names` are shown instead of them. With `texts` of
+    another width, or `joint=False`, images and texts come from two unrelated encoders: there is no cosine, and the
+    neighbourhood score replaces it. Raises ConfigError for arrays that do not fit one another. A stopped run is marked as not
+    finished, and starts over.
     """
     began = time.monotonic()
     parts = find_parts(Path(images), Path(texts) if texts else None, Path(metadata) if metadata else None)
@@ -229,7 +228,7 @@ def _array_settings(
     joint: bool,
     settings: ScoreSettings,
 ) -> ScoreSettings:
-    """The settings for these arrays; raise ConfigError for what they do not allow."""
+    """Return the settings for these arrays; raise ConfigError for settings that they do not allow."""
     image_width, text_width = parts[0].widths
     tasks = (("pairs",) if text_width else ()) + (("labels",) if labels is not None else ())
     if not tasks:
@@ -243,7 +242,7 @@ def _array_settings(
             width = anchors.embeddings.shape[1]
             raise ConfigError.of("anchors", width, f"wide do not fit images of {image_width}; use one model for both")
     if labels is not None:
-        from .labels.scoring import count_classes  # brings torch, which pairs do not need
+        from .labels.scoring import count_classes  # imports torch, which pairs do not need
 
         count = count_classes(labels, anchors)
         if class_names and len(class_names) < count:
@@ -259,7 +258,7 @@ def _array_settings(
 
 
 def _make_room(run: RunFolder, stems: Sequence[str], overwrite: bool) -> None:
-    """Remove what `overwrite` allows, or what an unfinished run of the same kind left; else raise ConfigError."""
+    """Remove an earlier run if `overwrite` allows it or it is an unfinished run of the same kind; else raise ConfigError."""
     before = None if overwrite else run.read_run()
     if before is not None and (before["complete"] or before["scorer"]["model"] != MODEL):
         raise ConfigError.of("out", str(run.name), "holds a run already; choose another folder, or use --overwrite")

@@ -1,4 +1,4 @@
-"""What `annotate` can be told: defaults, checks and help texts, each written once.
+"""Settings of `annotate`: defaults, checks and help texts, each written once.
 
 The command line, `annotate(...)`, the service's job requests and `_run.json` are views of `AnnotateSettings`. Nothing heavy is
 imported here, because `noisegate --help` shows these texts.
@@ -30,7 +30,7 @@ SEARCH = "Neighbour search"
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it is decoded; a sample over a limit gets the status `too_large`."""
+    """Limits checked before decoding; a sample over a limit gets the status `too_large`."""
 
     max_pixels: int = 90_000_000
     max_image_bytes: int = 64_000_000
@@ -44,13 +44,13 @@ class Limits:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, int]) -> "Limits":
-        """From a record; limits of other releases are left out."""
+        """Read limits from a record; unknown limits of other releases are left out."""
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How samples are read: what each must have (`tasks`), where its caption and label are, and its limits."""
+    """How samples are read: the parts each must have (`tasks`), the places of caption and label, and the limits."""
 
     tasks: tuple[str, ...] = ("pairs",)
     text_field: str | None = None
@@ -123,7 +123,7 @@ class ScoreSettings:
 
 
 def check_beta_mode(mode: str | float, has_data: bool = True) -> str:
-    """Return the mode (`fixed:VALUE` for a bare number); raise ConfigError for an unknown one, or one that lacks its data."""
+    """Return the mode (`fixed:VALUE` for a bare number); raise ConfigError for an unknown mode, or if its data is missing."""
     mode = str(mode).strip()
     with contextlib.suppress(ValueError):
         mode = f"fixed:{float(mode)}"
@@ -147,7 +147,7 @@ def check_beta_value(value: float) -> None:
 
 
 def read_tasks(text: str) -> tuple[str, ...]:
-    """Tasks separated by commas.
+    """Parse tasks separated by commas.
 
     >>> read_tasks("pairs, labels")
     ('pairs', 'labels')
@@ -163,7 +163,7 @@ def _setting(
     read: Callable[[str], Any] | None = None,
     least: int | None = None,
 ) -> Any:
-    """A field with its help text and the panel of the help it is shown in.
+    """Make a field with its help text and the panel of the help that shows it.
 
     `flags` are given if they do not follow from the field's name; `read` reads the value from text; `least` is its minimum.
     """
@@ -306,7 +306,7 @@ class AnnotateSettings:
     seed: int = _setting(ScoreSettings.seed, "Seed of everything random.", least=0)
 
     def __post_init__(self) -> None:
-        _ = self.reading, self.scoring  # they check their own values
+        _ = self.reading, self.scoring  # both check their own values
         check_decoder(self.decoder, self.draft)
         if self.workers is not None and self.workers < 0:
             raise ConfigError.of("workers", self.workers, "is not a number of processes; use 0 (none) or more")
@@ -317,7 +317,7 @@ class AnnotateSettings:
                 raise ConfigError.of(name, value, "is not for --engine ray, which finds its own; leave it out")
 
     def refuse_unused(self) -> None:
-        """Raise ConfigError for a setting that the tasks leave without effect."""
+        """Raise ConfigError for a setting that has no effect with these tasks."""
         if self.classes and "labels" not in self.tasks:
             raise ConfigError.of("classes", self.classes, "are for labels, which are not scored; use --task labels")
         self.scoring.refuse_unused(*self.scoring.chosen)
@@ -347,12 +347,12 @@ class AnnotateSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AnnotateSettings":
-        """The inverse of `to_dict`; what is not given has its default."""
+        """The inverse of `to_dict`; missing values get their defaults."""
         return cls(**{**values, **({"tasks": tuple(values["tasks"])} if "tasks" in values else {})})
 
 
 def check_decoder(decoder: str, draft: bool = False) -> str:
-    """Return it; raise ConfigError for an unknown decoder, and for one that cannot decode a part of a JPEG."""
+    """Return the decoder's name; raise ConfigError if it is unknown, or cannot decode at a fraction of the size (`draft`)."""
     if decoder not in DECODERS:
         raise ConfigError.of("decoder", decoder, f"is unknown; use {', '.join(DECODERS)}")
     if decoder == "gpu" and draft:

@@ -1,9 +1,9 @@
 """Scores of image-text pairs.
 
-`scorer` embeds and scores pairs, for all who need it; `osa` is the weight of a cosine, `beta` the shift it needs,
-`calibration` what a score means on some data (with the models of `density_ratio`), `judge` which score that is. `pair_fit`
-learns β and calibration of a whole run, or of a few pairs before a long job. `neighbourhood` judges a pair by the partners of
-its neighbours, `pair_quality` by what its picture and caption give to other pairs (`pair_pool`: those of a run).
+`scorer` embeds and scores pairs; `osa` computes the weight of a cosine, `beta` the shift that the weight needs, `calibration`
+P(clean) of a score on some data (fitted with the models of `density_ratio`); `judge` chooses that score. `pair_fit` learns β
+and calibration of a whole run, or of a few pairs before a long job. `neighbourhood` judges a pair by the partners of its
+neighbours, `pair_quality` by the cosines of its picture and caption with other pairs (`pair_pool` draws these from a run).
 """
 
 import lazy_loader

@@ -1,8 +1,8 @@
 """β, the cosine that a model gives to unrelated pictures and texts (OSA Eq. 4).
 
-Random inputs and shuffled real pairs give different numbers. Where embeddings live in a cone (CLIP: shuffled pairs about
-.15, random inputs .215, matched pairs .30) random inputs lie between the two, and are the paper's β. Where there is no
-cone they fall among the shuffled pairs and reject only some of the noise; the crossing of the two densities does better.
+Random inputs and shuffled real pairs give different values. If embeddings lie in a cone (CLIP: shuffled pairs about .15, random
+inputs .215, matched pairs .30), random inputs lie between shuffled and matched pairs, and are the paper's β. Without a cone
+they fall among the shuffled pairs and reject only some of the noise; the crossing of the two densities is then a better cut.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from .calibration import PairCalibration
 from .calibration_fit import MIN_PAIRS, RatioModels, fit_models, intersection
 
 NOISE_INPUTS = 256  # random pictures and texts; all 65,536 combinations count, as in OSA's code
-PAIRS = 10_000  # given pairs that β and the calibration are learned from, at most
+PAIRS = 10_000  # most given pairs from which β and the calibration are learned
 RESAMPLES = 100  # bootstrap replicates of an interval
 
 
@@ -63,21 +63,21 @@ class Beta:
 
 @dataclass(frozen=True)
 class PairSample:
-    """Cosines of the given pairs (N,) and of deliberately mismatched ones (M,) of the same data."""
+    """Cosines of the given pairs (N,) and of pairs mismatched on purpose (M,) of the same data."""
 
     given: Floats
     mismatched: Floats
 
     @cached_property
     def models(self) -> RatioModels | None:
-        """The models fitted to this sample; None if it has too few pairs."""
+        """Fit the models to this sample; None if it has too few pairs."""
         if min(np.isfinite(self.given).sum(), np.isfinite(self.mismatched).sum()) < MIN_PAIRS:
             return None
         return fit_models(self.given, self.mismatched)
 
     @cached_property
     def calibration(self) -> PairCalibration | None:
-        """The calibration learned from this sample; None if it has too few pairs."""
+        """Learn the calibration from this sample; None if it has too few pairs."""
         return self.models.calibrate() if self.models else None
 
 
@@ -91,11 +91,11 @@ def estimate_beta(
     random_inputs: Callable[[], Beta] | None = None,
     seed: int = 0,
 ) -> Beta:
-    """β by one of `BETA_MODES`, with its spread, sample size, seed and a 95 % interval.
+    """Estimate β by one of `BETA_MODES`, with its spread, sample size, seed and a 95 % interval.
 
-    `images` and `texts` are embeddings (N, d) of the given pairs, row by row; `pairs` replaces them if their cosines are
-    known already, and `random_inputs` replaces the estimator if its own β is cached. Raises ConfigError if the mode needs
-    something that was not given.
+    `images` and `texts` are embeddings (N, d) of the given pairs, row by row; `pairs` replaces them if their cosines are known
+    already, and `random_inputs` replaces the estimator if its own β is cached. Raises ConfigError if an input that the mode
+    needs is missing.
 
     >>> estimate_beta(mode="fixed:0.215").value
     0.215
@@ -127,7 +127,7 @@ def estimate_beta(
 
 
 def _choose(pairs: PairSample | None, random_inputs: Callable[[], Beta] | None, seed: int) -> Beta:
-    """Mode `auto`: random inputs if they lie between shuffled and given pairs, else the intersection."""
+    """Choose β in mode `auto`: random inputs if they lie between shuffled and given pairs, else the intersection."""
     if random_inputs is None and pairs is None:
         raise _lacks("auto", "needs a model or data; give one, or a number such as fixed:0.215")
     if pairs is None or pairs.models is None:
@@ -163,29 +163,29 @@ def _with_reason(beta: Beta, reason: str) -> Beta:
 
 
 def measure_beta(estimator: Estimator, seed: int = 0) -> Beta:
-    """β of random inputs, from the user's cache folder if it was measured before."""
+    """Measure β of random inputs, or read it from the user's cache folder."""
     return cached_beta(estimator.identity, seed, lambda: beta_of_random_inputs(estimator, seed=seed))
 
 
 def beta_cache_file(identity: Identity, seed: int) -> Path:
-    """Where the β of this scorer and seed is kept."""
+    """Return the cache file of the β of this scorer and seed."""
     return user_cache_path("noisegate") / "beta" / f"{identity.digest}-{NOISE_INPUTS}-{seed}.json"
 
 
 def cached_beta(identity: Identity, seed: int, compute: Callable[[], Beta]) -> Beta:
-    """The β in the cache; a missing or damaged entry is computed and written."""
+    """Read β from the cache; compute and write a missing or damaged entry."""
     path = beta_cache_file(identity, seed)
     try:
         return Beta.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, ConfigError):
         beta = compute()
-    with contextlib.suppress(OSError):  # a read-only home folder costs a few seconds next time, nothing else
+    with contextlib.suppress(OSError):  # with a read-only home folder β is only computed again next time
         write_atomically(path, json.dumps(beta.to_dict()).encode())
     return beta
 
 
 def beta_of_random_inputs(estimator: Estimator, count: int = NOISE_INPUTS, seed: int = 0) -> Beta:
-    """Mean cosine over all combinations of `count` random pictures and texts."""
+    """Compute the mean cosine over all combinations of `count` random pictures and texts."""
     images, texts = (normalise(rows) for rows in estimator.encode_noise(count, np.random.default_rng(seed)))
     cosines = np.clip(images.astype(np.float64) @ texts.astype(np.float64).T, -1, 1)
     rng = np.random.default_rng(seed)
@@ -199,7 +199,7 @@ def beta_of_random_inputs(estimator: Estimator, count: int = NOISE_INPUTS, seed:
 
 
 def beta_of_intersection(pairs: PairSample, seed: int = 0) -> Beta:
-    """The cosine at which right and shuffled pairs are equally dense."""
+    """Find the cosine at which right and shuffled pairs are equally dense."""
     cut = intersection(pairs.given, pairs.mismatched, seed, pairs.calibration)
     value, spread = float(np.clip(cut.beta, -1, 1)), cut.beta_sd
     interval = (max(-1.0, value - 1.96 * spread), min(1.0, value + 1.96 * spread))
@@ -207,7 +207,7 @@ def beta_of_intersection(pairs: PairSample, seed: int = 0) -> Beta:
 
 
 def beta_of_shuffled(pairs: PairSample, seed: int = 0) -> Beta:
-    """Mean cosine of shuffled pairs: the middle of the noise, not the paper's β."""
+    """Compute the mean cosine of shuffled pairs: the middle of the noise, not the paper's β."""
     rng, values = np.random.default_rng(seed), pairs.mismatched
     means = np.array([rng.choice(values, len(values)).mean() for _ in range(RESAMPLES)])
     reason = "the middle of the noise, not the paper's quantity"
@@ -215,7 +215,7 @@ def beta_of_shuffled(pairs: PairSample, seed: int = 0) -> Beta:
 
 
 def sample_pairs(images: Floats, texts: Floats, rng: np.random.Generator, count: int = PAIRS) -> PairSample:
-    """Cosines of up to `count` given pairs and of about four times as many mismatched ones; invalid rows are left out."""
+    """Sample cosines of up to `count` given pairs and about four times as many mismatched pairs; invalid rows are left out."""
     images, texts = normalise(images), normalise(texts)
     if images.shape != texts.shape:
         raise ConfigError.of("texts", texts.shape, f"do not pair with images {images.shape}; give (N, d) for both")

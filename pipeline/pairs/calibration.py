@@ -1,4 +1,4 @@
-"""P(clean | score) as a map that a run records, and what is expected of a cut. How it is learned: calibration_fit.py."""
+"""P(clean | score) as a map that a run records, and the expected result of a cut. `calibration_fit` learns the map."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Expected(NamedTuple):
 class PairCalibration:
     """A monotone, piecewise linear map from a score to P(clean), with the estimated noise rate and its interval.
 
-    `score` is the column that the map takes. One of `pair_quality` also has the shares kept above some `cosines`, because β
+    `score` is the column that the map takes. A map of `pair_quality` also has the shares kept above some `cosines`, because β
     and other thresholds cut the cosine (`pipeline/pairs/judge.py`).
     """
 
     noise_rate: float
-    noise_interval: tuple[float, float]  # 95 %: bootstrap, widened by how far the plausible models disagree
+    noise_interval: tuple[float, float]  # 95 %: bootstrap, widened to include the estimates of all plausible models
     method: str
     ece: float  # expected calibration error on folds that the map was not fitted on
     crossing: float  # similarity at which given and mismatched pairs are equally dense; nan if there is none
@@ -51,21 +51,21 @@ class PairCalibration:
     clean: tuple[float, ...]  # P(clean) at the knots
     kept: tuple[float, ...]  # share of the given pairs above each knot
     kept_clean: tuple[float, ...]  # share of the given pairs that are above each knot and clean
-    loss: float = math.nan  # held-out log-loss (nats) at telling given from mismatched pairs: decides between scores
+    loss: float = math.nan  # held-out log-loss (nats) of given against mismatched pairs; chooses between scores
     score: str = SIMILARITY
     cosines: tuple[float, ...] = ()  # empty if the knots are cosines
     cosine_kept: tuple[float, ...] = ()  # share of the given pairs above each of `cosines`
     cosine_clean: tuple[float, ...] = ()  # share of the given pairs that are above it and clean, by their own P(clean)
     apart_below: float = -1.0  # cosine below which likely right pairs lie apart (`group_apart`); -1 if none do
-    apart_share: float = 0.0  # their share of the likely right pairs
+    apart_share: float = 0.0  # share of these among the likely right pairs
 
     def clean_probability(self, score: ArrayLike) -> Float32:
-        """P(clean | score), (N,) float32; nan stays nan."""
+        """Compute P(clean | score), (N,) float32; nan stays nan."""
         return np.interp(np.asarray(score, dtype=np.float64), self.knots, self.clean).astype(np.float32)
 
     @property
     def by_cosine(self) -> tuple[Float64, Float64, Float64]:
-        """Cosines, the share of the given pairs above each, and the share that is above it and clean."""
+        """Return cosines, the share of the given pairs above each, and the share that is above it and clean."""
         curves = (self.cosines, self.cosine_kept, self.cosine_clean) if self.cosines else self._curves
         return np.asarray(curves[0]), np.asarray(curves[1]), np.asarray(curves[2])
 
@@ -74,7 +74,7 @@ class PairCalibration:
         return self.knots, self.kept, self.kept_clean
 
     def clean_at(self, cosine: ArrayLike) -> Float32:
-        """Mean P(clean) of the given pairs at these cosines (N,); P(clean | cosine) itself if the map takes the cosine."""
+        """Return the mean P(clean) of the given pairs at these cosines (N,); P(clean | cosine) if the map takes the cosine."""
         if not self.cosines:
             return self.clean_probability(cosine)
         places, kept, clean = self.by_cosine
@@ -84,18 +84,18 @@ class PairCalibration:
         return np.asarray(np.interp(np.asarray(cosine, np.float64), middles, np.clip(mean, 0, 1)), np.float32)
 
     def expected(self, cut: float) -> Expected:
-        """Expected precision and recall when the pairs with a cosine above `cut` are kept."""
+        """Compute expected precision and recall if the pairs with a cosine above `cut` are kept."""
         return _expect(cut, *self.by_cosine)
 
     def expected_of(self, rule: str, beta: float) -> Expected:
-        """The same for what `clean` follows: `osa` keeps cosines above β, `probability` pairs that are likely clean."""
+        """Like `expected`, for the rule of `clean`: `osa` keeps cosines above β, `probability` keeps likely clean pairs."""
         if rule == "osa":
             return self.expected(beta)
         even = float(np.interp(LIKELY, self.clean, self.knots))
         return _expect(even, *(np.asarray(curve) for curve in self._curves))
 
     def field_cuts(self, beta: float | None = None) -> list[tuple[float, str, Expected]]:
-        """What the field's fixed thresholds, and β, are expected to keep and lose here: (cosine, whose it is, Expected)."""
+        """List what common fixed thresholds and β are expected to keep and lose here: (cosine, source, Expected)."""
         names = FIELD_CUTS | ({} if beta is None else {beta: "β of this data"})
         return [(cut, names[cut], self.expected(cut)) for cut in sorted(names)]
 
@@ -120,7 +120,7 @@ class PairCalibration:
 
 
 def _expect(cut: float, places: Float64, kept: Float64, kept_clean: Float64) -> Expected:
-    """Expected figures of keeping what is above `cut`, from curves over `places`."""
+    """Compute the expected figures of keeping everything above `cut`, from curves over `places`."""
     above = float(np.interp(cut, places, kept, left=1.0, right=0.0))
     above_clean = float(np.interp(cut, places, kept_clean, left=kept_clean[0], right=0.0))
     total_clean = float(kept_clean[0])

@@ -1,14 +1,14 @@
-"""P(clean | similarity), learned by mismatching pairs on purpose, without knowing which given pairs are wrong.
+"""Learn P(clean | similarity) by mismatching pairs on purpose, without knowing which given pairs are wrong.
 
-The given pairs are a mixture of wrong and right ones, f = ρ f0 + (1 - ρ) f1, and f0 is known: it is what deliberately
-mismatched pairs of the same data show. With the density ratio r(s) = f(s) / f0(s) everything else follows:
+The density of the given pairs is a mixture of wrong and right pairs, f = ρ f0 + (1 - ρ) f1, and f0 is known: it is the density
+of pairs of the same data mismatched on purpose. Everything else follows from the density ratio r(s) = f(s) / f0(s):
 
     P(clean | s) = 1 - ρ / r(s),      ρ = lim r(s) for the lowest s,      f1(s) = f0(s)  ⇔  r(s) = 1.
 
-The models of r (pipeline/pairs/density_ratio.py) are averaged: one whose held-out log-loss at telling given from mismatched
-pairs is z standard errors above the best counts exp(-z²/2), because several shapes of f1 often fit alike and err on
-different sides. The isotonic model, which has no shape, counts only if the others fail. Everything runs on histograms, so
-that the cost does not grow with the data.
+The models of r (pipeline/pairs/density_ratio.py) are averaged: a model whose held-out log-loss of given against mismatched
+pairs is z standard errors above the best has weight exp(-z²/2), because several shapes of f1 often fit equally well and err in
+different directions. The isotonic model, which assumes no shape, is used only if the others fail. Everything is computed on
+histograms, so that the cost does not grow with the data.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .calibration import CLEAN_BELOW, PairCalibration
 from .density_ratio import MODELS, Normals, RatioFit, choose_normals
 
 BINS = 500  # of the histograms of similarities
-FOLDS = 5  # of the cross-validation that weighs the models
+FOLDS = 5  # of the cross-validation that gives the weights of the models
 DRAWS = 50  # bootstrap replicates of the noise rate and the crossing
 MIN_PAIRS = 20  # similarities of given and of mismatched pairs that a calibration needs; chosen
-SHAPELESS = "isotonic"  # the model that counts only if the others fail
+SHAPELESS = "isotonic"  # the model that is used only if the others fail
 PLAUSIBLE = 2  # a model counts as plausible up to this many standard errors behind the best
 
 
 class Intersection(NamedTuple):
     """A cut between mismatched and clean pairs, and how it was found."""
 
-    beta: float  # where clean and mismatched pairs are equally dense, or the fall-back that `reason` names
+    beta: float  # cosine where clean and mismatched pairs are equally dense, or the fall-back named by `reason`
     reason: str
     beta_sd: float  # of `beta`, by bootstrap
 
 
 class RatioModels(NamedTuple):
-    """All models fitted to the same pairs, before a bootstrap says how far to trust them, which is what takes most time."""
+    """All models fitted to the same pairs, without the bootstrap, which takes most of the time."""
 
     centres: Float64
     given: Float64  # (FOLDS, B) counts
@@ -56,27 +56,27 @@ class RatioModels(NamedTuple):
 
     @property
     def unseen(self) -> list[RatioFit]:
-        """The average of the models for each fold that they were not fitted on."""
+        """Average the models, for each fold those that were not fitted on it."""
         held_out, weights = self.held_out, self.weights
         return [_average({name: held_out[name][fold] for name in weights}, weights) for fold in range(FOLDS)]
 
     @property
     def loss(self) -> float:
-        """Held-out log-loss (nats) at telling given from mismatched pairs."""
+        """Compute the held-out log-loss (nats) of given against mismatched pairs."""
         return round(_held_out_loss(self.unseen, self.given, self.mismatched), 6)
 
     def calibrate(self) -> PairCalibration:
-        """The map of the averaged models, with a bootstrapped interval of the noise rate."""
+        """Make the map of the averaged models, with a bootstrap interval of the noise rate."""
         with one_blas_thread():
             return _calibrate(self)
 
 
 def calibrate_pairs(given: ArrayLike, mismatched: ArrayLike, seed: int = 0) -> PairCalibration:
-    """Learn P(clean | similarity) from the given pairs (N,) and from deliberately mismatched ones (M,); nan is dropped.
+    """Learn P(clean | similarity) from the given pairs (N,) and from pairs mismatched on purpose (M,); nan is dropped.
 
-    Mismatch by a derangement that avoids equal captions and equal images: a "mismatched" pair that in truth matches
-    would count as what a wrong pair looks like. The map rests on two assumptions: wrong pairs among the given look like
-    mismatched ones, and the least similar wrong pairs are less similar than nearly all right ones.
+    Mismatch by a derangement that avoids equal captions and equal images: otherwise pairs that really match would count as
+    examples of wrong pairs. The map rests on two assumptions: wrong pairs among the given look like mismatched ones, and the
+    least similar wrong pairs are less similar than nearly all right pairs.
 
     >>> rng = np.random.default_rng(0)
     >>> wrong, right = rng.normal(0.15, 0.03, 400), rng.normal(0.30, 0.03, 600)
@@ -146,12 +146,12 @@ def intersection(
     *,
     even_if_clean: bool = False,
 ) -> Intersection:
-    """Where clean and mismatched pairs are equally dense: OSA's β for a space without a cone.
+    """Find the cosine where clean and mismatched pairs are equally dense: OSA's β for a space without a cone.
 
-    The equal-posterior point at even odds, f1(β) = f0(β), which is where f(β) = f0(β) whatever the noise rate; it is
-    the cut with the best balanced accuracy. Falls back to mean + 2 sd of the mismatched, with the reason in `reason`,
-    when one of the two sides is too small or constant, when no clean component stands out, or when the given pairs
-    look all clean, unless `even_if_clean`. `calibration` is that of the same pairs, if it is known already.
+    It is the equal-posterior point at even odds, f1(β) = f0(β), where also f(β) = f0(β) at any noise rate; this cut has the
+    best balanced accuracy. Falls back to mean + 2 sd of the mismatched, with the reason in `reason`, when given or mismatched
+    pairs are too few or constant, when no clean component stands out, or when the given pairs look all clean, unless
+    `even_if_clean`. `calibration` is the one of the same pairs, if it is known already.
 
     >>> rng = np.random.default_rng(0)
     >>> wrong, right = rng.normal(0.0, 0.15, 4000), rng.normal(0.45, 0.15, 6000)
@@ -191,14 +191,14 @@ def _weights(excess: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 def _average(fits: Mapping[str, RatioFit], weights: Mapping[str, float]) -> RatioFit:
-    """The mixture of the models' densities."""
+    """Mix the models' densities by weight."""
     rate = sum(weight * fits[name].rate for name, weight in weights.items())
     ratio = np.sum([weight * fits[name].ratio for name, weight in weights.items()], axis=0)
     return RatioFit(rate, ratio)
 
 
 def _describe(weights: Mapping[str, float]) -> str:
-    """The models by weight: "log-gamma 62 %, gaussian 38 %"."""
+    """Name the models by weight: "log-gamma 62 %, gaussian 38 %"."""
     order = sorted(weights, key=lambda name: -weights[name])
     parts = [f"{name} {weights[name]:.0%}".replace("%", " %") for name in order if weights[name] >= 0.005]
     return order[0] if len(parts) == 1 else ", ".join(parts)
@@ -213,9 +213,9 @@ def _bootstrap(
     weights: Mapping[str, float],
     rng: np.random.Generator,
 ) -> tuple[tuple[float, float], float]:
-    """A 95 % interval of ρ that includes the estimate of every plausible model; and the crossing's standard deviation.
+    """Bootstrap a 95 % interval of ρ that includes the estimate of every plausible model, and the sd of the crossing.
 
-    Each draw is fitted with one model, chosen by weight, so that the spread includes how far they disagree.
+    Each draw is fitted with one model, chosen by weight, so that the spread includes the disagreement of the models.
     """
 
     def redraw(counts: Float64) -> Float64:
@@ -223,7 +223,7 @@ def _bootstrap(
 
     names = rng.choice(list(weights), DRAWS, p=list(weights.values()))
     drawn = [MODELS[name](centres, redraw(g), redraw(m), shape) for name in names]
-    few = 3 / float(g.sum())  # rule of three: none seen among n still allows a share of 3 / n
+    few = 3 / float(g.sum())  # rule of three: if none of n is wrong, the share of wrong ones may still be 3 / n
     spread = max(1.96 * float(np.std([fit.rate for fit in drawn])), few)
     crossings = np.array([_crossing(centres, fit.ratio) for fit in drawn])
     finite = crossings[np.isfinite(crossings)]
@@ -234,7 +234,7 @@ def _bootstrap(
 
 
 def _held_out_error(fits: list[RatioFit], g: Float64, m: Float64, rate: float) -> float:
-    """ECE over ten bins of P(clean): the share of clean pairs in a bin is 1 - ρ · mismatched share / given share."""
+    """Compute the ECE over ten bins of P(clean); a bin's share of clean pairs is 1 - ρ · mismatched share / given share."""
     predicted, seen, wrong = np.zeros(10), np.zeros(10), np.zeros(10)
     for fold, fit in enumerate(fits):
         clean = fit.clean()
@@ -246,15 +246,15 @@ def _held_out_error(fits: list[RatioFit], g: Float64, m: Float64, rate: float) -
 
 
 def _held_out_loss(fits: list[RatioFit], g: Float64, m: Float64) -> float:
-    """Log-loss at telling given from mismatched pairs of folds that the map was not fitted on; both kinds count half."""
-    # at even odds, whatever the numbers of pairs
+    """Compute the log-loss of given against mismatched pairs on held-out folds; both kinds have weight 1/2."""
+    # at even odds, independent of the numbers of pairs
     logits = np.log(np.maximum(np.stack([fit.ratio for fit in fits]), 1e-9))
     on_given, on_mismatched = np.logaddexp(0, -logits), np.logaddexp(0, logits)
     return float((np.sum(g * on_given) / g.sum() + np.sum(m * on_mismatched) / m.sum()) / 2)
 
 
 def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Float64, m: Float64) -> dict[str, tuple[float, float]]:
-    """Held-out log-loss of each model minus that of the best: mean over all pairs, and its standard error."""
+    """Compute the held-out log-loss of each model minus that of the best: mean over all pairs, and its standard error."""
     offset, total = np.log(g.sum() / m.sum()), (g + m).sum()
     logits = {name: np.stack([np.log(np.maximum(fit.ratio, 1e-9)) for fit in fits]) for name, fits in held_out.items()}
     losses = {
@@ -271,7 +271,7 @@ def _excess_losses(held_out: Mapping[str, list[RatioFit]], g: Float64, m: Float6
 
 
 def _histograms(given: Float64, mismatched: Float64, rng: np.random.Generator) -> tuple[Float64, Float64, Float64]:
-    """Bin centres (B,) and counts (FOLDS, B) of both sides; values far outside the quartiles go to the end bins."""
+    """Count both sides in bins: centres (B,) and counts (FOLDS, B); values far outside the quartiles go to the end bins."""
     pooled = np.concatenate([given, mismatched])
     low, high = np.quantile(pooled, [0.25, 0.75])
     reach = 10 * max(high - low, 1e-9)
@@ -288,7 +288,7 @@ def _histograms(given: Float64, mismatched: Float64, rng: np.random.Generator) -
 
 
 def _crossing(centres: Float64, ratio: Float64) -> float:
-    """The similarity at which the rising ratio passes 1; nan if it never does."""
+    """Find the similarity at which the rising ratio passes 1; nan if it never does."""
     if ratio[0] >= 1 or ratio[-1] <= 1:
         return float("nan")
     above = int(np.argmax(ratio > 1))
@@ -297,7 +297,7 @@ def _crossing(centres: Float64, ratio: Float64) -> float:
 
 
 def _knots(centres: Float64, clean: Float64, g: Float64, m: Float64) -> Float64:
-    """At most about 120 similarities: quantiles of both sides, and one for every 2 % of P(clean)."""
+    """Choose at most about 120 knots: quantiles of both sides, and one for every 2 % of P(clean)."""
     quantiles = np.linspace(0, 1, 33)
     places = [np.interp(quantiles, np.cumsum(counts) / counts.sum(), centres) for counts in (g, m)]
     levels = np.interp(np.linspace(0.02, 0.98, 49), clean, centres)

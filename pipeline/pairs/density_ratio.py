@@ -3,10 +3,10 @@
 With the given pairs a mixture f = ρ f0 + (1 - ρ) f1 of wrong and right ones, each model gives ρ and a rising r:
 
 - ``gaussian``   f1 is normal, f0 a mixture of normals (as many as BIC asks for), so f0 may have any shape;
-- ``log-gamma``  f1 leans to one side, as cosines do that cannot pass 1: Prentice's generalised log-gamma density
-  (1974, "A log gamma model and its maximum likelihood estimation"), which is the normal at q = 0; f0 as above;
+- ``log-gamma``  f1 is skewed, as cosines are near their maximum 1: Prentice's generalised log-gamma density (1974, "A log gamma
+model and its maximum likelihood estimation"), which is the normal at q = 0; f0 as above;
 - ``logistic``   f1 = f0 exp(a + b s), so that P(clean | s) is a logistic curve; needs no density;
-- ``isotonic``   r only rises; ρ is the ratio of the two distribution functions far enough down.
+- ``isotonic``   r only has to rise; ρ is the ratio of the two distribution functions in the lower tail.
 
 Everywhere `centres` (B,) are the middles of equal bins, `g` and `m` (B,) the counts of given and mismatched pairs.
 """
@@ -21,8 +21,8 @@ import scipy  # its parts are imported at their first use
 
 from noisegate.pipeline.system.array_types import Float64
 
-MAX_RATIO = 1e30  # limit of f1 / f0 where mismatched pairs hardly occur
-MAX_LEAN = 3.0  # limit of |q|; the normal has 0, an exponential tail on the left 1
+MAX_RATIO = 1e30  # limit of f1 / f0 where there are hardly any mismatched pairs
+MAX_LEAN = 3.0  # limit of |q|; q is 0 for the normal, 1 for an exponential tail on the left
 
 
 class RatioFit(NamedTuple):
@@ -57,7 +57,7 @@ def _fit_gaussian(centres: Float64, g: Float64, m: Float64, shape: Normals) -> R
 
 
 def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """Maximum likelihood for ρ and the location, scale and lean q of f1, with the mismatched density held fixed."""
+    """Maximum likelihood for ρ and the location, scale and skew q of f1, with the mismatched density held fixed."""
     f0 = _fit_normals(centres, m, shape, rounds=10)[0].density(centres)
     rate, step = min(max(_tail_ratio(g, m), 1e-3), 1 - 1e-3), centres[1] - centres[0]
     surplus = np.maximum(g - rate * m * g.sum() / m.sum(), 0) + 1e-9
@@ -87,7 +87,7 @@ def _fit_log_gamma(centres: Float64, g: Float64, m: Float64, shape: Normals) -> 
 
 
 def _log_gamma(w: Float64, q: float) -> tuple[Float64, Float64, Float64]:
-    """log f(w) with its derivatives by w and q; q w has the law of log(q² Gamma(q⁻²)), and q -> 0 is the normal."""
+    """Compute log f(w) and its derivatives by w and q; q w is distributed as log(q² Gamma(q⁻²)), and q -> 0 is the normal."""
     if abs(q) < 0.02:  # to second order, because the exact terms cancel
         log_density = -(w**2) / 2 - q * w**3 / 6 - q**2 * (w**4 / 24 + 1 / 12) - np.log(2 * np.pi) / 2
         return log_density, -w - q * w**2 / 2 - q**2 * w**3 / 6, -(w**3) / 6 - q * (w**4 + 2) / 12
@@ -140,7 +140,7 @@ def _fit_logistic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> R
 
 
 def _fit_isotonic(centres: Float64, g: Float64, m: Float64, shape: Normals) -> RatioFit:
-    """Rising r by pooling adjacent bins, read between the centres of the pooled blocks."""
+    """Fit a rising r by pooling adjacent bins; between the centres of the pooled blocks r is interpolated."""
     both = g + m
     filled = both > 0
     share = scipy.optimize.isotonic_regression(g[filled] / both[filled], weights=both[filled]).x
@@ -161,7 +161,7 @@ MODELS: dict[str, Callable[[Float64, Float64, Float64, Normals], RatioFit]] = {
 
 
 def _tail_ratio(g: Float64, m: Float64) -> float:
-    """ρ as the ratio of distribution functions at the point whose upper confidence limit is lowest (best bin)."""
+    """Estimate ρ as the ratio of distribution functions at the point with the lowest upper confidence limit."""
     below_g, below_m = np.cumsum(g), np.cumsum(m)
     total_g, total_m = below_g[-1], below_m[-1]
     usable = (below_m >= max(5, 0.04 * total_m)) & (below_m <= 0.9 * total_m)
@@ -185,7 +185,7 @@ class Normals(NamedTuple):
 
 
 def _fit_normals(centres: Float64, counts: Float64, start: Normals, rounds: int) -> tuple[Normals, float]:
-    """EM from `start`: the mixture and its log-likelihood."""
+    """Fit by EM from `start`; return the mixture and its log-likelihood."""
     total, step, normals, before = counts.sum(), centres[1] - centres[0], start, -np.inf
     likelihood = before
     for _ in range(rounds):
@@ -204,7 +204,7 @@ def _fit_normals(centres: Float64, counts: Float64, start: Normals, rounds: int)
 
 
 def choose_normals(centres: Float64, counts: Float64, most: int = 5) -> Normals:
-    """A mixture of 1 to `most` normals, as many as BIC asks for."""
+    """Fit a mixture of 1 to `most` normals; BIC chooses how many."""
     total = counts.sum()
     cumulative, mean = np.cumsum(counts) / total, counts @ centres / total
     overall = float(np.sqrt(max(counts @ (centres - mean) ** 2 / total, (centres[1] - centres[0]) ** 2)))

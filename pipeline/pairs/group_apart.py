@@ -1,7 +1,8 @@
-"""Find likely right pairs that lie apart from the others, as captions do that are nearly right.
+"""Find a separate group of likely right pairs, such as pairs with nearly right captions.
 
-The calibration knows one kind of wrong pair, the mismatched one. A caption with one wrong attribute is much more similar than
-that, and so counts as right. Where many captions are like this, the cosines of the pairs that count as right have two peaks.
+The calibration knows only one kind of wrong pair, the mismatched pair. A caption with one wrong attribute is much more similar
+than a mismatched one, and so counts as right. If many captions are like this, the cosines of the likely right pairs have two
+peaks.
 """
 
 from typing import NamedTuple
@@ -13,8 +14,8 @@ from noisegate.pipeline.system.array_types import Floats
 from .density_ratio import choose_normals
 
 BINS = 500  # of the histogram of cosines
-VALLEY = 0.5  # two peaks are two groups if the density between them is below this part of the lower one. Chosen
-FEWEST = 20  # pairs of a group
+VALLEY = 0.5  # chosen; two peaks are two groups if the density between them is below this part of the lower peak
+FEWEST = 20  # fewest pairs of a group
 
 
 class GroupApart(NamedTuple):
@@ -25,9 +26,9 @@ class GroupApart(NamedTuple):
 
 
 def find_group_apart(cosines: Floats, clean: Floats) -> GroupApart | None:
-    """The lower of two groups of pairs with these cosines (N,), each counted by its P(clean) (N,); None if there is one group.
+    """Find the lower of two groups of pairs by cosines (N,), weighted by P(clean) (N,); None if there is only one group.
 
-    The density is that of a mixture of normals, so that single pairs make no group.
+    The density is a mixture of normals, so that a few pairs are no group.
 
     >>> rng = np.random.default_rng(0)
     >>> nearly_right, right = rng.normal(0.6, 0.03, 300), rng.normal(0.9, 0.03, 700)

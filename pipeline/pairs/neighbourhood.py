@@ -1,4 +1,4 @@
-"""Neighbourhood score of a pair: whether similar pictures have similar captions, and similar captions similar pictures."""
+"""Score a pair by its neighbourhood: do similar pictures have similar captions, and similar captions similar pictures?"""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .calibration import PairCalibration
 from .calibration_fit import MIN_PAIRS, Intersection, calibrate_pairs, intersection
 
 GATHERED = 1 << 24  # floats of neighbours held at a time
-NEIGHBOURS = 20  # of each picture and each text; 10 to 30 work alike
+NEIGHBOURS = 20  # of each picture and each text; 10 to 30 work equally well
 MISMATCHED = 10_000  # pairs mismatched on purpose, at most
 FOLDS = 5  # of the cross-validation that decides on the weight
-LARGEST_WEIGHT = 100.0  # of the agreement, relative to the cosine
+LARGEST_WEIGHT = 100.0  # largest weight of the agreement, relative to the cosine
 ROWS_READ = 16_384  # at a time
 
 
 def neighbourhood_agreement(
     image_neighbours: Integers, text_neighbours: Integers, image_embeddings: Embeddings, text_embeddings: Embeddings
 ) -> Float32:
-    """(N,) how far a pair agrees with its neighbours' partners, in standard deviations of a random pair (random: 0).
+    """Compute how far a pair agrees with its neighbours' partners, (N,), in standard deviations of a random pair (random: 0).
 
         a_i = ½ [ z_text(i, N_image(i)) + z_image(i, N_text(i)) ],
         z_s(i, J) = ( mean_{j in J} cos(e_i, e_j) - mean_j cos(e_i, e_j) ) / sd_j cos(e_i, e_j),
@@ -61,7 +61,7 @@ def agreement_of_new_pairs(
     image_neighbours: Integers,
     text_neighbours: Integers,
 ) -> Float64:
-    """(N,) `neighbourhood_agreement` of new pairs with lists (N, k) of rows of the data; nan unless a pair has both parts."""
+    """Compute `neighbourhood_agreement` of new pairs, (N,), with lists (N, k) of rows of the data; nan if a part is missing."""
     agreement = average_sides(
         texts.agreement_of(new_texts, image_neighbours, np.float64),
         images.agreement_of(new_images, text_neighbours, np.float64),
@@ -71,7 +71,7 @@ def agreement_of_new_pairs(
 
 
 def average_sides(by_text: NDArray[Any], by_image: NDArray[Any]) -> NDArray[Any]:
-    """The mean of both, or the one that is not nan."""
+    """Average both sides; if one is nan, return the other."""
     both = (by_text + by_image) / 2
     return np.where(np.isnan(by_text), by_image, np.where(np.isnan(by_image), by_text, both))
 
@@ -147,9 +147,9 @@ class Side:
 class NeighbourhoodScores:
     """Agreement (N,) of each pair, NaN for none, and the calibration learned from it.
 
-    `score` (N,), the input of `calibration`, is cosine + `weight` · agreement, both in standard deviations of mismatched
-    pairs; without a cosine it is the agreement. `weight` is 0 unless the agreement helps to tell given from mismatched pairs
-    of a held-out fold. `alone`: the agreement decides which pairs are clean.
+    `score` (N,), the input of `calibration`, is cosine + `weight` · agreement, both in standard deviations of mismatched pairs;
+    without a cosine it is the agreement. `weight` is 0 unless the agreement helps to separate given from mismatched pairs in a
+    held-out fold. `alone`: the agreement decides which pairs are clean.
     """
 
     agreement: Float32
@@ -161,7 +161,7 @@ class NeighbourhoodScores:
     alone: bool
 
     def facts(self) -> dict[str, Any]:
-        """What the tables record."""
+        """Return the facts that the tables record."""
         facts: dict[str, Any] = {"k": self.k, "weight": self.weight, "alone": self.alone, "cut": None}
         facts["calibration"] = self.calibration.to_dict() if self.calibration else None
         if self.calibration and self.cut and self.alone:
@@ -171,9 +171,9 @@ class NeighbourhoodScores:
         return facts
 
     def table_columns(self, rows: slice, ok: Mask, probability: Float32) -> dict[str, Any]:
-        """Column `neighbourhood`; `clean_probability` if the score tells more than the cosine; `clean` if it decides alone.
+        """Make column `neighbourhood`; `clean_probability` if `weight` > 0 or `alone`; `clean` if `alone`.
 
-        `probability` is that of the cosine alone; it stays for pairs without neighbours.
+        `probability` is P(clean) by the cosine alone; pairs without neighbours keep it.
         """
         agreement = np.where(ok, self.agreement[rows], np.nan)
         columns: dict[str, Any] = {"neighbourhood": agreement}
@@ -216,7 +216,7 @@ def score_neighbourhood(
     text_side, image_side, every = Side.of(right), Side.of(left), np.arange(len(left))
     given = average_sides(text_side.agreement(every, near_images), image_side.agreement(every, near_texts))
     given[~valid] = np.nan
-    # leave out the pair that the caption, or the picture, of a mismatched pair came from
+    # leave out the original pair of a mismatched pair's caption, or picture
     wrong = average_sides(
         text_side.agreement(caption, _remove_rows(near_images[picture], caption)),
         image_side.agreement(picture, _remove_rows(near_texts[caption], picture)),
@@ -232,7 +232,7 @@ def score_neighbourhood(
 
 
 def _has_embedding(rows: Rows) -> Mask:
-    """(N,) which rows are not zeros."""
+    """Return which rows are not zeros, (N,)."""
     return np.concatenate([np.zeros(0, np.bool_), *(block.any(axis=1) for _, block in rows.chunks(ROWS_READ))])
 
 
@@ -246,13 +246,13 @@ def _calibrate(
 ) -> NeighbourhoodScores:
     enough = min(np.isfinite(score).sum(), np.isfinite(wrong).sum()) >= MIN_PAIRS
     calibration = calibrate_pairs(score, wrong, seed) if enough else None
-    # even_if_clean: mean + 2 sd would lose most pairs of clean data, as agreement separates less than cosines do
+    # even_if_clean: mean + 2 sd would drop most pairs of clean data, because agreement separates less than cosines
     cut = intersection(score, wrong, seed, calibration, even_if_clean=True) if enough else None
     return NeighbourhoodScores(agreement, score.astype(np.float32), k, weight, calibration, cut, alone)
 
 
 def _learn_weight(given: Floats, wrong: Floats, rng: np.random.Generator) -> float:
-    """Weight of the agreement (column 1) relative to the cosine (column 0) in telling given from mismatched pairs.
+    """Learn the weight of the agreement (column 1) relative to the cosine (column 0) to separate given from mismatched pairs.
 
     0 unless the agreement lowers the held-out log-loss by more than two standard errors; at most LARGEST_WEIGHT.
     """

@@ -10,9 +10,9 @@ T = TypeVar("T")
 def osa_weight(similarity: T, beta: float, monotone: bool = False) -> T:
     """w = x² (1 - x) with x = s - β where x > 0, else 0 (OSA Eq. 5); never negative, 0 for NaN.
 
-    `similarity` is a number, a numpy array or a torch tensor of any shape, and the result is of the same kind; half
-    precision becomes float32, because cosines near β would drown in its steps. The weight rises to 4/27 at x = 2/3 and
-    falls beyond; `monotone` holds it there, for image-image pairs, whose cosines reach so far.
+    `similarity` is a number, a numpy array or a torch tensor of any shape, and the result is of the same kind; half precision
+    becomes float32, because its steps are too coarse for cosines near β. The weight rises to 4/27 at x = 2/3 and falls beyond;
+    `monotone` keeps it at 4/27, for image-image pairs, whose cosines are that large.
 
     >>> round(osa_weight(0.30, beta=0.215), 9)
     0.006610875
@@ -24,7 +24,7 @@ def osa_weight(similarity: T, beta: float, monotone: bool = False) -> T:
 
 
 def reference_weight(x: T) -> T:
-    """x² (1 - x²), the quartic of OSA's published code for margins divided by the batch's largest; 0 outside (0, 1).
+    """Compute x² (1 - x²), as OSA's published code does for margins divided by the batch's largest; 0 outside (0, 1).
 
     >>> reference_weight(np.array([0.5, 1.0])).tolist()
     [0.1875, 0.0]
@@ -34,7 +34,7 @@ def reference_weight(x: T) -> T:
 
 
 def _clamped(values: Any, shift: float, most: float) -> Any:
-    """values - shift within [0, most], 0 for NaN: tensors stay tensors, numbers numbers, all else becomes an array."""
+    """Clamp values - shift to [0, most], NaN to 0; tensors stay tensors, numbers stay numbers, all else becomes an array."""
     if hasattr(values, "clamp"):  # a torch tensor, without importing torch
         wide = values.float() if values.is_floating_point() and values.element_size() < 4 else values
         return (wide - shift).clamp(0, most).nan_to_num(0.0)

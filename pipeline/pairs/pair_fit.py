@@ -1,4 +1,4 @@
-"""β and calibration of a whole run, from a sample of all its shards; cosines of the first pairs of some shards."""
+"""Learn β and calibration of a whole run from a sample of all its shards; read cosines of the first pairs of shards."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ from .scorer import Encoded, encode_samples, read_scoring
 
 @dataclass(frozen=True)
 class PairFit:
-    """β and calibration of one run, the sample of given pairs that they were learned from, and the pool of `pair_quality`.
+    """β and calibration of one run, the sample of given pairs behind them, and the pool of `pair_quality`.
 
-    `quality` is what the tables record of the pool, which cannot be read any more once the embeddings were dropped. `cut` is
-    what `clean` follows: `osa` or `probability`.
+    `quality` is the tables' record of the pool, which cannot be read after the embeddings were dropped. `cut` is the rule of
+    `clean`: `osa` or `probability`.
     """
 
     beta: Beta
@@ -51,7 +51,7 @@ def fit_pairs(
 ) -> PairFit:
     """Learn β and calibration of a run whose shards are all encoded, and draw its pool.
 
-    Without `keep_embeddings` the calibration is that of the cosine: there will be no pool to compare new pairs with.
+    Without `keep_embeddings` the calibration uses the cosine: there will be no pool to compare new pairs with.
     """
     drawn = _draw_sample(run, stems, PAIRS, settings.seed)
     pool = fit_pool(run, stems, settings.seed, device)
@@ -66,9 +66,9 @@ def fit_embeddings(
     random_inputs: Callable[[], Beta] | None,
     temperature: float | None,
 ) -> PairFit:
-    """`fit_pairs` for pairs in memory: unit rows (N, d) of float16, as a run keeps them, and their exact cosines (N,).
+    """Like `fit_pairs`, for pairs in memory: unit rows (N, d) of float16, as a run keeps them, and exact cosines (N,).
 
-    `temperature` is the model's own, if it has one. Up to 10,000 pairs give what a run of one shard gives.
+    `temperature` is the model's own, if it has one. For up to 10,000 pairs the result is that of a run of one shard.
     """
     order = np.argsort(np.random.default_rng(settings.seed).random(len(cosines)))
     sample, pooled = np.sort(order[:PAIRS]), np.sort(order[:POOL])
@@ -105,13 +105,13 @@ def read_pair_fit(run: RunFolder, stems: Sequence[str], seed: int) -> PairFit:
 
 
 def sample_run(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> PairSample:
-    """Cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched ones made from them."""
+    """Sample cosines of up to `count` given pairs, drawn evenly from all shards, and of mismatched pairs made from them."""
     return _draw_sample(run, stems, count, seed).cosine
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Given pairs of a run with their embeddings (N, d), and row numbers (M,) of the pictures and captions mismatched."""
+    """Given pairs of a run with embeddings (N, d), and row numbers (M,) of mismatched pictures and captions."""
 
     cosine: PairSample
     images: Float32
@@ -120,7 +120,7 @@ class _Sample:
     second: Index
 
     def quality(self, pool: RunPool) -> PairSample:
-        """`pair_quality` of the same given pairs, and of as many mismatched ones as a calibration needs."""
+        """Compute `pair_quality` of the same given pairs, and of as many mismatched pairs as a calibration needs."""
         few = np.linspace(0, len(self.first), min(PAIRS, len(self.first)), endpoint=False).astype(np.int64)
         rows = np.arange(len(self.images))
         first, second = np.append(rows, self.first[few]), np.append(rows, self.second[few])
@@ -152,7 +152,7 @@ def sample_first_pairs(
     seed: int = 0,
     text_field: str | None = None,
 ) -> PairSample:
-    """Cosines of the first `count` good pairs, and of mismatched ones made from them; raises ConfigError if there are none."""
+    """Return cosines of the first `count` good pairs, and of mismatched pairs made from them; raise ConfigError if none."""
     encoded = embed_pairs(estimator, read_pairs(shards, estimator, count, workers, text_field=text_field))
     return sample_pairs(encoded.images, encoded.texts, np.random.default_rng(seed))
 

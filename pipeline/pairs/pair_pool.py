@@ -1,4 +1,4 @@
-"""The pool of pairs that a run's `pair_quality` compares with: draw it, choose τ, read it again to judge new pairs."""
+"""The pool of pairs for a run's `pair_quality`: draw it, choose τ, and read it again to judge new pairs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from noisegate.pipeline.system.array_types import Float32, Floats, Index
 from .beta import mismatch_pairs
 from .pair_quality import Pool
 
-POOL = 32_768  # pairs of the pool, at most
-TEMPERATURES = (0.01, 0.005, 0.02, 0.05)  # tried; the first is CLIP's own
-TRIED = 1_000  # pairs of the pool that the temperature is chosen by
-MISTAKEN = 0.01  # share of mismatched pairs that may lie above the point at which scores are compared
+POOL = 32_768  # most pairs of the pool
+TEMPERATURES = (0.01, 0.005, 0.02, 0.05)  # τ to try; the first is CLIP's own
+TRIED = 1_000  # pairs of the pool used to choose the temperature
+MISTAKEN = 0.01  # scores are compared at the value that this share of mismatched pairs exceeds
 RECORD = "pair_quality"  # key of the tables' metadata
 
 
 @dataclass(frozen=True)
 class RunPool:
-    """The pool of a run with the temperature τ that was chosen for it; `facts` is what the tables record."""
+    """The pool of a run with its temperature τ; `facts` is the tables' record."""
 
     pool: Pool
     facts: dict[str, Any]
@@ -46,8 +46,8 @@ class RunPool:
 def draw_pairs(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> tuple[Index, Index]:
     """Positions in `stems` and rows of up to `count` scored pairs, in order.
 
-    Each row draws a number from a generator seeded by its shard's name, and the smallest win: memory stays at `count`
-    rows, and the sample does not depend on the order of the shards.
+    Each row draws a number from a generator seeded by its shard's name, and the rows with the smallest numbers are taken:
+    memory stays at `count` rows, and the sample does not depend on the order of the shards.
     """
     draws, places, rows = np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64)
     for place, stem in enumerate(stems):
@@ -66,14 +66,14 @@ def draw_pairs(run: RunFolder, stems: Sequence[str], count: int, seed: int) -> t
 
 
 def read_pairs_of_run(run: RunFolder, stems: Sequence[str], places: Index, rows: Index) -> tuple[Float32, Float32]:
-    """Kept embeddings (M, d) of pictures and captions of the rows that `draw_pairs` gave."""
+    """Read kept embeddings (M, d) of pictures and captions of the rows from `draw_pairs`."""
     sides = []
     for part in ("image", "text"):
         side = np.zeros((0, 0), np.float32)
         for place in np.unique(places):
             here = places == place
             read = read_embeddings(run.embeddings(stems[int(place)]), part, rows[here])
-            if not len(side):  # one array from the start: parts and their whole would take twice the memory
+            if not len(side):  # one array from the start: joining parts would take twice the memory
                 side = np.empty((len(rows), read.shape[1]), np.float32)
             side[here] = read
         sides.append(side)
@@ -90,9 +90,9 @@ def fit_pool(run: RunFolder, stems: Sequence[str], seed: int, device: str = "aut
 def make_pool(
     images: Floats, texts: Floats, seed: int, own: float | None, device: str = "auto", size: int = POOL
 ) -> RunPool | None:
-    """A pool of these pairs, unit rows (M, d), at most `size`; None if there are fewer than two.
+    """Make a pool of at most `size` of these pairs, unit rows (M, d); None if there are fewer than two.
 
-    τ is the model's `own`, else the one of TEMPERATURES that lifts most pairs above mismatched ones.
+    τ is the model's `own`, else the one of TEMPERATURES at which most pairs are above the mismatched pairs.
     """
     if len(images) < 2:
         return None
@@ -106,8 +106,9 @@ def make_pool(
 
 
 def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
-    """The pool that the tables of a finished run record, to judge new pairs by; None if there is none, or its embeddings
-    were dropped. Raises TableError if they have changed.
+    """Read the pool of a finished run to judge new pairs; None if there is no pool or no embeddings.
+
+    Raises TableError if the embeddings have changed.
     """
     stems = sorted(run.stems())
     facts = read_metadata(run.table(stems[0])).get(RECORD) if stems else None
@@ -124,11 +125,11 @@ def read_pool(run: RunFolder, device: str = "cpu") -> RunPool | None:
 def try_temperatures(
     pool: Pool, images: Floats, texts: Floats, seed: int, temperatures: tuple[float, ...] = TEMPERATURES
 ) -> dict[str, float]:
-    """Share of given pairs above 99 % of the mismatched ones, by the cosine and by `pair_quality` at each temperature.
+    """Compute the share of given pairs above 99 % of the mismatched, by cosine and by `pair_quality` at each temperature.
 
-    With noise rate ρ it is (1 - ρ) · the share of right pairs + ρ · that of wrong ones, which is about 1 % at most: the larger
-    share is that of the better score, whatever ρ is. An AUROC would not do: wrong pairs whose right caption is in the pool
-    lie below mismatched ones, the more so the smaller τ is. Empty if no pair can be mismatched.
+    With noise rate ρ this is (1 - ρ) · the share of right pairs + ρ · the share of wrong pairs, which is about 1 % at most: so
+    the better score has the larger share at any ρ. An AUROC would mislead: wrong pairs whose right caption is in the pool are
+    below mismatched pairs, and further below for smaller τ. Empty if no pair can be mismatched.
     """
     rng = np.random.default_rng(seed)
     chosen = np.sort(rng.permutation(len(images))[:TRIED])
@@ -144,7 +145,7 @@ def try_temperatures(
 
 
 def share_above(given: Floats, wrong: Floats) -> float:
-    """Share of `given` above all but MISTAKEN of `wrong`; NaN does not count; 0 if there is nothing to compare.
+    """Compute the share of `given` above all but MISTAKEN of `wrong`, without NaN; 0 if there is nothing to compare.
 
     >>> share_above(np.array([0.5, 2.0, np.nan]), np.linspace(0, 1, 101))
     0.5
@@ -156,8 +157,8 @@ def share_above(given: Floats, wrong: Floats) -> float:
 
 
 def choose_device(device: str) -> str:
-    """Check the device; `auto` is the first GPU. Imports torch, which a run smaller than the pool need not wait for."""
-    if device == "auto" and version("torch").endswith("+cpu"):  # knows no GPU; to ask it takes a second and 120 MB
+    """Check the device; `auto` is the first GPU. Imports torch, so call it only if a run is as large as the pool."""
+    if device == "auto" and version("torch").endswith("+cpu"):  # no GPU; importing it to ask takes a second
         return "cpu"
     from noisegate.pipeline.estimators.device import Device
 

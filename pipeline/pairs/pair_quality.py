@@ -1,4 +1,4 @@
-"""Pool-normalised similarity: how far a pair's cosine stands above what its picture and its caption give to other pairs."""
+"""Pool-normalised similarity: how far a pair's cosine is above the cosines of its picture and caption with other pairs."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +11,16 @@ from noisegate.pipeline.system.array_types import Float32, Float64, Floats, Inde
 from noisegate.pipeline.system.blas import one_blas_thread
 from noisegate.pipeline.system.machine import count_threads
 
-TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is held at 100
+TEMPERATURE = 0.01  # of CLIP's trained softmax: its logit scale is clipped at 100
 BLOCK = 1 << 23  # cosines that a GPU holds at a time
-ROWS = 512  # cosines that a thread holds at a time; the fastest of 128 to 1,024 each, at 64 and 512 numbers
-COLUMNS = 512  # likewise, of the pool
-LEAST = -2.0  # below every cosine; the largest so far, before there is one
+ROWS = 512  # rows of cosines per thread at a time; the fastest of 128 to 1,024, at widths 64 and 512
+COLUMNS = 512  # the same for columns, which are pairs of the pool
+LEAST = -2.0  # below every cosine; start value of the largest so far
 SAME_PROJECTION = 2e-3  # largest difference of two projections of one unit row on a standard normal vector, by rounding
-PROJECTIONS = 8  # unit rows as near as .01 agree in all of them once in a million times
-CANDIDATES = 1 << 18  # of the same picture or caption, compared at a time
+PROJECTIONS = 8  # unit rows .01 apart agree in all projections once in a million times
+CANDIDATES = 1 << 18  # candidates of equal pictures or captions compared at a time
 EMPTY: Index = np.zeros(0, np.int64)
-LEFT = 1 / 16  # of a sum: where less is left after terms are taken off, rounding is too large a part of it
+LEFT = 1 / 16  # if less than this part of a sum is left after subtracting terms, rounding errors are too large
 
 
 def pair_quality(
@@ -31,9 +31,9 @@ def pair_quality(
         n_i = s_ii - τ/2 [ log mean_j exp(s_ij / τ) + log mean_j exp(s_ji / τ) ],
 
     with s_ij the cosine of picture i and caption j, s_ji that of picture j and caption i (negCLIPLoss, Wang et al. 2024,
-    arXiv 2405.19547). The means are over the pairs of the pool that have neither the picture nor the caption of pair i, so
-    that pairs in the pool and outside it are comparable, and the size of the pool cancels out. 0 is a pair that fits no
-    better than others do; NaN a row of zeros, or a pool without another pair.
+    arXiv 2405.19547). The means are over the pairs of the pool that have neither the picture nor the caption of pair i, so that
+    pairs inside and outside the pool are comparable, and the size of the pool cancels out. 0 is a pair that fits no better than
+    other pairs; NaN is a row of zeros, or a pool without other pairs.
 
     >>> image, text = np.eye(3), np.array([[1, 0, 0], [0, 1, 0], [0.6, 0.8, 0]])  # the last caption is wrong
     >>> [round(float(quality), 2) for quality in pair_quality(image, text, image, text)]
@@ -43,9 +43,9 @@ def pair_quality(
 
 
 class Pool:
-    """Unit rows (M, d) of the pairs that others are compared with, on a device: `cpu` computes with numpy, others with torch.
+    """Unit rows (M, d) of the pairs to compare with, on a device: `cpu` computes with numpy, other devices with torch.
 
-    Rows are rounded to float16, as embeddings are kept: a pair gets the same quality from a model as from the run's files.
+    Rows are rounded to float16, as in the run's files, so that a pair has the same quality from the model and from a file.
     """
 
     def __init__(self, images: Floats, texts: Floats, device: str = "cpu") -> None:
@@ -70,7 +70,7 @@ class Pool:
     def quality(
         self, images: Floats, texts: Floats, temperatures: tuple[float, ...], cosines: Floats | None = None
     ) -> Float32:
-        """(T, N) `pair_quality` at each temperature; `cosines` (N,) are those of the pairs, if known more precisely."""
+        """Compute `pair_quality` at each temperature, (T, N); `cosines` (N,) are the pairs' own, if known more precisely."""
         if images.shape != texts.shape or images.shape[1:] != self._directions.shape[:1]:
             problem = f"do not fit images {images.shape} and a pool {self._directions.shape[0]} wide; use one model"
             raise ConfigError.of("texts", texts.shape, problem)
@@ -99,7 +99,7 @@ class Pool:
         temperatures: tuple[float, ...],
         cosines: Floats | None = None,
     ) -> Float32:
-        """(T, P) `quality` of the pairs of pictures `first` and captions `second`, row numbers (P,) that may repeat.
+        """Compute `quality`, (T, P), of the pairs of pictures `first` and captions `second`, row numbers (P,) that may repeat.
 
         Each picture and each caption is compared with the pool once, however many pairs it is in. Values differ from those of
         `quality` by rounding.
@@ -116,13 +116,13 @@ class Pool:
         return out
 
     def _in_blocks(self, work: Callable[[slice], None], count: int) -> None:
-        """Do the work on `count` rows, some at a time, on all threads of the processor."""
+        """Do the work on `count` rows in blocks, on all threads of the processor."""
         step = ROWS if self._xp is np else max(1, BLOCK // len(self))
         blocks = [slice(start, start + step) for start in range(0, count, step)]
         if self._xp is not np or len(blocks) < 2 or count_threads() < 2:
             for some in blocks:
                 work(some)
-        else:  # one BLAS thread in each: what follows a product takes as long, and BLAS does not spread that
+        else:  # one BLAS thread each: the work after a product takes as long, and BLAS threads do not share it
             with one_blas_thread(), ThreadPoolExecutor(count_threads()) as threads:
                 for _ in threads.map(work, blocks):
                     pass
@@ -130,10 +130,9 @@ class Pool:
     def _soft_maxima_of(
         self, rows: Float32, partners: Float32, own: Index, others: Index, side: int, temperatures: tuple[float, ...]
     ) -> Float32:
-        """(T, P) soft maxima of the rows `own` of pairs whose other side are the `partners` `others`; NaN: not precise so.
+        """Compute soft maxima (T, P) of rows `own`, in pairs with `partners` rows `others`; NaN where this is not precise.
 
-        Pairs of the pool with the row itself are left out of its sum; those with a pair's partner, which are few, are then
-        taken off.
+        Pairs of the pool with the row itself are left out of its sum; the few pairs with the partner are then subtracted.
         """
         out = np.full((len(temperatures), len(own)), np.nan, np.float32)
         if not len(self):
@@ -168,12 +167,12 @@ class Pool:
         return out
 
     def _around(self, left: Float32, right: Float32, temperatures: tuple[float, ...]) -> Float32:
-        """(T, B) the mean of both soft maxima τ log mean exp(s / τ), over all pairs of the pool but the same ones."""
+        """Compute the mean of both soft maxima τ log mean exp(s / τ), (T, B), over the pool without the same pairs."""
         sides = (left @ self._directions, 0), (right @ self._directions, 1)
         same = [places for marks, side in sides for places in self._same(marks, side)]
         columns, rows = np.divmod(_merge(same, len(self) * len(left)), len(left))
         others = len(self) - np.bincount(rows, minlength=len(left))
-        with np.errstate(divide="ignore", invalid="ignore"):  # a pool of the same pairs only: NaN
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN if the pool has only the same pairs
             by_image = self._soft_maxima(left, self._texts, rows, columns, temperatures, others)
             by_text = self._soft_maxima(right, self._images, rows, columns, temperatures, others)
         return ((by_image + by_text) / 2).astype(np.float32)
@@ -187,7 +186,7 @@ class Pool:
         temperatures: tuple[float, ...],
         others: Index,
     ) -> Floats:
-        """(T, B) τ log mean exp(s / τ) of the cosines s (B, M) of queries and pool but those at `rows` and rising `columns`."""
+        """Compute τ log mean exp(s / τ), (T, B), of cosines s (B, M) with the pool, without those at `rows`, `columns`."""
         top, sums, _ = self._sum_powers(queries, pool, rows, columns, temperatures)
         return np.asarray(top + np.array(temperatures)[:, None] * np.log(sums / others))
 
@@ -200,10 +199,10 @@ class Pool:
         temperatures: tuple[float, ...],
         places: tuple[Index, Index] = (EMPTY, EMPTY),
     ) -> tuple[Float32, Float64, Float32]:
-        """The largest cosine (B,) of each query, the sums (T, B) of exp((s - largest) / τ), and the cosines at `places`.
+        """Return each query's largest cosine (B,), the sums (T, B) of exp((s - largest) / τ), and the cosines at `places`.
 
-        Cosines at `rows` and rising `columns` are left out; `places` are rows and rising columns too. Works on some columns
-        at a time, because a processor's cache holds their cosines, relative to the largest so far.
+        Cosines at `rows` and rising `columns` are left out; `places` are rows and rising columns too. Works on blocks of
+        columns whose cosines fit the CPU cache, relative to the largest cosine so far.
         """
         xp, unit = self._xp, self._put(queries)
         top = self._put(np.full(len(queries), LEAST, np.float32))
@@ -225,9 +224,9 @@ class Pool:
         return self._get(top), np.stack([self._get(total) for total in totals]).astype(np.float64), wanted
 
     def _same(self, marks: Float32, side: int) -> Iterator[Index]:
-        """Places (column · B + row) where the pool has the row's own picture (`side` 0) or caption (1); `marks` are (B, 8).
+        """Yield places (column · B + row) where the pool has the row's picture (`side` 0) or caption (1); `marks` are (B, 8).
 
-        Equal vectors have equal projections. Candidates are near in the first one, by which the pool is sorted.
+        Equal vectors have equal projections. The pool is sorted by the first projection, in which candidates are near.
         """
         order, pool_marks = self._order[side], self._marks[side]
         first = pool_marks[order, 0]
@@ -251,16 +250,16 @@ class Pool:
 
 
 def _merge(parts: list[Index], size: int) -> Index:
-    """The different ones of numbers below `size`, in order."""
+    """Return the distinct numbers (all below `size`), in order."""
     if sum(map(len, parts)) < CANDIDATES:
         return np.unique(np.concatenate([np.zeros(0, np.int64), *parts]))
-    seen = np.zeros(size, bool)  # thousands of equal captions: sorting would take longer than all else
+    seen = np.zeros(size, bool)  # with thousands of equal captions, sorting would take most of the time
     for part in parts:
         seen[part] = True
     return np.flatnonzero(seen)
 
 
 def round_rows(rows: Floats) -> Float32:
-    """Rows with the precision that embeddings are kept in, float16; the array itself if it has no more."""
+    """Round rows to float16, the precision of kept embeddings; return the array itself if that changes nothing."""
     half = np.asarray(rows, np.float16)
     return rows if rows.dtype == np.float32 and np.array_equal(half, rows) else half.astype(np.float32)

@@ -1,7 +1,7 @@
-"""The scorer: status, cosine, weight and probability of a pair, the same for the job, the service, `score` and `verify`.
+"""The scorer of pairs: status, cosine, weight and probability; used by the job, the service, `score` and `verify`.
 
 `encode_samples` embeds a batch, `score_pairs` turns cosines into scores. A `Scorer` does both for pictures and captions;
-`load_scorer` makes the one of a finished run.
+`load_scorer` loads the scorer of a finished run.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PairScores:
-    """Scores of N pairs: OSA's weight, P(clean), and what is clean by the cut; NaN where there is no score."""
+    """Scores of N pairs: OSA's weight, P(clean), and whether a pair is clean by the cut; NaN if there is no score."""
 
     osa_weight: Float32
     clean_probability: Float32
@@ -61,7 +61,7 @@ class PairScores:
 
     @property
     def clean(self) -> Mask:
-        """(N,) which pairs are kept; `decided` says which can be told."""
+        """Which pairs are kept, (N,); False also for pairs that are not `decided`."""
         by = self.osa_weight, 0.0
         if self.cut == "probability":
             by = self.clean_probability, LIKELY
@@ -69,11 +69,11 @@ class PairScores:
 
     @property
     def decided(self) -> Mask:
-        """(N,) which pairs have the score that the cut follows."""
+        """Which pairs have the score that the cut uses, (N,)."""
         return ~np.isnan(self.clean_probability if self.cut == "probability" else self.osa_weight)
 
     def row(self, i: int) -> dict[str, Any]:
-        """The scores of pair i by their columns, None for those it does not have."""
+        """Return the scores of pair i by column name, None for missing scores."""
         weight, probability = float(self.osa_weight[i]), float(self.clean_probability[i])
         return {
             "osa_weight": None if np.isnan(weight) else weight,
@@ -85,8 +85,8 @@ class PairScores:
 def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts: dict[str, Float32]) -> Encoded:
     """Embed a batch, give samples whose embedding is not finite the status `invalid`, and flag texts that the model cuts.
 
-    Each text is encoded once: `known_texts` holds those embedded so far, of the same shard only, so that a row never
-    depends on another shard.
+    Each text is encoded once: `known_texts` holds the texts of this shard that were embedded so far; texts of other shards are
+    not shared, so that a row never depends on another shard.
     """
     pictures = [i for i, sample in enumerate(samples) if sample.pixels is not None]
     captions = [i for i, sample in enumerate(samples) if sample.text is not None]
@@ -121,7 +121,7 @@ def encode_samples(estimator: Estimator, samples: Sequence[Decoded], known_texts
 
 
 def _explain_zeros(sample: Decoded, part: str) -> tuple[str, str]:
-    """Status and error of a sample without an embedding: what is wrong with its file, if the GPU was to decode it."""
+    """Return status and error of a sample without an embedding; if the GPU had to decode its file, find out what is wrong."""
     if part == "image" and sample.pixels is not None and sample.pixels.ndim == 1:
         try:
             decode_array(sample.pixels.tobytes(), Limits())
@@ -131,7 +131,7 @@ def _explain_zeros(sample: Decoded, part: str) -> tuple[str, str]:
 
 
 def _encode_both(estimator: Estimator, pixels: Sequence[Any], texts: Sequence[str]) -> tuple[Float32, Float32]:
-    """Unit rows of both; by the estimator's own `encode_pairs` if it has one, which overlaps the two on a GPU."""
+    """Embed both as unit rows; the estimator's `encode_pairs`, if it has one, overlaps the two on a GPU."""
     none = np.zeros((0, 0), np.float32)
     encode_pairs = getattr(estimator, "encode_pairs", None)
     if encode_pairs is not None and pixels and texts:
@@ -157,7 +157,7 @@ def score_pairs(
     quality: Float32 | None = None,
     cut: str = ScoreSettings.cut,
 ) -> PairScores:
-    """Scores of cosines (N,) and, for a calibration that takes it, `pair_quality` (N,); NaN (no pair) stays NaN."""
+    """Score cosines (N,) and, if the calibration takes it, `pair_quality` (N,); NaN (no pair) stays NaN."""
     known = ~np.isnan(similarity)
     weight = np.where(known, osa_weight(similarity.astype(np.float64), beta.value), np.nan).astype(np.float32)
     probability = np.full(len(similarity), np.nan, np.float32)
@@ -175,7 +175,7 @@ def pair_columns(
     quality: Float32 | None = None,
     cut: str = ScoreSettings.cut,
 ) -> dict[str, Any]:
-    """The score columns that follow from the table's `similarity` and from `quality` (N,), null where the sample failed."""
+    """Compute the score columns from the table's `similarity` and `quality` (N,), null for failed samples."""
     failed = pc.not_equal(table["status"], "ok").to_numpy()
     cosines = np.where(failed, np.nan, table["similarity"].to_numpy()).astype(np.float32)
     if quality is not None:
@@ -190,7 +190,7 @@ def pair_columns(
 
 @dataclass(frozen=True)
 class Scorer:
-    """A loaded model with its β and, from a run, its calibration and pool; `notes` are remarks for the reader of the scores."""
+    """A loaded model with its β and, from a run, calibration and pool; `notes` are remarks for the user."""
 
     estimator: Estimator
     beta: Beta
@@ -206,7 +206,7 @@ class Scorer:
         return self.pool.quality(encoded.images, encoded.texts, encoded.similarity)
 
     def score(self, images: Iterable[Picture], texts: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """Score pairs in batches: for each a row with the column names of the weight table.
+        """Score pairs in batches; yield for each pair a row with the column names of the weight table.
 
         A bad picture or caption is a row with a status and no scores.
         """
@@ -230,7 +230,7 @@ class RecordedScorer:
     """The scorer that a finished run records, not loaded. `beta` is None for a run without pair scores."""
 
     folder: Path
-    run: Mapping[str, Any]  # what _run.json says
+    run: Mapping[str, Any]  # content of _run.json
     identity: Identity
     beta: Beta | None
     calibration: PairCalibration | None
@@ -257,9 +257,9 @@ def load_scorer(
 ) -> Scorer:
     """Load the scorer of a finished run, or a model (default `embedded`) with its own β.
 
-    `model`, `dtype` and `beta` win over what the run records. Raises MismatchError if the model is not the run's own; other
-    versions of libraries are a note. A recorded model that is code, a folder or on the hub is loaded only if `model` names
-    it, or with `trust`: the folder may come from somebody else.
+    `model`, `dtype` and `beta` override the run's record. Raises MismatchError if the model is not the run's own; different
+    versions of libraries only give a note. A recorded model that is code, a folder or on the hub is loaded only if `model`
+    names it, or with `trust`: the run's folder may come from another person.
     """
     beta = check_beta_mode(beta, has_data=False)
     if run is None:
@@ -284,7 +284,7 @@ def _beta_of_model(estimator: Estimator, mode: str) -> Beta:
 
 
 def read_scorer(folder: str | Path) -> RecordedScorer:
-    """Read what a finished run records of its scorer; raise TableError if there is no run or it is not finished."""
+    """Read a finished run's record of its scorer; raise TableError if there is no run or it is not finished."""
     run = RunFolder.to_read(folder)
     recorded = run.recorded()
     if recorded.get("finished") is False:
@@ -295,7 +295,7 @@ def read_scorer(folder: str | Path) -> RecordedScorer:
 
 
 def read_scoring(run: RunFolder, stem: str) -> tuple[Beta | None, PairCalibration | None, str]:
-    """β and calibration as a table records them, None for those it does not have, and the cut that `clean` follows."""
+    """Read β and calibration from a table's record, None if missing, and the rule of `clean`."""
     metadata = read_metadata(run.table(stem))
     beta, plain = metadata.get("beta"), metadata.get("calibration")
     calibration = PairCalibration.from_dict(plain) if plain else None
@@ -303,7 +303,7 @@ def read_scoring(run: RunFolder, stem: str) -> tuple[Beta | None, PairCalibratio
 
 
 def is_from_training(run: Mapping[str, Any]) -> bool:
-    """Whether a training wrote the tables without a pretrained model: its own network scored them while it learnt."""
+    """Return whether a training wrote the tables without a pretrained model: its own network scored them while it learnt."""
     return not run.get("model") and "method" in run
 
 
@@ -317,10 +317,10 @@ def model_of_run(
     trust: bool = False,
     decoder: str = "auto",
 ) -> ModelSpec:
-    """The model that `_run.json` names, or another `model`, with the precision and decoding that the run was scored with.
+    """Return the model of `_run.json`, or another `model`, with the run's precision and decoding.
 
-    The recorded precision and decoder replace `auto`, which may choose differently elsewhere. Raises ConfigError for a
-    recorded model that is not open_clip's own, unless the caller says `trust`.
+    The recorded precision and decoder replace `auto`, which may choose differently elsewhere. Raises ConfigError for a recorded
+    model that is not open_clip's own, unless `trust`.
     """
     recorded = run.get("model") or {}
     if model is None:

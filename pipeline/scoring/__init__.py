@@ -1,7 +1,7 @@
 """Second half of a run: from tables and kept embeddings to scores.
 
 `run_scores` learns β, calibration, label scores and neighbourhoods from all rows, and writes them into the tables; `summary`
-counts what came out. Used by `annotate`, `rescore` and `score_embeddings`.
+counts the results. Used by `annotate`, `rescore` and `score_embeddings`.
 """
 
 import lazy_loader

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunScores:
-    """Everything learned from a run, for its tables and its summary; None for what the settings do not ask for."""
+    """Everything learned from a run, for its tables and its summary; None for scores that the settings leave out."""
 
     pairs: PairFit | None = None
     labels: "LabelScores | None" = None
@@ -46,7 +46,7 @@ class RunScores:
     duplicate_of: NDArray[np.int64] | None = None  # (N,) row of the image's near duplicate, -1 for none
 
     def record(self) -> dict[str, Any]:
-        """What `_run.json` says of the scores of pairs: β, and the score that P(clean) comes from."""
+        """Return the record of pair scores for `_run.json`: β, and the score that P(clean) comes from."""
         calibration = self.pairs.calibration if self.pairs else None
         return {
             "beta": self.pairs.beta.to_dict() if self.pairs else None,
@@ -54,7 +54,7 @@ class RunScores:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """What each table records about its scores."""
+        """Return the metadata that each table records about its scores."""
         columns = self.labels.columns | self.labels.flags if self.labels else {}
         if self.neighbourhood:
             columns = columns | {"neighbourhood": self.neighbourhood.agreement}
@@ -72,7 +72,7 @@ class RunScores:
 
 
 def write_scores(run: RunFolder, stems: Sequence[str], scores: RunScores) -> None:
-    """Write the scores into every table that does not have exactly these already."""
+    """Write the scores into every table, unless it has exactly these scores already."""
     wanted = scores.metadata()
     keys = _KeyFinder(run, stems)
     start = 0
@@ -108,7 +108,7 @@ def _columns(
 
 
 def _pair_quality(run: RunFolder, stem: str, table: pa.Table, pool: RunPool | None) -> NDArray[np.float32]:
-    """Column `pair_quality` of one table; what it has already if there is no pool to compute it with."""
+    """Compute column `pair_quality` of one table; without a pool its present values stay."""
     cosines = table["similarity"].to_numpy()
     if pool is None or np.isnan(cosines).all():
         return np.asarray(table["pair_quality"].to_numpy(), np.float32)
@@ -124,7 +124,7 @@ def _label_columns(before: dict[str, Any], labels: "LabelScores", rows: slice) -
     for name, values in labels.columns.items():
         part = values[rows]
         columns[name] = part if part.dtype.kind == "f" else pa.array(part, mask=~known)
-    for name in ("predicted_label", "refined_label"):  # samples without a label have a likeliest one too
+    for name in ("predicted_label", "refined_label"):  # samples without a label have a predicted one too
         values = labels.columns[name][rows]
         columns[name] = pa.array(values, mask=values < 0)
     pair_known = before["clean"].is_valid().to_numpy(zero_copy_only=False)
@@ -156,7 +156,7 @@ def _flags(table: pa.Table, scores: RunScores, rows: slice, keys: "_KeyFinder") 
 
 
 class _KeyFinder:
-    """Finds the key of a row of the whole run, prefixed with `SHARD/` if it is in another shard than the flagged row.
+    """Find the key of a row of the whole run, prefixed with `SHARD/` if it is in another shard than the flagged row.
 
     Keys may repeat across shards. The keys of each table are read once.
     """
@@ -189,7 +189,7 @@ def learn_scores(
     """Learn all scores of an encoded run. No table is changed (see `write_scores`); neighbour graphs are kept in the folder.
 
     `random_inputs` measures the model's own β; `search` says in how much memory and by which processes to search neighbours.
-    Without `keep_embeddings`, P(clean) is that of the cosine, because new pairs will have no pool to be compared with.
+    Without `keep_embeddings`, P(clean) comes from the cosine, because there will be no pool to compare new pairs with.
     """
     pairs = None
     if not stems:  # no shard could be read; the summary says so
@@ -202,7 +202,7 @@ def learn_scores(
 
 
 def read_scores(run: RunFolder, stems: Sequence[str], seed: int) -> RunScores:
-    """What the tables of a scored run record of its pairs, for a summary; raise MismatchError if they differ."""
+    """Read the tables' record of pair scores, for a summary; raise MismatchError if the tables differ."""
     scored = stems and read_metadata(run.table(stems[0])).get("beta")
     return RunScores(read_pair_fit(run, stems, seed) if scored else None)
 
@@ -217,7 +217,7 @@ def _learn_with_neighbours(
     search: NeighbourSearch | None,
     note: Callable[[str], None],
 ) -> RunScores:
-    """Learn what needs the neighbour graph: labels, and the neighbourhoods of pairs."""
+    """Learn the scores that need the neighbour graph: labels, and the neighbourhoods of pairs."""
     images = MappedRows.of_run(run, stems, "image")
     if not _has_embeddings(images):
         return RunScores(pairs)  # every sample failed, and its row says why
@@ -226,7 +226,7 @@ def _learn_with_neighbours(
     around = min(settings.k or NEIGHBOURS, NEIGHBOURS)
     labels = neighbourhood = None
     if "labels" in settings.tasks:
-        from noisegate.pipeline.labels.scoring import choose_k, count_classes, score_labels  # brings torch
+        from noisegate.pipeline.labels.scoring import choose_k, count_classes, score_labels  # imports torch
 
         k = choose_k(int((given >= 0).sum()), count_classes(given, anchors), settings.k)
         graph = build_graph(images, max(k, around) if settings.neighbourhood else k)
@@ -256,7 +256,7 @@ def _learn_with_neighbours(
         by_pairs = pairs.calibration if pairs else None
         fused = neighbourhood.calibration
         if by_pairs and fused and by_pairs.score == QUALITY and by_pairs.loss <= fused.loss:
-            # pair_quality alone says more than cosine and neighbours
+            # pair_quality alone separates better than cosine and neighbours
             neighbourhood = replace(neighbourhood, weight=0.0)
     return RunScores(pairs, labels, neighbourhood, near_duplicates(graph, DUPLICATE_COSINE))
 

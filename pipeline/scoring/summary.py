@@ -20,9 +20,9 @@ from .run_scores import RunScores
 
 ALL_NOISE = 0.99  # upper end of the noise interval above which no pair stands out (chosen; see the test)
 WIDEST = 0.5  # width of the noise interval above which its figures mean nothing (chosen; see the test)
-FEW_PAIRS = 200  # pairs below which their number is the likeliest reason that nothing can be told (chosen)
+FEW_PAIRS = 200  # with fewer pairs, their number is the likeliest reason for an unknown noise rate (chosen)
 CLEAN_DATA = 0.05  # upper end below which data counts as clean
-MOST_LABELS = 0.5  # upper end above which clean says nothing of labels whose noise is not shown
+MOST_LABELS = 0.5  # upper end above which `clean` is meaningless for labels if noise is not shown
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 UNKNOWN_BY_NEIGHBOURS = (
     "neighbourhoods hardly tell your pairs from shuffled ones, so clean and clean_probability mean little; "
@@ -35,9 +35,9 @@ UNKNOWN_BY_NEIGHBOURS = (
 class Summary:
     """Counts over all tables of a run; similarity quantiles come from a sample of at most 10,000 pairs.
 
-    `errors` has the first reason for each status but `ok`. If a node leaves the scoring to another, `waits_for` says what is
-    left to do, and the counts are those of its own part. `notes` are from the encoders. `repaired` counts labels that were
-    changed. `cut_shards` are those of the damaged ones whose end is missing.
+    `errors` has the first reason for each status but `ok`. If another node will score, `waits_for` says what is left to do, and
+    the counts cover this node's part only. `notes` are from the encoders. `repaired` counts labels that were changed.
+    `cut_shards` are the damaged shards whose end is missing.
     """
 
     out: str
@@ -64,7 +64,7 @@ class Summary:
     waits_for: str | None = None
     notes: Sequence[str] = ()
     repaired: int = 0
-    cut: str = ScoreSettings.cut  # what `clean` of pairs follows
+    cut: str = ScoreSettings.cut  # rule of `clean` for pairs
     cut_shards: Sequence[str] = ()
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Summary:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before using the weights."""
+        """List what a user should know before using the weights."""
         if self.samples and not self.statuses.get("ok"):
             hint = "; name the caption's json field with --text-field, or score class labels with --task labels"
             reason = next(iter(self.errors.values()), "no reason is on record")
@@ -126,7 +126,7 @@ class Summary:
 
     @property
     def judges_pairs(self) -> bool:
-        """Whether captions decide what is clean, too."""
+        """Whether captions also decide which samples are clean."""
         return self.beta is not None or bool(self.neighbourhood and self.neighbourhood["alone"])
 
     @property
@@ -159,13 +159,13 @@ class Summary:
 
 
 def label_promise(facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Precision and recall that label scoring expects of its cut; None if it found no noise to tell them by, or cannot tell."""
+    """Return the precision and recall that label scoring expects of its cut; None if it found no noise or cannot tell."""
     nothing_found = not facts.get("noise_rate") and not facts.get("repairs", True)
     return None if nothing_found or labels_unknown(facts) else facts.get("expected") or None
 
 
 def labels_unknown(facts: Mapping[str, Any]) -> bool:
-    """Whether no noise is shown, and yet more than half of the labels may be wrong.
+    """Return whether no noise is shown, although more than half of the labels may be wrong.
 
     >>> labels_unknown({"repairs": False, "noise_interval": [0.0, 0.7]})
     True
@@ -183,7 +183,7 @@ def unknown_labels(facts: Mapping[str, Any]) -> str:
 
 
 def changed_labels(facts: Mapping[str, Any], count: int) -> str:
-    """How many labels were changed, and how many of these are expected to be wrong; earlier releases did not record that.
+    """Format how many labels were changed, and how many of these are expected to be wrong (not recorded by old releases).
 
     >>> changed_labels({"changed_wrong": 2.2}, 1319), changed_labels({}, 12), changed_labels({"changed_wrong": 0.0}, 0)
     ('1,319, about 2 of these wrongly', '12', 'none')
@@ -193,7 +193,7 @@ def changed_labels(facts: Mapping[str, Any], count: int) -> str:
 
 
 def tells_nothing(calibration: PairCalibration) -> bool:
-    """Whether the calibration is void: the noise rate may be anything, so no figure that follows from it is shown."""
+    """Return whether the calibration is void: the noise rate is unknown, so no figure that depends on it is shown."""
     low, high = calibration.noise_interval
     return high > ALL_NOISE or high - low > WIDEST
 
@@ -239,7 +239,7 @@ def _only_scenes(model: str) -> str:
 
 
 def calibration_warning(model: str, calibration: PairCalibration, beta: float | None = None) -> str | None:
-    """What to know before trusting P(clean) and the estimated noise; None if there is nothing."""
+    """Return the warning about P(clean) and the estimated noise; None if there is none."""
     return unknown_data(model, calibration) if tells_nothing(calibration) else describe_group(calibration, beta)
 
 

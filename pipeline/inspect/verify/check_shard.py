@@ -137,9 +137,7 @@ class _Rows:
         status, image, text, label = (column[row].as_py() for column in self._recorded.values())
         now = decode_sample(raw, None, self.options, self.image_part)
         self._digest("image", image, now.image_sha256, raw.key)
-        if not (
-            status == "bad_image" and text is None
-        ):  # if a picture crashed the decoder, its caption is not recorded
+        if not (status == "bad_image" and text is None):  # a picture that crashed the decoder has no caption
             self._digest("caption", text, now.text_sha256, raw.key)
             own_label = now.label is not None or not self._from_arrays  # labels from arrays need not be in the shard
             if now.label != label and own_label:
