@@ -1,9 +1,9 @@
-"""The run folder: tables, embeddings and what is known about them.
+"""The run folder: tables, embeddings, the run's record and people's marks.
 
-`table` has the columns of the weight tables and `_run.json`; `embeddings` the files beside them, which `rows` reads as one
-matrix. `resume` decides what is left to do and writes the run's record, `lock` keeps a folder to one job and `lease` a run in
-a store, which `stored_folder` copies here, `arrays` makes a run from embeddings made elsewhere, `reviews` keeps people's
-marks, and `where` (with `where_terms`) selects rows by a rule.
+`table` has the columns of the weight tables and reads `_run.json`; `embeddings` are files beside the tables, which `rows` reads
+as one matrix. `resume` decides what is left to do and writes the run's record; `lock` allows one job per folder, `lease` one
+job per run in a store; `stored_folder` copies such a run to this machine; `arrays` makes a run from embeddings made elsewhere;
+`reviews` keeps people's marks, and `where` (with `where_terms`) selects rows by a rule.
 """
 
 import lazy_loader

@@ -24,15 +24,15 @@ from .table import VERSION, RunFolder, table_from
 
 MODEL = "arrays"  # the model's name in the identity of a run that was made from arrays
 KEY_COLUMNS = ("key", "uid", "image_path", "path", "url")
-ROWS_AT_ONCE = 65_536  # made unit length at a time, in float64
+ROWS_AT_ONCE = 65_536  # rows normalised at a time, in float64
 _LAYOUT = {"images": ("img_emb", ".npy"), "texts": ("text_emb", ".npy"), "metadata": ("metadata", ".parquet")}
 
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """One image array, with the texts and the metadata of the same rows; `start` is the number of its first row in the run.
+    """One image array, with texts and metadata of the same rows; `start` is the number of its first row in the run.
 
-    `widths` are the numbers in an image and in a text embedding, 0 for no texts; `key` is the metadata's column of keys.
+    `widths` are the widths of image and text embeddings, 0 for no texts; `key` is the metadata's column of keys.
     """
 
     stem: str
@@ -69,13 +69,13 @@ def find_parts(images: Path, texts: Path | None = None, metadata: Path | None = 
 
 
 def _has_files(folder: Path, name: str) -> bool:
-    """Whether clip-retrieval's output folder has texts, or metadata."""
+    """Return whether clip-retrieval's output folder has texts, or metadata."""
     prefix, suffix = _LAYOUT[name]
     return (folder / prefix).is_dir() or any(folder.glob(f"{prefix}_*{suffix}"))
 
 
 def _list_files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
-    """The file at `path`, or the files of that folder, by the numbers that tell them apart and in that order."""
+    """List the file at `path`, or the files of that folder, by the distinguishing numbers in their names and in that order."""
     prefix, suffix = _LAYOUT[name]
     if path.is_file():
         return {(): path}
@@ -87,7 +87,7 @@ def _list_files(path: Path, name: str) -> dict[tuple[Any, ...], Path]:
 
 
 def _number_files(files: Sequence[Path]) -> list[tuple[Any, ...]]:
-    """The numbers in each name that differ between files (`img_emb_0`: 0); the names if the numbers are not unique."""
+    """Return the numbers in each name that differ between files (`img_emb_0`: 0); the names if the numbers are not unique."""
     numbers = [tuple(map(int, re.findall(r"\d+", path.stem))) for path in files]
     if len({len(some) for some in numbers}) > 1:
         numbers = [some[-1:] for some in numbers]
@@ -137,14 +137,14 @@ def _find_key_column(path: Path, images: Path, rows: int) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Text, or its bytes: some writers of Parquet do not mark them as UTF-8."""
+    """Return whether a type is text or bytes: some writers of Parquet do not mark text as UTF-8."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def read_keys(path: Path, column: str) -> list[str]:
-    """The keys, '' for those that are missing."""
+    """Read the keys, '' for missing ones."""
     return [
         "" if key is None else key.decode("utf-8", "backslashreplace") if isinstance(key, bytes) else str(key)
         for key in pq.read_table(path, columns=[column])[column].to_pylist()
@@ -172,7 +172,7 @@ def open_array(path: Path, name: str, dimensions: int, kinds: str = "fiu") -> ND
 
 
 def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
-    """Check class numbers (N,), negative for none, and return them as int64; raise ConfigError where they do not fit."""
+    """Check class numbers (N,), negative for none, and return them as int64; raise ConfigError if they do not fit."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ConfigError.of("labels", labels.shape, f"is the shape of {labels.dtype}; want whole numbers (N,)")
     if len(labels) != rows:
@@ -183,7 +183,7 @@ def check_labels(labels: NDArray[Any], rows: int) -> NDArray[np.int64]:
 
 
 def arrays_identity(parts: Sequence[ArrayPart]) -> Identity:
-    """The identity of a run made from these arrays, with a digest of all their bytes."""
+    """Make the identity of a run made from these arrays, with a digest of all their bytes."""
     digest = hashlib.sha256()
     for part in parts:
         for name, path in (("images", part.images), ("texts", part.texts)):
@@ -205,7 +205,7 @@ def write_parts(
 ) -> None:
     """Write a table without scores and an embedding file for each part.
 
-    `labels` (N,) are those of all parts, negative for none. `joint`: images and texts share one space and have a cosine.
+    `labels` (N,) are the labels of all parts, negative for none. `joint`: images and texts share one space and have a cosine.
     `metadata` goes into every table.
     """
     for part in parts:

@@ -16,7 +16,7 @@ CAPTION = "caption"  # a column that is read from the shards, not from the table
 
 
 def read_caption(raw: RawSample, field: str | None) -> str | None:
-    """The caption as it was scored, of any length; None where the sample has none that can be read."""
+    """Read the caption as it was scored, of any length; None if the sample has no readable caption."""
     try:
         return decode_text(raw.parts, field, Limits(max_text_chars=1 << 40))
     except BadSample:
@@ -24,9 +24,10 @@ def read_caption(raw: RawSample, field: str | None) -> str | None:
 
 
 def read_shard_captions(url: str, table: pa.Table, reading: dict[str, Any]) -> pa.Array:
-    """The caption of each row of a shard's `table` (key, text_sha256); `reading` is that of `_run.json`.
+    """Read the caption of each row of a shard's `table` (key, text_sha256); `reading` comes from `_run.json`.
 
-    Of a local tar, a folder or a table no picture is read. Raises MismatchError where a caption is not the one that was scored.
+    From a local tar, a folder or a table, no pictures are read. Raises MismatchError if a caption has changed since it was
+    scored.
     """
     if "limits" not in reading:
         raise ConfigError(

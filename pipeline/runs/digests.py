@@ -1,7 +1,7 @@
-"""Digests of a run's own files. A table bears its own digest, and that of its embeddings, so that an edit is noticed.
+"""Digests of a run's own files: a table contains its own digest and that of its embeddings, so that edits are noticed.
 
-The digest of a table is over its pages and its metadata. It lies in the footer, which the digest leaves out; the metadata
-say that there is one. Tables of earlier releases have none.
+The digest of a table covers its pages and its metadata. It is stored in the footer, which it does not cover; the metadata say
+that there is a digest. Tables of earlier releases have none.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _END = 8  # bytes after the footer: its length and "PAR1"
 
 
 def to_parquet(table: pa.Table) -> bytes:
-    """The bytes of a table's file, with their digest; the same for the same table."""
+    """Make the bytes of a table's file, with their digest; equal tables give equal bytes."""
     metadata = {**(table.schema.metadata or {}), HAS_DIGEST: b'"sha256"'}
     table = table.replace_schema_metadata(metadata)
     sink = io.BytesIO()
@@ -30,7 +30,7 @@ def to_parquet(table: pa.Table) -> bytes:
 
 
 def is_unchanged(path: Path) -> bool:
-    """Whether a table is as it was written; also true of one without a digest. Raises OSError or pa.ArrowException."""
+    """Return whether a table is as it was written; True if it has no digest. Raise OSError or pa.ArrowException."""
     data = path.read_bytes()
     found = pq.read_metadata(io.BytesIO(data)).metadata or {}
     metadata = pq.read_schema(io.BytesIO(data)).metadata or {}

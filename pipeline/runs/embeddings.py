@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from noisegate.pipeline.errors import TableError
 from noisegate.pipeline.system.output_files import write_atomically
 
-FEW = 20  # rows are read one by one if fewer than 1 in FEW of the file is wanted
+FEW = 20  # rows are read one by one if fewer than 1 in FEW of the file's rows are wanted
 _KINDS = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64}
 ALLOCATE = getattr(os, "posix_fallocate", None)
 _NAMES = {np.dtype(kind): name for name, kind in _KINDS.items()}
@@ -32,7 +32,7 @@ def write_embeddings(path: Path, images: NDArray[Any], texts: NDArray[Any], meta
 
 
 def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-    """Rows (all, or those named) of `image` or `text` as float32; a few rows do not cost the whole file."""
+    """Read all or the given rows of `image` or `text` as float32; for a few rows not the whole file is read."""
     try:
         with safe_open(path, framework="numpy") as file:
             stored = file.get_slice(part)
@@ -46,7 +46,7 @@ def read_embeddings(path: Path, part: str, rows: NDArray[np.int64] | None = None
 
 
 def map_embeddings(path: Path, part: str) -> NDArray[Any]:
-    """The float16 matrix `image` or `text` as a memory map: only rows that are used are read."""
+    """Map the float16 matrix `image` or `text` into memory: only the rows used are read."""
     try:
         return map_tensors(path)[0][part]
     except TableError as error:
@@ -54,7 +54,7 @@ def map_embeddings(path: Path, part: str) -> NDArray[Any]:
 
 
 def embeddings_match(path: Path, rows: int, sha256: str) -> bool:
-    """Whether the file is there, whole, has this many rows, and was made from the shard with this digest."""
+    """Return whether the file is complete, has this many rows, and was made from the shard with this digest."""
     try:
         with safe_open(path, framework="numpy") as file:
             counts = {file.get_slice(part).get_shape()[0] for part in ("image", "text")}
@@ -67,7 +67,7 @@ def embeddings_match(path: Path, rows: int, sha256: str) -> bool:
 def map_tensors(
     path: str | os.PathLike[str], mode: Literal["r", "r+"] = "r"
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors of a file as memory maps, and its metadata; raises TableError for what is no whole safetensors file."""
+    """Map the tensors of a file, and return its metadata; raise TableError unless it is a complete safetensors file."""
     try:
         size = Path(path).stat().st_size
         with Path(path).open("rb") as file:
@@ -82,7 +82,7 @@ def map_tensors(
             kind, shape = np.dtype(_KINDS[entry["dtype"]]), tuple(entry["shape"])
             if 8 + length + end > size or end - begin != kind.itemsize * int(np.prod(shape)):
                 raise ValueError(f"{name} is not whole")
-            if end == begin:  # nothing to map
+            if end == begin:  # an empty tensor cannot be mapped
                 tensors[name] = np.empty(shape, kind)
             else:
                 tensors[name] = np.memmap(path, kind, mode, 8 + length + begin, shape)
@@ -94,8 +94,9 @@ def map_tensors(
 def create_tensors(
     path: Path, shapes: Mapping[str, tuple[tuple[int, ...], Any]], metadata: Mapping[str, str]
 ) -> dict[str, NDArray[Any]]:
-    """A file of zeros with its disk reserved, to be filled through the maps that are returned: the same bytes for the same
-    content.
+    """Create a file of zeros with its disk space reserved, to be filled through the returned maps.
+
+    Equal contents give equal bytes.
 
     `shapes` are (shape, dtype) by name, in the order of the file.
     """
@@ -114,9 +115,9 @@ def create_tensors(
 
 
 def reserve(path: Path, allocate: Callable[[int, int, int], None] | None = ALLOCATE) -> None:
-    """Disk for all of a file that is to be filled through a map: where there is too little, OSError is raised here.
+    """Reserve the disk space of a file that will be filled through a map; raise OSError if there is too little.
 
-    A page that finds no room later would end the process by SIGBUS, without a word. The file is gone after an error.
+    Without it, a full disk would end the process by SIGBUS, without a message. The file is removed after an error.
     """
     size = path.stat().st_size
     if allocate is None or not size:
@@ -125,7 +126,7 @@ def reserve(path: Path, allocate: Callable[[int, int, int], None] | None = ALLOC
         try:
             allocate(file.fileno(), 0, size)
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot reserve space
                 return
             path.unlink()
             raise OSError(error.errno, error.strerror, str(path)) from error

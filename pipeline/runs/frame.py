@@ -1,4 +1,4 @@
-"""A run, or any table of scores, as a pandas DataFrame."""
+"""Convert a run, or any table of scores, to a pandas DataFrame."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,11 +20,11 @@ _HASHES = ("image_sha256", "text_sha256")
 def read_frame(
     folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False
 ) -> "pandas.DataFrame":
-    """All rows of a run as a pandas DataFrame, one for each sample, with the column `shard` in front.
+    """Read all rows of a run as a pandas DataFrame, one per sample, with the column `shard` in front.
 
-    Without `columns`: all that hold a value, but for the digests. `captions` adds the column `caption`, read from the shards.
-    Words are strings, class numbers are Int32 and verdicts are boolean (both may be missing), digests are hex. Raises
-    TableError where the folder holds no finished run, MismatchError where the captions are not those that were scored.
+    Without `columns`: all columns with a value, except the digests. `captions` adds the column `caption`, read from the shards.
+    Texts are strings, class numbers are Int32 and verdicts are boolean (both may be missing), digests are hex. Raises
+    TableError if the folder holds no finished run, MismatchError if captions have changed since they were scored.
     """
     table = read_table(folder, columns, captions=captions)
     if columns is None:
@@ -33,7 +33,7 @@ def read_frame(
 
 
 def to_frame(table: pa.Table) -> "pandas.DataFrame":
-    """A DataFrame in which missing numbers and verdicts stay missing, words are strings and digests are hex."""
+    """Make a DataFrame in which missing numbers and verdicts stay missing, texts are strings and digests are hex."""
     try:
         pandas: Any = import_module("pandas")
     except ImportError as error:

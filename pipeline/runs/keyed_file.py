@@ -15,7 +15,7 @@ JOINS = (("shard", "index"), ("shard", "key"), ("key",))
 
 
 class KeyedFile:
-    """The table of a file; `setting` is the name that errors give it. Raises ConfigError if it cannot be joined."""
+    """The table of a file; `setting` is its name in errors. Raises ConfigError if it cannot be joined."""
 
     def __init__(self, path: Path, setting: str, needs: str) -> None:
         self.path, self._setting = path, setting
@@ -34,11 +34,11 @@ class KeyedFile:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that say something about a sample."""
+        """Names of the columns other than shard, key and index."""
         return [name for name in self.table.column_names if name not in ("shard", "index", "key")]
 
     def rows_of(self, table: pa.Table) -> Index:
-        """(N,) the row of the file for each row of `table`, which has shard, key and index; -1 where there is none."""
+        """Find the file's row for each row of `table` (with shard, key and index), (N,); -1 if there is none."""
         keys = self._keys(self.table)
         row_of = {key: row for row, key in enumerate(keys)}
         if len(row_of) < len(keys):
@@ -49,7 +49,7 @@ class KeyedFile:
         return np.array([row_of.get(key, -1) for key in self._keys(table)], np.int64)
 
     def error(self, problem: str) -> ConfigError:
-        """The error that names the setting and the file."""
+        """Make an error that names the setting and the file."""
         return ConfigError(f"{self._setting}: {self.path} {problem}", self._setting, self.path)
 
     def _keys(self, table: pa.Table) -> list[tuple[object, ...]]:
@@ -67,6 +67,6 @@ def _read(path: Path) -> pa.Table:
         return pyarrow.json.read_json(path)
     if suffix not in (".csv", ".tsv"):
         return pq.read_table(path)
-    text = {"key": pa.string(), "shard": pa.string()}  # keys such as 000012 are no numbers
+    text = {"key": pa.string(), "shard": pa.string()}  # keys such as 000012 must not be read as numbers
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",")
     return pyarrow.csv.read_csv(path, None, parse, pyarrow.csv.ConvertOptions(column_types=text))

@@ -1,8 +1,8 @@
-"""One job per run in a store: an object `_lock` that says who writes, until when, and is renewed meanwhile.
+"""Allow one job per run in a store: an object `_lock` says which job writes and until when, and is renewed meanwhile.
 
 A lease is not as strong as a lock: it needs clocks that agree within a minute, and a writer that was stopped for longer than
-its lease notices another one only with its next request. S3, Google's store and memory create the object only if there is
-none, in one step; on other stores two jobs that start in the same instant can both believe to be first.
+its lease notices another one only with its next request. S3, Google's store and memory create the object only if there is none,
+in one step; on other stores two jobs that start at the same instant can both get the lease.
 """
 
 import json
@@ -22,8 +22,8 @@ from noisegate.pipeline.system.stores import Store
 
 LOCK = "_lock"
 SECONDS = 120.0  # a job that dies elsewhere keeps others out for this long (chosen)
-SECONDS_HF = 3600.0  # every renewal is a commit there
-SETTLE_SECONDS = 2.0  # after a lease is taken over from another machine, before looking whose it is
+SECONDS_HF = 3600.0  # on hf:// every renewal is a commit
+SETTLE_SECONDS = 2.0  # wait after taking over another machine's lease, before checking who owns it
 
 
 class Lease:
@@ -37,7 +37,7 @@ class Lease:
         self._ended = threading.Event()
 
     def take(self) -> None:
-        """Create the object, or take over one that has expired or that a dead process left; raise LockedError."""
+        """Create the object, or take over one that has expired or whose process is dead; else raise LockedError."""
         other = self._read()
         if other is None:
             self._store.write(LOCK, self._text(), create=True)
@@ -70,7 +70,7 @@ class Lease:
         self._ended.set()
 
     def give_back(self) -> None:
-        """Delete the object if it is still this process's."""
+        """Delete the object if this process still owns it."""
         other = self._read()
         if other is not None and other.get("token") == self._token:
             self._store.delete(LOCK)
@@ -85,7 +85,7 @@ class Lease:
             raise self._locked(other)
 
     def _read(self) -> dict[str, Any] | None:
-        """What the object says; empty if it is no lease, such as the lock file of a run that was copied here."""
+        """Read the object; empty if it is no lease, such as the lock file of a run that was copied into the store."""
         content = self._store.read(LOCK)
         try:
             values = None if content is None else json.loads(content)
@@ -111,7 +111,7 @@ class Lease:
 def hold_lease(store: Store, folder: Path) -> Iterator[Lease]:
     """Hold the run's lease; `folder` is the local copy, whose lock this process holds.
 
-    So a lease that names this copy was left by a process that is dead, and need not expire first.
+    So the process of a lease that names this copy must be dead, and the lease can be taken over before it expires.
     """
     identity = folder / ".copy"
     if not identity.exists():

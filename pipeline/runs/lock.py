@@ -1,6 +1,6 @@
-"""One job per folder: a lock that the system frees by itself when its holder dies, however it dies.
+"""Allow one job per folder, by a lock that the system frees when its holder dies, however it dies.
 
-The nodes of one run share it: each holds it along with the others, and no other job can take it meanwhile.
+The nodes of one run share the lock: all hold it together, and no other job can take it meanwhile.
 """
 
 import errno
@@ -19,9 +19,9 @@ _HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)
 
 @contextmanager
 def folder_lock(folder: Path, doing: str = "", wait: bool = False, name: Path | str | None = None) -> Iterator[str]:
-    """Hold `folder/_lock`, which then says who does (yielded). Raises LockedError, naming the holder, or else waits.
+    """Hold `folder/_lock`, and yield its text, which names the holder. If it is taken, wait, or raise LockedError.
 
-    `name` is what the user calls the folder, if that is something else.
+    `name` is the user's name for the folder, if it differs.
     """
     with _opened(folder) as file:
         if not _locked(file, folder, shared=False, wait=wait):
@@ -37,7 +37,7 @@ def folder_lock(folder: Path, doing: str = "", wait: bool = False, name: Path | 
 def shared_lock(folder: Path, begin: Callable[[bool], None], note: Callable[[str], None]) -> Iterator[None]:
     """Hold `folder/_lock` together with other nodes. `begin(alone)` runs first; `alone` is True if no other node holds it.
 
-    A node that scores is waited for; for any other holder LockedError is raised.
+    If a node holds the lock to score, wait for it; for any other holder raise LockedError.
     """
     with _opened(folder) as file:
         while True:
@@ -84,7 +84,7 @@ def _mark(file: IO[str], text: str) -> None:
     file.truncate()
     file.write(text)
     file.flush()
-    os.fsync(file.fileno())  # other hosts look whether they see the same folder
+    os.fsync(file.fileno())  # other hosts read the file to check that they see the same folder
 
 
 if os.name == "nt":

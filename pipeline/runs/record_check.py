@@ -1,6 +1,6 @@
-"""Check the records of a run before anything uses them: the folder may be damaged, or made by somebody else on purpose.
+"""Check the records of a run before anything uses them: the folder may be damaged, or come from an attacker.
 
-They are `_run.json` (RECORD) and the metadata of each table (TABLE).
+The records are `_run.json` (RECORD) and the metadata of each table (TABLE).
 """
 
 import math
@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LARGEST = 2**63  # whole numbers that tables and arrays can hold are smaller
+LARGEST = 2**63  # integers in tables and arrays are smaller
 LONGEST_NAME = 240  # bytes of a table's name; file systems take 255, with the ending
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A JSON object. Names that are not listed may have any value, unless it is `closed`."""
+    """A JSON object. Names that are not listed may have any value, unless the object is `closed`."""
 
     required: Mapping[str, Any] = field(default_factory=dict)
     optional: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +125,7 @@ TABLE = Fields(  # metadata of a weight table
 
 
 def find_damage(value: Any, kind: Any = RECORD, place: str = "") -> str | None:
-    """Describe the first part of a record that is not of its kind; None if all is well.
+    """Describe the first part of a record that is not of its kind; None if the record is valid.
 
     >>> find_damage({"url": "x.tar", "table": "../x"}, SHARD, "shards.0")
     "shards.0.table is '../x', not a plain file name"
@@ -176,7 +176,7 @@ def _is_of(value: Any, option: Any) -> bool:
 
 
 def _find_in_options(value: Any, options: tuple[Any, ...], place: str) -> str:
-    """Say what is wrong with a value that none of the options takes."""
+    """Describe the problem of a value that fits none of the options."""
     if isinstance(value, dict | list):
         for option in options:
             if not isinstance(option, type) and (damage := find_damage(value, option, place)):
@@ -189,5 +189,5 @@ def _is_plain_name(value: Any) -> bool:
         return False
     try:
         return len(value.encode("utf-8", "surrogateescape")) <= LONGEST_NAME
-    except UnicodeEncodeError:  # a lone surrogate, which no file name has
+    except UnicodeEncodeError:  # a lone surrogate, which is not valid in a file name
         return False

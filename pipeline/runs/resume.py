@@ -31,7 +31,7 @@ SCORED_LAST = (*RESCORED, "classes", "seed")  # settings that no embedding depen
 
 @dataclass
 class RunRecord:
-    """What `_run.json` says of a run so far."""
+    """The content of `_run.json`: the state of a run so far."""
 
     run: RunFolder
     shards: Sequence[Shard]
@@ -39,12 +39,12 @@ class RunRecord:
     classes_digest: str | None = None
     model: Mapping[str, Any] | None = None
     random_inputs: Mapping[str, Any] | None = None  # the model's own β, if it was measured
-    failed: dict[str, str] = field(default_factory=dict)  # reason by url of shards that could not be read
-    times: dict[str, float | None] = field(default_factory=dict)  # last change of each shard before it was read
-    notes: list[str] = field(default_factory=list)  # what the encoders reported about themselves
+    failed: dict[str, str] = field(default_factory=dict)  # unreadable shards: reason by url
+    times: dict[str, float | None] = field(default_factory=dict)  # each shard's last change before it was read
+    notes: list[str] = field(default_factory=list)  # notes of the encoders about themselves
 
     def fixed_settings(self, identity: Identity) -> dict[str, Any]:
-        """The settings that must stay the same when the run is resumed."""
+        """Return the settings that must stay the same when the run is resumed."""
         return {
             "scorer": identity.to_dict(),
             "scoring": self.settings.scoring.to_dict() | {"classes": self.classes_digest},
@@ -52,7 +52,7 @@ class RunRecord:
         }
 
     def write(self, identity: Identity, scores: Mapping[str, Any], finished: bool) -> None:
-        """Write the file with what it says of the `scores`.
+        """Write `_run.json` with the record of the `scores`.
 
         `finished`: all readable shards are scored; `complete`: all shards are.
         """
@@ -97,7 +97,7 @@ def check_settings(
     An unfinished run may change the settings of its scoring: a mistake in them must not cost its embeddings.
     """
     differences = Identity.from_dict(before["scorer"]).differences(Identity.from_dict(wanted["scorer"]))
-    unrecorded = {"repair": ScoreSettings.repair, "cut": ScoreSettings.cut}  # by earlier releases
+    unrecorded = {"repair": ScoreSettings.repair, "cut": ScoreSettings.cut}  # not recorded by earlier releases
     then, now = unrecorded | _flat(before), _flat(wanted)
     raised = {name for name in wanted["reading"]["limits"] if retry_failed and now[name] > then.get(name, now[name])}
     free = raised if before["finished"] else raised | {*SCORED_LAST}
@@ -116,7 +116,7 @@ def check_settings(
 
 
 def _option(name: str, value: Any) -> str:
-    """A setting as `rescore` takes it.
+    """Format a setting as `rescore` takes it.
 
     >>> _option("k", 50), _option("neighbourhood", False)
     ('--k 50', '--no-neighbourhood')
@@ -131,9 +131,9 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Resume:
-    """What earlier runs left in a folder, shard by shard. `listed` are the entries of `_run.json` by table name.
+    """The result of earlier runs in a folder, shard by shard. `listed` are the entries of `_run.json` by table name.
 
-    Files that have changed are told by their size and time, then by their digest; with `check` by their digest at once.
+    Changed files are detected by size and time, then by digest; with `check` by digest at once.
 
     After `todo`: `unreachable` shards with the reason, `stale` tables that no longer belong to their shard, and the
     `times` of the shards' last change as they were before anything was read.
@@ -153,7 +153,7 @@ class Resume:
     times: dict[str, float | None] = field(default_factory=dict)
 
     def todo(self, shards: Sequence[Shard]) -> list[Shard]:
-        """The shards to encode. Shards that cannot be opened go to `unreachable` instead, and keep their tables."""
+        """List the shards to encode. Shards that cannot be opened go to `unreachable` instead, and keep their tables."""
         left: list[Shard] = []
         with ThreadPoolExecutor(REQUESTS) as pool:
             for start in range(0, len(shards), BATCH):
@@ -164,7 +164,7 @@ class Resume:
         return left
 
     def _is_done(self, shard: Shard, answer: tuple[int | None, float | None] | ShardError | None) -> bool:
-        """Whether the table is complete and current; `answer` is the store's size and time, None for a local shard."""
+        """Return whether the table is complete and current; `answer` is the store's size and time, None for a local shard."""
         table = self.run.table(shard.stem)
         try:
             if isinstance(answer, ShardError):
@@ -192,13 +192,13 @@ class Resume:
     def _find_problem(self, embeddings: Path, metadata: Mapping[str, Any]) -> str | None:
         if not embeddings_match(embeddings, metadata["shard"]["rows"], metadata["shard"]["sha256"]):
             return "is missing or damaged"
-        written = metadata.get("embeddings")  # earlier releases recorded none
+        written = metadata.get("embeddings")  # earlier releases recorded no digest
         if written and self._is_newer(embeddings) and digest_file(embeddings) != written:
             return "was changed after it was written"
         return None
 
     def _is_newer(self, path: Path) -> bool:
-        """Whether the file may have been written after `_run.json`, which a job writes last; true of all with `check`."""
+        """Return whether the file may be newer than `_run.json`, which a job writes last; always True with `check`."""
         try:
             return self.check or path.stat().st_mtime_ns >= self.run.run_file.stat().st_mtime_ns
         except FileNotFoundError:  # there is no _run.json
@@ -222,7 +222,7 @@ class Resume:
         return metadata
 
     def _has_changed(self, shard: Shard, scored: Mapping[str, Any]) -> bool:
-        """Compare the size, then the time of the last change; if the time differs, or to `check`, compare the digest."""
+        """Compare the size, then the time of the last change; if the time differs, or with `check`, compare the digest."""
         size, entry = self.sizes[shard.url], self.listed.get(shard.stem, {})
         if size is not None and size != scored["size"]:
             return True
@@ -250,7 +250,7 @@ def _size_and_time(shard: Shard) -> tuple[int | None, float | None] | ShardError
 
 
 def failed_rows(table: Path) -> set[int]:
-    """Row numbers of the samples whose status is not `ok`."""
+    """Return the row numbers of the samples whose status is not `ok`."""
     statuses = pq.read_table(table, columns=["status"])["status"]
     return set(np.flatnonzero(pc.not_equal(statuses, "ok").to_numpy()).tolist())
 
@@ -263,7 +263,7 @@ def clear(run: RunFolder, wanted: Iterable[str] = (), searches: bool = True) -> 
     try:
         stems = {entry["table"] for entry in (run.read_run() or {"shards": []})["shards"]}
     except TableError:
-        stems = set()  # a damaged _run.json is one of the reasons to start again
+        stems = set()  # _run.json may be damaged: that is a reason to start again
     for table in run.path.glob("*.parquet"):
         try:
             read_metadata(table)

@@ -14,7 +14,7 @@ The tables are never touched. Each change is one row of the SQLite table `marks`
 
 These five columns identify a sample, and the last row of a sample counts. A sample whose digests have changed is another
 sample, so an old mark never applies to it. SQLite's rollback journal makes a change atomic and durable: two reviewers wait for
-each other, and what a killed process had begun is undone by the next one.
+each other, and the unfinished change of a killed process is undone by the next process.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ FILE = "_reviews.sqlite"
 VERSION = 1
 MARKS = ("keep", "drop", "relabel")
 WAIT = 30.0  # seconds for another process to finish writing
-SAMPLE = ("shard", "index", "key", "image_sha256", "text_sha256")  # what a mark belongs to
+SAMPLE = ("shard", "index", "key", "image_sha256", "text_sha256")  # columns that identify a sample
 _CREATE = f"""
 create table marks (
   id integer primary key, shard text not null, "index" integer not null, key text not null, image_sha256 blob, text_sha256 blob,
@@ -51,7 +51,7 @@ pragma user_version = {VERSION};
 
 @dataclass(frozen=True)
 class Mark:
-    """One change: a sample and its mark; `mark` None takes the mark back. Raises ConfigError for a mark that makes no sense."""
+    """One change: a sample and its mark; `mark` None takes the mark back. Raises ConfigError for an invalid mark."""
 
     shard: str
     index: int
@@ -82,9 +82,9 @@ class Mark:
         at: float = 0.0,
         classes: int = 0,
     ) -> "Mark":
-        """The mark of a table's row, which has `shard` too; raises ConfigError for a class that the sample cannot have.
+        """Make the mark of a table's row, which has `shard` too; raise ConfigError for a class that does not exist.
 
-        `classes` is the number of classes where it is known, else 0.
+        `classes` is the number of classes if known, else 0.
         """
         if label is not None and row["label"] is None:
             raise ConfigError.of("mark", mark, "needs a sample with a class, and this one has none; keep or drop it")
@@ -95,7 +95,7 @@ class Mark:
 
     @property
     def sample(self) -> tuple[Any, ...]:
-        """What identifies the sample."""
+        """The values of SAMPLE, which identify the sample."""
         return tuple(getattr(self, name) for name in SAMPLE)
 
 
@@ -106,7 +106,7 @@ class Reviews:
         self.path = folder / FILE
 
     def write(self, marks: Iterable[Mark]) -> None:
-        """Add changes, all or none, with the present time where `at` is 0; makes the file. Raises TableError if that fails."""
+        """Add all changes or none, with the present time if `at` is 0; create the file. Raise TableError if that fails."""
         if is_copy(self.path.parent):
             problem = "is a copy of a run in a store, which takes no marks; copy the run to a disk and mark that one"
             raise TableError.of("reviews", self.path.parent, problem)
@@ -121,17 +121,17 @@ class Reviews:
             database.execute("commit")
 
     def read(self, shard: str | None = None) -> list[Mark]:
-        """The marks that count, of one shard or of all, in the order they were made."""
+        """Return the valid marks of one shard or of all, in the order they were made."""
         which = "where shard = ?" if shard is not None else ""
         last = f"select max(id) from marks {which} group by {_SAMPLE_NAMES}"
         return self._select(f"where id in ({last}) and mark is not null", [] if shard is None else [shard])
 
     def history(self) -> list[Mark]:
-        """Every change, in the order they were made."""
+        """Return every change, in the order they were made."""
         return self._select("", [])
 
     def columns(self, shard: str, table: pa.Table) -> dict[str, pa.Array]:
-        """`review` and `review_label` for the rows of a shard's table, which needs the columns of SAMPLE but `shard`."""
+        """Make `review` and `review_label` for the rows of a shard's table, which has the columns of SAMPLE but `shard`."""
         marks: list[str | None] = [None] * len(table)
         labels: list[int | None] = [None] * len(table)
         for mark in self.read(shard):
@@ -145,7 +145,7 @@ class Reviews:
     def _select(self, condition: str, values: Sequence[Any]) -> list[Mark]:
         if not self.path.exists():
             return []
-        with self._open("rw") as database:  # not "ro": rolling back what a killed writer left needs to write
+        with self._open("rw") as database:  # not "ro": rolling back a killed writer's change needs to write
             if not database.execute("pragma user_version").fetchone()[0]:
                 return []  # another process is about to write the first mark
             rows = database.execute(f"select {_NAMES} from marks {condition} order by id", values)
@@ -196,9 +196,9 @@ _SAMPLE_NAMES = ", ".join(f'"{name}"' for name in SAMPLE)
 
 
 def sample_order(shard: str, count: int) -> Float64:
-    """(count,) in [0, 1): a random number for each row of a shard, always the same (splitmix64 of stem and row).
+    """Return a fixed random number in [0, 1) for each row of a shard, (count,), by splitmix64 of stem and row.
 
-    Rows sorted by it over all shards are in random order, so the first n of them are a random sample for every n.
+    Sorted by it over all shards, rows are in random order, so the first n are a random sample for every n.
 
     >>> sample_order("x-00", 3).round(3).tolist()
     [0.039, 0.709, 0.822]

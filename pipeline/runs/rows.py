@@ -1,4 +1,4 @@
-"""Embedding rows of arrays or of a run's files: read in blocks, made unit length, ranked without ambiguity."""
+"""Embedding rows of arrays or of a run's files: read in blocks, scaled to unit length, ranked with fixed ties."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from noisegate.pipeline.system.array_types import Float32, Floats, Index, Mask
 from .embeddings import map_embeddings
 from .table import RunFolder
 
-ROWS_AT_ONCE = 16_384  # made unit length at a time
-OPEN_FILES = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # a process may have; each map is one
+ROWS_AT_ONCE = 16_384  # rows scaled to unit length at a time
+OPEN_FILES = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else 1024  # limit per process; each map is one
 
 
 @runtime_checkable
@@ -31,7 +31,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
     def chunks(self, size: int) -> Iterator[tuple[int, Floats]]:
-        """(number of the first row, at most `size` rows) in order."""
+        """Yield (number of the first row, at most `size` rows) in order."""
 
     def take(self, rows: Index) -> Float32:
         """(R, d) float32: the given rows, whose numbers must ascend."""
@@ -42,18 +42,18 @@ Embeddings: TypeAlias = Rows | Floats | Sequence[Floats]
 
 
 def as_rows(embeddings: Embeddings, name: str = "embeddings") -> Rows:
-    """The embeddings as rows that are read a few at a time."""
+    """Wrap embeddings as rows that are read a few at a time."""
     return embeddings if isinstance(embeddings, Rows) else RowBlocks(embeddings, name)
 
 
 def gather(rows: Rows, numbers: Index) -> tuple[Float32, Index]:
-    """Read the rows whose numbers are in an array of any order and shape: (U, d) each once, and the place of each number."""
+    """Read rows by numbers in any order and shape: distinct rows (U, d), and the place of each number in them."""
     named, place = np.unique(numbers, return_inverse=True)
     return rows.take(named), place.reshape(numbers.shape)
 
 
 def take_unit(rows: Rows, numbers: Index) -> Float32:
-    """(R, d) the rows with these ascending numbers, at unit length."""
+    """Read the rows with these ascending numbers at unit length, (R, d)."""
     unit = np.empty((len(numbers), rows.width), np.float32)
     for start in range(0, len(numbers), ROWS_AT_ONCE):
         unit[start : start + ROWS_AT_ONCE] = unit_rows(rows.take(numbers[start : start + ROWS_AT_ONCE]))[0]
@@ -61,7 +61,7 @@ def take_unit(rows: Rows, numbers: Index) -> Float32:
 
 
 class RowBlocks:
-    """One (N, d) matrix, or a sequence of (n, d) blocks (memory maps will do) read as if it were one."""
+    """One (N, d) matrix, or a sequence of (n, d) blocks, such as memory maps, read as if they were one matrix."""
 
     def __init__(self, embeddings: Floats | Sequence[Floats], name: str = "embeddings"):
         self.blocks = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
@@ -93,9 +93,9 @@ class RowBlocks:
 
 
 def unit_rows(rows: Floats) -> tuple[Float32, Mask]:
-    """(N, d) rows of length 1 in float32, and (N,) whether the row has a direction.
+    """Scale rows to length 1 in float32, (N, d), and return whether each row has a direction, (N,).
 
-    A row with a norm below 1e-12, or with NaN or Inf, has none and becomes zeros.
+    A row with a norm below 1e-12, or with NaN or Inf, has no direction and becomes zeros.
 
     >>> unit, valid = unit_rows(np.array([[3.0, 4.0], [0.0, 0.0], [np.nan, 1.0]]))
     >>> unit[0].tolist(), valid.tolist()
@@ -104,7 +104,7 @@ def unit_rows(rows: Floats) -> tuple[Float32, Mask]:
     with np.errstate(invalid="ignore", over="ignore"):
         unit = np.array(rows, dtype=np.float32)
         norm = np.sqrt(np.einsum("ij,ij->i", unit, unit))
-        over = np.flatnonzero(np.isinf(norm))  # of rows whose squares only are too large
+        over = np.flatnonzero(np.isinf(norm))  # the squares overflow, the numbers may be finite
         if len(over):
             unit[over] /= np.abs(unit[over]).max(axis=1, keepdims=True)
             norm[over] = np.sqrt(np.einsum("ij,ij->i", unit[over], unit[over]))
@@ -118,7 +118,7 @@ def unit_rows(rows: Floats) -> tuple[Float32, Mask]:
 
 
 def identical_rows(rows: Float32) -> list[bytes]:
-    """One 16-byte digest per row: rows are identical where the digests are.
+    """Make one 16-byte digest per row: rows are identical if their digests are.
 
     >>> a, b, c = identical_rows(np.array([[1, 2], [1, 3], [1, 2]], dtype=np.float32))
     >>> a == c, a == b
@@ -128,7 +128,7 @@ def identical_rows(rows: Float32) -> list[bytes]:
 
 
 def top_by_value(values: Float32, k: int) -> Index:
-    """(R, k) columns of the k largest values of each row, largest first, the lower column first where values tie.
+    """Return the columns of the k largest values of each row, (R, k), largest first; of equal values the lower column first.
 
     values: (R, M) without NaN, k <= M.
 
@@ -148,10 +148,10 @@ def top_by_value(values: Float32, k: int) -> Index:
 
 
 class MappedRows:
-    """One tensor (`image` or `text`) of many embedding files, read as if they were one (N, d) matrix; see `rows.Rows`.
+    """One tensor (`image` or `text`) of many embedding files, read as one (N, d) matrix; see `rows.Rows`.
 
-    Rows that are not `ok` (N,) read as zeros, and so do those of a file in which nothing could be encoded, whose rows have
-    no width. Files are mapped when they are read, so there may be more of them than a process can have open.
+    Rows that are not `ok` (N,) read as zeros, and so do the rows of a file in which nothing could be encoded and whose width is
+    0. Files are mapped when they are read, so there may be more files than a process can have open.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class MappedRows:
 
     @classmethod
     def of_run(cls, run: RunFolder, stems: Sequence[str], tensor: Literal["image", "text"]) -> MappedRows:
-        """The embeddings of these shards, with failed samples as rows of zeros."""
+        """Open the embeddings of these shards, with failed samples as rows of zeros."""
         ok = [pc.equal(run.read(stem, ["status"])["status"], "ok").to_numpy() for stem in stems]
         files = [str(run.embeddings(stem)) for stem in stems]
         return cls(files, tensor, ok=np.concatenate([np.zeros(0, np.bool_), *ok]))
@@ -192,7 +192,7 @@ class MappedRows:
         return taken
 
     def chunks(self, size: int) -> Iterator[tuple[int, Float32]]:
-        """(number of the first row, at most `size` rows) in order."""
+        """Yield (number of the first row, at most `size` rows) in order."""
         for start in range(0, len(self), size):
             yield start, self.take(np.arange(start, min(start + size, len(self))))
 
@@ -207,5 +207,5 @@ def _map(file: str, tensor: str) -> NDArray[Any]:
     try:
         stat = Path(file).stat()
     except OSError:
-        return map_embeddings(Path(file), tensor)  # raises an error that says what is wrong
+        return map_embeddings(Path(file), tensor)  # raises an error that names the problem
     return _map_once(file, tensor, (stat.st_ino, stat.st_size, stat.st_mtime_ns))

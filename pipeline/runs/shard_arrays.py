@@ -1,6 +1,6 @@
 """Make a run of shards from embeddings on disk: each sample's embeddings are found by its key.
 
-The tables are those that `annotate` would write, digests of pictures and captions included, so that training can use them.
+The tables are as `annotate` writes them, with digests of pictures and captions, so that training can use them.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _MISSING, _REPEATED = "no embedding has this key", "several embeddings, or sampl
 
 
 def find_image_part(shards: Sequence[Shard]) -> str | None:
-    """`npy` if the first sample has features in place of a picture, else None; raise ConfigError if there is no sample."""
+    """Return `npy` if the first sample has features instead of a picture, else None; raise ConfigError for no samples."""
     for shard in shards:
         for raw in islice(ShardReader(shard, all_parts=True), 1):
             return FEATURES if raw.image is None and FEATURES in raw.parts else None
@@ -68,7 +68,7 @@ class KeyedRows:
         return np.array([_digest(shard, key) for shard, key in zip(shards, keys, strict=True)], "S16")
 
     def find(self, stem: str, keys: Sequence[str]) -> tuple[Index, Mask]:
-        """The row of each key, -1 if it is missing or not unique, and which keys are not unique here or in the arrays."""
+        """Find the row of each key, -1 if missing or not unique, and which keys are not unique here or in the arrays."""
         wanted = np.array([_digest(stem if self._by_shard else "", key) for key in keys], "S16")
         first = np.searchsorted(self._sorted, wanted, "left")
         count = np.searchsorted(self._sorted, wanted, "right") - first
@@ -80,7 +80,7 @@ class KeyedRows:
         return rows, repeated
 
     def key(self, row: int) -> str:
-        """The key of a row, for messages."""
+        """Return the key of a row, for messages."""
         part = next(part for part in reversed(self._parts) if part.start <= row)
         assert part.metadata is not None and part.key is not None
         return read_keys(part.metadata, part.key)[row - part.start]
@@ -101,9 +101,9 @@ def write_shard_tables(
 ) -> list[dict[str, Any]]:
     """Write a table without scores and an embedding file for each shard; return the shards' entries of `_run.json`.
 
-    `labels` (N,) are those of all parts, negative for none; without them labels come from the shards. Samples without an
-    embedding get the status `invalid`; they and unused embeddings are counted in a note. Raises ConfigError if no sample
-    has an embedding, or a label is another than the shard's.
+    `labels` (N,) are the labels of all parts, negative for none; without them labels come from the shards. Samples without an
+    embedding get the status `invalid`; they and unused embeddings are counted in a note. Raises ConfigError if no sample has an
+    embedding, or a label differs from the shard's.
     """
     rows_of = KeyedRows(parts)
     used = np.zeros(rows_of.total, bool)
@@ -155,7 +155,7 @@ def write_shard_tables(
 
 
 def _set_labels(shard: Shard, samples: Sequence[Decoded], given: NDArray[np.int64]) -> None:
-    """Take the given labels; a sample without one of its own is not a failure then."""
+    """Set the given labels; a sample without a label in its shard is then not a failure."""
     for sample, label in zip(samples, given.tolist(), strict=True):
         if label >= 0 and sample.label is not None and sample.label != label:
             problem = f"is the given label of {sample.key}, and shard {shard.url} says {sample.label}; give those of the shards"
@@ -168,7 +168,7 @@ def _set_labels(shard: Shard, samples: Sequence[Decoded], given: NDArray[np.int6
 
 
 def _take(parts: Sequence[ArrayPart], name: str, rows: Index, ok: Sequence[bool]) -> Float32:
-    """(N, d) unit rows of the arrays, zeros for samples that are not ok or have none; d is 0 where there are no texts."""
+    """Read unit rows of the arrays, (N, d), zeros for samples that are not ok or have no row; d is 0 without texts."""
     out = np.zeros((len(rows), parts[0].widths[name == "texts"]), np.float32)
     for part in parts:
         path = getattr(part, name)
@@ -181,7 +181,7 @@ def _take(parts: Sequence[ArrayPart], name: str, rows: Index, ok: Sequence[bool]
 def _columns(
     samples: Sequence[Decoded], images: Float32, texts: Float32, rows: Index, repeated: Mask, joint: bool
 ) -> dict[str, Any]:
-    """The table's columns that do not depend on β; samples without a whole embedding become `invalid`."""
+    """Make the table's columns that do not depend on β; samples without a complete embedding become `invalid`."""
     no_image = np.asarray(~images.any(axis=1))
     no_text = np.asarray(~texts.any(axis=1)) & (texts.shape[1] > 0)
     for place, sample in enumerate(samples):

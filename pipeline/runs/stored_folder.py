@@ -1,4 +1,4 @@
-"""The folder of a run here, or in a store with a copy here: open it for reading or writing, lock it, put what changed."""
+"""A run's folder on this machine, or in a store with a copy here: open it to read or write, lock it, upload changes."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from .lock import folder_lock
 
 
 class StoredFolder:
-    """A run in a store has a `mirror`, and `path` is its copy on this machine. `name` is what the user calls the run."""
+    """A run in a store has a `mirror`, and `path` is its copy on this machine. `name` is the user's name for the run."""
 
     def __init__(self, path: Path, mirror: Mirror | None = None) -> None:
         self.path, self.mirror = path, mirror
@@ -23,7 +23,7 @@ class StoredFolder:
 
     @classmethod
     def to_write(cls, out: str | Path, setting: str = "out", note: Callable[[str], None] = lambda text: None) -> Self:
-        """The run at a path or URL that a job is going to write, under `lock`; raises ConfigError for an unusable store."""
+        """Open the run at a path or URL that a job will write, under `lock`; raise ConfigError for an unusable store."""
         url = store_url(out)
         if url is None:
             return cls(Path(out))
@@ -33,7 +33,7 @@ class StoredFolder:
 
     @classmethod
     def to_read(cls, folder: str | Path, embeddings: bool = False) -> Self:
-        """The run at a path or URL; files that a store has and this machine has not are copied first.
+        """Open the run at a path or URL; files that are only in a store are copied first.
 
         Embeddings are copied only on request, here or by `fetch_embeddings`. Raises TableError for a URL without a run.
         """
@@ -53,7 +53,7 @@ class StoredFolder:
     def lock(self) -> Iterator[None]:
         """Hold the run for writing; raise LockedError if another job does.
 
-        A run in a store is copied here without its large files (`fetch_embeddings`). What changed is put when the block ends
+        A run in a store is copied here without its large files (`fetch_embeddings`). Changes are uploaded when the block ends
         without an error, and the copy is removed.
         """
         with ExitStack() as held:
@@ -67,7 +67,7 @@ class StoredFolder:
                 self.mirror.remove_copies()
 
     def publish(self) -> None:
-        """Put what has changed to the run's store, if it has one, and delete there what is gone here."""
+        """Upload changed files to the run's store, if it has one, and delete there the files that were removed here."""
         if self.mirror is not None:
             self.check_lease()
             self.mirror.publish()
@@ -78,12 +78,12 @@ class StoredFolder:
             self._lease.check()
 
     def fetch_embeddings(self, stems: Collection[str] | None = None) -> None:
-        """Copy the embeddings of all shards, or of those named, from the run's store, with what else has changed there."""
+        """Copy the embeddings of all or the named shards from the run's store, and all other files that have changed there."""
         if self.mirror is not None:
             wanted = None if stems is None else {shard_files(stem)[0] for stem in stems}
             self.mirror.pull(lambda name: wanted is None or name in wanted)
 
     def has_embeddings(self, stem: str) -> bool:
-        """Whether the embeddings of a shard are there, on this machine or in the run's store."""
+        """Return whether the embeddings of a shard exist, on this machine or in the run's store."""
         name = shard_files(stem)[0]
         return (self.path / name).exists() or (self.mirror is not None and name in self.mirror.listed)

@@ -73,8 +73,8 @@ FLAGS = {
 }
 """Meaning of each flag; a near duplicate's flag is `duplicate_of:KEY` in the table."""
 
-# Columns from frozen embeddings (`rescore --with`), or learnt in training. A table has those that were made for it, after
-# the columns of the contract. A name is the method's, then what it is; `_sd` is the spread over the permutations where the
+# Columns from frozen embeddings (`rescore --with`), or learnt in training. A table has only the ones computed for it, after
+# the columns of the contract. A name is the method's, then the value's; `_sd` is the spread over the permutations, if the
 # value is their mean.
 _NUMBER = pa.float32()
 _SPREAD = "its standard deviation over the permutations"
@@ -123,7 +123,7 @@ METHOD_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "npc_probability": (_NUMBER, "clean posterior of the mixture that fills the memory bank (NPC)"),
 }
 
-ADDED_COLUMNS = ("predicted_label", "predicted_confidence", "pair_quality")  # since version 1 was first written
+ADDED_COLUMNS = ("predicted_label", "predicted_confidence", "pair_quality")  # later than the first version 1
 READ_COLUMNS = (
     "key", "index", "status", "error", "image_sha256", "text_sha256", "similarity", "label", "flags"
 )  # fmt: skip
@@ -132,7 +132,7 @@ SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
 ALL_COLUMNS = COLUMNS | METHOD_COLUMNS
 """Of the contract and of the methods."""
 
-# People's marks, kept beside the tables (`reviews.py`) and joined when they are asked for.
+# People's marks, kept beside the tables (`reviews.py`) and joined on request.
 REVIEW_COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "review": (WORD, "a person's mark: keep, drop or relabel; null where there is none"),
     "review_label": (pa.int32(), "the right class, where the mark is relabel"),
@@ -144,8 +144,9 @@ VERSION = 1
 
 
 def table_from(columns: Mapping[str, Any], metadata: Mapping[str, Any]) -> pa.Table:
-    """A table of the contract: columns not given are null, method columns not given are left out; NaN becomes null;
-    metadata values are stored as JSON.
+    """Make a table of the contract: missing columns are null, missing method columns are left out.
+
+    NaN becomes null; metadata values are stored as JSON.
     """
     count = len(next(iter(columns.values())))
     kinds = {name: kind for name, (kind, _) in ALL_COLUMNS.items() if name in COLUMNS or columns.get(name) is not None}
@@ -168,13 +169,13 @@ def replace_columns(table: pa.Table, columns: Mapping[str, Any], metadata: Mappi
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
-    """Readable UTF-8; bytes of a file name that are none become JSON's own escapes."""
+    """Write readable UTF-8 JSON; bytes of a file name that are not UTF-8 become JSON escapes."""
     text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
 
 
 def digest_columns(columns: Mapping[str, NDArray[Any]]) -> str:
-    """Sixteen hex digits of the SHA-256 of columns that depend on the whole run: tables of two computations differ in it."""
+    """Return 16 hex digits of the SHA-256 of columns that depend on the whole run, to tell two computations apart."""
     digest = hashlib.sha256()
     for name in sorted(columns):
         digest.update(name.encode() + np.ascontiguousarray(columns[name]).tobytes())
@@ -182,7 +183,7 @@ def digest_columns(columns: Mapping[str, NDArray[Any]]) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The `noisegate.*` metadata of one table file, checked; raises TableError for what is not a whole weight table."""
+    """Read and check the `noisegate.*` metadata of one table file; raise TableError unless it is a complete weight table."""
     try:
         raw = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException) as error:
@@ -204,12 +205,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, captions: bool = False) -> pa.Table:
-    """All shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
+    """Read all shards' rows as one pyarrow Table, in shard order, with the column `shard` (the table's stem) in front.
 
-    `columns` limits what is read; by default all of the contract and the method columns that any of the tables has.
+    `columns` limits the columns; the default is all of the contract, and method columns that any of the tables has.
     `captions` adds the column `caption`, read from the shards, and leaves out columns without a value unless `columns` names
-    them; see `read_frame` for pandas. Raises TableError when the folder holds no finished run, MismatchError when the captions
-    are not those that were scored.
+    them; see `read_frame` for pandas. Raises TableError if the folder holds no finished run, MismatchError if captions have
+    changed since they were scored.
     """
     run = RunFolder.to_read(folder)
     if (run.read_run() or {}).get("finished") is False:
@@ -239,7 +240,7 @@ def read_table(folder: str | Path, columns: Sequence[str] | None = None, *, capt
 
 
 def drop_empty(table: pa.Table) -> pa.Table:
-    """The table without the columns that hold no value."""
+    """Drop the columns that hold no value."""
     return table.select([name for name in table.column_names if table[name].null_count < len(table) or not len(table)])
 
 
@@ -261,7 +262,7 @@ class RunFolder(StoredFolder):
         return Reviews(self.path)
 
     def read_run(self) -> dict[str, Any] | None:
-        """What `_run.json` says, checked; None where there is none. Raises TableError if it is damaged."""
+        """Read and check `_run.json`; None if there is none. Raise TableError if it is damaged."""
         try:
             run = json.loads(self.run_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
@@ -281,7 +282,7 @@ class RunFolder(StoredFolder):
         return TableError.of("run", self.name, f"is damaged: {RUN}: {reason}; redo it with --overwrite")
 
     def recorded(self) -> dict[str, Any]:
-        """`_run.json`; raises TableError where there is none, which names a run just below, as in `demo/tables-2000-40`."""
+        """Read `_run.json`; if there is none, raise a TableError that names a run one folder below (`demo/tables-2000-40`)."""
         run = self.read_run()
         if run is None:
             below = min(self.path.glob(f"*/{self.run_file.name}"), default=None)
@@ -295,15 +296,15 @@ class RunFolder(StoredFolder):
         write_atomically(self.run_file, _json(run, indent=1) + b"\n")
 
     def stems(self) -> Iterator[str]:
-        """Stems of the shards that `_run.json` lists and that have a table, in order."""
+        """Yield the stems of the shards that `_run.json` lists and that have a table, in order."""
         for shard in self.recorded()["shards"]:
             if self.table(shard["table"]).exists():
                 yield shard["table"]
 
     def read(self, stem: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """One table; method columns that are asked for and that it lacks are null. Raises TableError where it is damaged.
+        """Read one table; requested method columns that it lacks are null. Raise TableError if it is damaged.
 
-        So are columns that tables of earlier releases do not have. REVIEW_COLUMNS are joined from the people's marks.
+        Columns that tables of earlier releases lack are null too. REVIEW_COLUMNS are joined from people's marks.
         """
         if columns is not None and REVIEW_COLUMNS.keys() & set(columns):
             stored = [name for name in dict.fromkeys((*columns, *SAMPLE)) if name in ALL_COLUMNS]
@@ -326,14 +327,14 @@ class RunFolder(StoredFolder):
             kind = table.schema.field(name).type if name in table.column_names else None
             if name in ALL_COLUMNS and kind != ALL_COLUMNS[name][0] and not (kind is None and name in lacking):
                 raise self._damaged(stem, f"column {name} is {kind or 'missing'}, not {ALL_COLUMNS[name][0]}")
-        if kept == [] and lacking:  # a Parquet file gives no rows without a column
+        if kept == [] and lacking:  # without any column, Parquet returns no rows
             return self.read(stem, ["index", *lacking]).select(lacking)
         for name in lacking:
             table = table.append_column(name, pa.nulls(len(table), ALL_COLUMNS[name][0]))
         return table if columns is None else table.select(list(columns))
 
     def method_columns(self) -> list[str]:
-        """Those that at least one table has, in the order of their declaration."""
+        """Method columns that at least one table has, in the order of their declaration."""
         found: set[str] = set()
         for stem in self.stems():
             try:
@@ -350,5 +351,5 @@ class RunFolder(StoredFolder):
 
 
 def search_folder(target: Path) -> Path:
-    """Where the search for this graph keeps its work; gone when the graph is there."""
+    """Return the folder in which the search for this graph keeps its files; it is removed when the graph is complete."""
     return target.with_name(f"_{target.stem}_search")

@@ -26,7 +26,7 @@ from .where_terms import CONDITION, FLAGS, KINDS, NOTHING, NUMBER, TEXT, Term
 
 MAX_LENGTH = 10_000
 MAX_DEPTH = 50
-CAPTIONS = ("caption", "captions", "text", "txt")  # what people ask for, and a table has not
+CAPTIONS = ("caption", "captions", "text", "txt")  # names that people try for the caption, which a table does not have
 _TOKEN = re.compile(
     r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<word>[A-Za-z_][A-Za-z_0-9]*)
@@ -89,7 +89,7 @@ def parse_where(text: str) -> Where:
     """Parse a rule over the columns of the weight table and `shard`; raise ConfigError with the place of a mistake.
 
     Comparisons (also `0.2 < similarity <= 0.8`), `and`, `or`, `not`, `in (…)`, `between`, `is null` or `isnull(x)`, `like`,
-    and + - * / % on numbers. Text stands in quotes, digests compare as hex, `'word' in flags` looks into the flags.
+    and + - * / % on numbers. Text is in quotes, digests compare as hex, `'word' in flags` searches the flags.
     """
     parser = _Parser(text)
     condition = parser.parse()
@@ -336,7 +336,7 @@ class _Parser:
         return self._named(token)
 
     def _named(self, token: _Token) -> Term:
-        """A column, or `isnull(…)`."""
+        """Parse a column, or `isnull(…)`."""
         if token.word == "isnull" and self._take("("):
             inner = self._deeper(self._or)
             self._need(")")

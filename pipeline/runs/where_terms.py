@@ -93,7 +93,7 @@ def any_of(terms: Sequence[Term]) -> Term:
 
 
 def arithmetic(terms: Sequence[Term], signs: Sequence[str]) -> Term:
-    """Compute left to right in float64; what is not finite, such as a division by zero, is null."""
+    """Compute left to right in float64; a result that is not finite, such as of a division by zero, is null."""
     steps = {"+": pc.add, "-": pc.subtract, "*": pc.multiply, "/": pc.divide, "%": _remainder}
 
     def compute(value: Any, *others: Any) -> Any:
