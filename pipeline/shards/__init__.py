@@ -1,9 +1,9 @@
 """Shards (tar files of samples) from finding them to decoded samples, and back to tar.
 
-`locate` finds shards, `sources` makes them from folders and tables; `tar` takes a tar apart, also a damaged one, and writes
-one, `gunzip` uncompresses it; `read` groups its files into samples; `decode`, `pixels`, `preprocess` and `resize` turn bytes
-into pixels, captions and labels; `workers` does so in processes; `stream` joins these for the encoder. `random_access` reads
-single samples by position.
+`locate` finds shards, `sources` makes them from folders and tables; `tar` reads and writes tars, damaged ones included,
+`gunzip` uncompresses them; `read` groups their files into samples; `decode`, `pixels`, `preprocess` and `resize` turn bytes
+into pixels, captions and labels; `workers` runs these in processes; `stream` joins all steps for the encoder. `random_access`
+reads single samples by position.
 """
 
 import lazy_loader

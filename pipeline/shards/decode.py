@@ -17,12 +17,12 @@ from noisegate.pipeline.settings import Limits
 
 from .read import MAX_JSON_BYTES
 
-MAX_SCANS = 100  # of a JPEG; a progressive one has about ten. Ten bytes of file make a scan over all pixels
-MAX_SEGMENTS = 5000  # of a JPEG; a large one with a colour profile has a few hundred, and Pillow takes long for each
+MAX_SCANS = 100  # of a JPEG; a progressive JPEG has about ten. Ten bytes of the file can cause a scan over all pixels
+MAX_SEGMENTS = 5000  # of a JPEG; a large JPEG with a colour profile has a few hundred, and Pillow is slow on each
 _MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
 JPEG = b"\xff\xd8"  # the first bytes
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")  # JPEG covers MPO; other formats are refused
-_UPRIGHT = {  # EXIF orientation to the turn that undoes it
+_UPRIGHT = {  # by EXIF orientation, the turn that undoes it
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -32,7 +32,7 @@ _UPRIGHT = {  # EXIF orientation to the turn that undoes it
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns of harmless oddities in EXIF and palettes, once per sample; real problems are exceptions
+# Pillow warns about harmless oddities in EXIF and palettes for every sample; real problems are exceptions
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -47,14 +47,14 @@ class BadSample(Exception):
 def decode_image(data: bytes, limits: Limits, least_side: int | None = None) -> Image.Image:
     """Decode the first frame to an upright RGB picture.
 
-    With `least_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size as long as neither side falls below that many pixels
-    (libjpeg's scaled DCT: faster, and slightly other pixels). 16-bit grey is scaled to 8 bits (Pillow's own conversion
-    clips it to white). Raises BadSample `bad_image` or `too_large`.
+    With `least_side` a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, as long as neither side is then shorter than
+    `least_side` pixels (libjpeg's scaled DCT: faster, with slightly different pixels). 16-bit grey is scaled to 8 bits
+    (Pillow's own conversion clips it to white). Raises BadSample `bad_image` or `too_large`.
     """
     with refuse_broken(data, limits):
         image = open_image(data, limits)
         if least_side is not None:
-            image.draft(None, (least_side, least_side))  # pictures of other formats stay as they are
+            image.draft(None, (least_side, least_side))  # has no effect on other formats
         return upright_rgb(image)
 
 
@@ -63,7 +63,7 @@ def open_image(data: bytes, limits: Limits) -> Image.Image:
     if len(data) > limits.max_image_bytes:
         raise BadSample("too_large", f"image of {len(data):,} bytes; the limit is {limits.max_image_bytes:,}")
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > 2 * Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its own limit, so this one must not be lower
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # Pillow refuses twice its limit, so it must not be lower than ours
     segments = islice(jpeg_segments(data), MAX_SEGMENTS + 1) if data[:2] == JPEG else ()
     markers = bytes(marker for marker, _ in segments)
     if len(markers) > MAX_SEGMENTS:
@@ -91,7 +91,7 @@ def stated_size(data: bytes) -> tuple[int, int] | None:
 
 
 def is_jpeg(image: Image.Image) -> bool:
-    """Whether an opened picture is a JPEG file; MPO is one with several pictures."""
+    """Return whether an opened picture is a JPEG file; MPO is a JPEG with several pictures."""
     return image.format in ("JPEG", "MPO")
 
 
@@ -104,7 +104,7 @@ def refuse_broken(data: bytes, limits: Limits) -> Iterator[None]:
         raise
     except Image.DecompressionBombError as error:
         raise BadSample("too_large", f"image over the limit of {limits.max_pixels:,} pixels") from error
-    except UnidentifiedImageError as error:  # its own text holds a memory address, which differs in each run
+    except UnidentifiedImageError as error:  # Pillow's text contains a memory address, which differs in each run
         reason = "not a readable JPEG, PNG, WebP or GIF" if data else "0 bytes"
         raise BadSample("bad_image", reason) from error
     except Exception as error:  # Pillow's plugins raise errors of any type for broken files
@@ -112,7 +112,7 @@ def refuse_broken(data: bytes, limits: Limits) -> Iterator[None]:
 
 
 def to_upright_rgb(image: Image.Image, limits: Limits) -> Image.Image:
-    """The same for a Pillow image that a program has opened; it may still fail to load."""
+    """Like `decode_image`, for a Pillow image that a program has opened; loading its pixels may still fail."""
     try:
         _check_size(*image.size, limits)
         return upright_rgb(image)
@@ -138,7 +138,7 @@ def _check_size(width: int, height: int, limits: Limits) -> None:
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """The segments of the first picture in a JPEG file, up to its end: marker, and where its content begins.
+    """Yield the segments of the first picture in a JPEG file: marker, and where its content begins.
 
     >>> list(jpeg_segments(bytes.fromhex("ffd8 ffe0 0004 ffda ffda 0002 99 ffd9")))  # the first ffda is content
     [(224, 4), (218, 10)]
@@ -157,7 +157,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation, from 1 to 8; 1 (upright) if there is none, or another number."""
+    """Read the EXIF orientation, from 1 to 8; 1 (upright) if it is missing or invalid."""
     try:
         value = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # the picture may be readable though its EXIF is not
@@ -201,7 +201,7 @@ def decode_text(parts: dict[str, bytes], field: str | None, limits: Limits) -> s
         raise BadSample("no_text", "the caption is empty")
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError as error:  # json may carry lone surrogates
+    except UnicodeEncodeError as error:  # json may contain lone surrogates
         raise BadSample("bad_text", f"caption has an invalid character at {error.start}") from error
     return text
 
@@ -222,7 +222,7 @@ def decode_label(parts: dict[str, bytes], field: str | None) -> int:
         raise BadSample("no_label", f"no json field {field!r}" if field else "no part cls and no label or cls in json")
     try:
         label = -1 if isinstance(value, bool) else int(value)
-    except (TypeError, ValueError, OverflowError):  # the last: infinity
+    except (TypeError, ValueError, OverflowError):  # OverflowError: infinity
         label = -1
     if not 0 <= label < 2**31 or (isinstance(value, float) and value != label):
         raise BadSample("bad_label", f"the label {str(value)[:40]!r} is not a class number (0, 1, 2, …)")

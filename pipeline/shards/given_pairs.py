@@ -1,4 +1,4 @@
-"""Decode pairs that a program has at hand: pictures as files, bytes, Pillow images or arrays, with their captions."""
+"""Decode pairs that a program passes in: pictures as files, bytes, Pillow images or arrays, with their captions."""
 
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ _LIMITS = Limits()
 
 
 def decode_pair(pair: Any, preprocess: Preprocessor) -> Decoded:
-    """Decode (picture, caption) as if it came from a shard; what is wrong with it becomes its status and error."""
+    """Decode (picture, caption) as if it came from a shard; a problem becomes its status and error."""
     sample = Decoded("", 0)
     try:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -36,13 +36,13 @@ def decode_pair(pair: Any, preprocess: Preprocessor) -> Decoded:
 
 
 def open_picture(picture: Any) -> Image.Image:
-    """Open a picture of any form as upright RGB; raise BadSample for what is none."""
+    """Open a picture of any form as upright RGB; raise BadSample if it is not a picture."""
     data = _read_picture(picture)
     return decode_image(data, _LIMITS) if isinstance(data, bytes) else data
 
 
 def _read_picture(picture: Any) -> bytes | Image.Image:
-    """The bytes of a file, or an upright RGB picture of what a program has opened already."""
+    """Read the bytes of a file, or turn an image that is open already into upright RGB."""
     if isinstance(picture, str | Path):
         try:
             picture = Path(picture).read_bytes()

@@ -1,13 +1,13 @@
-"""Uncompress a tar.gz while it is read: a bounded piece at a time, and a wrong checksum does not cost what was read."""
+"""Uncompress a tar.gz while it is read, in pieces of bounded size; a wrong checksum does not discard what was read."""
 
 import zlib
 from collections.abc import Callable, Generator, Iterator
 
 CHUNK = 1 << 17  # bytes read at a time
-PIECE = 1 << 20  # most bytes that come out at a time
+PIECE = 1 << 20  # most uncompressed bytes at a time
 MAX_HEADER = 1 << 16  # bytes of a gzip header, which may hold a name and a comment
 FREE_BYTES = 1 << 30  # any file may become this large
-MAX_EXPANSION = 100  # times the compressed size beyond that. Chosen: pictures shrink by little, flat drawings by 30
+MAX_EXPANSION = 100  # times the compressed size; chosen: pictures compress by little, flat drawings by 30
 _MAGIC = b"\x1f\x8b\x08"
 _EXTRA, _NAME, _COMMENT, _CHECKSUM, _UNKNOWN = 4, 8, 16, 2, 0xE0  # flags of the header (RFC 1952)
 
@@ -15,10 +15,10 @@ _EXTRA, _NAME, _COMMENT, _CHECKSUM, _UNKNOWN = 4, 8, 16, 2, 0xE0  # flags of the
 def plain_bytes(
     read: Callable[[int], bytes], chunk: int = CHUNK, note: Callable[[str], None] = lambda text: None
 ) -> Iterator[bytes]:
-    """Yield the bytes of `read(n)`, uncompressed if they are gzip, also several gzip files in a row.
+    """Yield the bytes of `read(n)`, uncompressed if they are gzip, or several gzip files in a row.
 
-    Raises EOFError where a gzip stream is cut off, zlib.error where it is damaged or expands too far. A wrong checksum is
-    told to `note`, after all bytes it is for.
+    Raises EOFError if a gzip stream is cut off, zlib.error if it is damaged or expands too far. A wrong checksum is reported to
+    `note` after the bytes that it covers.
     """
     data = read(chunk)
     if not data.startswith(_MAGIC[:2]):
@@ -35,7 +35,7 @@ def plain_bytes(
 
 
 class _Counted:
-    """Counts bytes in and out, and refuses to expand too far."""
+    """Count bytes in and out, and refuse to expand too far."""
 
     def __init__(self, read: Callable[[int], bytes], taken: int) -> None:
         self._read, self._taken, self._made = read, taken, 0
@@ -59,7 +59,7 @@ def _one_file(data: bytes, source: _Counted, note: Callable[[str], None]) -> Gen
             raise EOFError("the gzip stream is cut off")
         data += more
     data = data[start:]
-    stream = zlib.decompressobj(-zlib.MAX_WBITS)  # the bare stream: zlib drops a piece whose checksum is wrong
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)  # raw: else zlib drops a piece whose checksum is wrong
     checksum = size = 0
     while not stream.eof:
         data = data or source.read()
@@ -83,7 +83,7 @@ def _one_file(data: bytes, source: _Counted, note: Callable[[str], None]) -> Gen
 
 
 def _find_body(data: bytes) -> int | None:
-    """Where the compressed stream begins; None where the header is not all there. Raises zlib.error for another format."""
+    """Find where the compressed stream begins; None if the header is incomplete. Raise zlib.error for another format."""
     if not data.startswith(_MAGIC[: len(data)]):
         raise zlib.error("what follows is not gzip")
     if len(data) < 10:

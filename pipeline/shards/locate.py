@@ -48,12 +48,12 @@ class Shard:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file on this machine."""
+        """Whether the shard is a file on this machine."""
         return not self.is_remote and not self.is_virtual
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it is made from a folder of pictures or a table while it is read."""
+        """Whether the shard is made from a folder of pictures or a table while it is read."""
         return is_virtual(self.url)
 
     @property
@@ -70,15 +70,15 @@ class Shard:
             return fsspec.open(self.url, "rb", **_stream_options(self.url)).open()  # type: ignore[no-any-return]
         except ShardError:
             raise
-        except Exception as error:  # each fsspec back end raises errors of its own
+        except Exception as error:  # every fsspec back end has its own types of errors
             raise ShardError(f"shard {self.url} cannot be opened: {describe(error)}", "shards", self.url) from error
 
     def estimated_size(self) -> int | None:
-        """The size in bytes, of a table that holds pictures about the size; raises ShardError."""
+        """Return the size in bytes, only an estimate for a table that contains pictures; raise ShardError."""
         return estimate_size(self.url) if self.is_virtual else self.size_and_time()[0]
 
     def size_and_time(self) -> tuple[int | None, float | None]:
-        """Size in bytes and time of the last change in seconds, None where the store does not know; raises ShardError."""
+        """Return size in bytes and time of the last change in seconds, None if the store does not know; raise ShardError."""
         if self.is_virtual:
             return virtual_size_and_time(self.url)
         try:
@@ -99,7 +99,7 @@ def find_shards(source: str | Path | Iterable[str | Path], columns: TableColumns
     A string may hold brace ranges (`x-{000000..000012}.tar`), globs, several patterns joined by `::`, a folder (all its
     tars; a remote one ends in `/`), or `@FILE` (also any `.txt` or `.list`): a list with one of the above per line. A folder of
     pictures, a table (.csv, .tsv, .jsonl, .parquet, COCO's .json) and `hf-dataset:NAME` are cut into virtual shards
-    (`sources`); `columns` are those of tables. Globs keep tars, or tables where they match no tar. Raises ConfigError when a
+    (`sources`); `columns` are those of tables. Globs keep only tars, or tables if they match no tar. Raises ConfigError when a
     pattern matches nothing, when two shards would share a table, or for `pipe:` and shell.
 
     >>> [shard.url for shard in find_shards("data/x-{08..10}.tar::https://host/y.tar")]
@@ -132,7 +132,7 @@ def _expand(pattern: str, lists: tuple[str, ...], columns: TableColumns) -> list
         return find_virtual(name, columns)
     if _is_file(name) and not name.endswith(_LISTS):
         _refuse_pictures(name, [name])
-        return [str(Path(name))]  # brackets and braces in the name of a file that exists are part of the name
+        return [str(Path(name))]  # if a file of this name exists, its brackets and braces are part of the name
     urls: list[str] = []
     for part in (part.strip() for part in pattern.split("::")):
         if part.startswith("pipe:") or "|" in part:
@@ -151,7 +151,7 @@ def _read_list(path: str, lists: tuple[str, ...], columns: TableColumns) -> list
     try:
         with fsspec.open(path, "r", encoding="utf-8-sig") as file:
             lines = [line.strip() for line in file]
-    except Exception as error:  # each fsspec back end raises errors of its own
+    except Exception as error:  # every fsspec back end has its own types of errors
         raise ConfigError(f"the list of shards {path} cannot be read: {describe(error)}", "shards", path) from error
     return [
         url for line in lines if line and not line.startswith("#") for url in _expand(line, (*lists, path), columns)
@@ -159,7 +159,7 @@ def _read_list(path: str, lists: tuple[str, ...], columns: TableColumns) -> list
 
 
 def _glob(name: str, columns: TableColumns) -> list[str]:
-    """List the shards that match a name without braces, sorted; the name itself where it is no pattern."""
+    """List the shards that match a name without braces, sorted; the name itself if it is not a pattern."""
     name = name.removeprefix("file://")
     remote = "://" in name
     check_protocol("shards", name)
@@ -203,7 +203,7 @@ def _refuse_pictures(pattern: str, files: Iterable[str]) -> None:
 
 
 def _one_file(name: str, columns: TableColumns, remote: bool) -> list[str]:
-    """The shards of a file that is named without wildcards, and not as a tar is."""
+    """List the shards of a file whose name has no wildcards and does not end like a tar's."""
     if remote:
         if is_table(_path(name)):
             raise ConfigError.of("shards", name, "is a table, which is read from a local disk only; copy it here")
@@ -214,7 +214,7 @@ def _one_file(name: str, columns: TableColumns, remote: bool) -> list[str]:
 
 
 def _path(url: str) -> str:
-    """The path in a name or URL; `?` begins a query in a web address and is a wildcard elsewhere."""
+    """Return the path in a name or URL; `?` begins a query in a web address and is a wildcard elsewhere."""
     return urlsplit(url).path if url.startswith(("http://", "https://")) else url
 
 

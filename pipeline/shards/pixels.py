@@ -1,9 +1,9 @@
-"""From the bytes of a picture to the pixels a model takes, by the decoder that its preprocessing names.
+"""Decode and preprocess a picture's bytes to the model's input pixels, with the decoder of its preprocessing.
 
 - `pillow`: Pillow decodes and resizes. The reference: equal to open_clip's own transform.
-- `fast`: libjpeg-turbo decodes plain JPEGs, at a part of their size where that is enough, and torch resizes. Pillow opens every
-  picture first and decodes all others, so limits, statuses, EXIF and odd files are the same.
-- `gpu`: as `fast`, but the bytes of plain JPEGs go on to the encoder, which decodes them on its GPU.
+- `fast`: libjpeg-turbo decodes plain JPEGs, at a fraction of their size if that is enough, and torch resizes. Pillow opens
+every picture first and decodes all other formats, so limits, statuses, EXIF and odd files are the same.
+- `gpu`: as `fast`, but the bytes of plain JPEGs are passed to the encoder, which decodes them on its GPU.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ from .decode import BadSample, Preprocessor, decode_image, is_jpeg, open_image, 
 from .preprocess import SPARE
 
 _PILLOW = "pillow: first frame, exif-transposed, rgb"
-_NAMES = {  # as identities record them: the name, a colon, what it does
+_NAMES = {  # as in identities: the name, a colon, a description
     ("pillow", False): _PILLOW,
-    ("pillow", True): f"{_PILLOW}, large JPEGs at 1/2, 1/4 or 1/8",  # as small as still covers what the model takes
+    ("pillow", True): f"{_PILLOW}, large JPEGs at 1/2, 1/4 or 1/8",  # not below the model's input size
     ("fast", False): f"fast: as pillow; JPEGs {2 * SPARE} times too large at 1/2, 1/4 or 1/8, resized by torch",
     ("fast", True): "fast: as pillow; JPEGs twice too large at 1/2, 1/4 or 1/8, resized by torch",
     ("gpu", False): "gpu: as fast, JPEGs decoded and resized whole on the GPU",
@@ -30,7 +30,7 @@ _NAMES = {  # as identities record them: the name, a colon, what it does
 
 
 def describe_decoder(decoder: str, draft: bool = False) -> str:
-    """The decoder as identities record it.
+    """Describe the decoder for an identity.
 
     >>> describe_decoder("pillow")
     'pillow: first frame, exif-transposed, rgb'
@@ -39,7 +39,7 @@ def describe_decoder(decoder: str, draft: bool = False) -> str:
 
 
 def decoder_name(scorer: Mapping[str, Any]) -> str:
-    """The setting that makes the decoder of a recorded identity; Pillow's for records without one.
+    """Return the setting for the decoder of a recorded identity; `pillow` for records without one.
 
     >>> decoder_name({"decoder": describe_decoder("fast", draft=True)}), decoder_name({})
     ('fast', 'pillow')
@@ -49,7 +49,7 @@ def decoder_name(scorer: Mapping[str, Any]) -> str:
 
 
 def decode_pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDArray[np.uint8]:
-    """Decode and preprocess a picture; raise BadSample `bad_image` or `too_large`. (N,) bytes of a JPEG are for the GPU."""
+    """Decode and preprocess a picture; raise BadSample `bad_image` or `too_large`. For `gpu`, return a JPEG's bytes (N,)."""
     decoder, least_side = getattr(preprocess, "decoder", "pillow"), getattr(preprocess, "least_side", None)
     if decoder == "pillow":
         return preprocess_image(decode_image(data, limits, least_side), preprocess)
@@ -65,13 +65,13 @@ def decode_pixels(data: bytes, preprocess: Preprocessor, limits: Limits) -> NDAr
 
 
 def decode_array(data: bytes, limits: Limits, least_side: int | None = None) -> NDArray[np.uint8]:
-    """`decode_image` as an array (H, W, 3), by libjpeg-turbo where it can."""
+    """Like `decode_image`, but return an array (H, W, 3), and use libjpeg-turbo if it can decode the file."""
     with refuse_broken(data, limits):
         return _decode_array(data, open_image(data, limits), least_side)
 
 
 def is_plain_jpeg(image: Image.Image) -> bool:
-    """Whether an opened picture is a JPEG of grey or colour, and not of four inks."""
+    """Return whether an opened picture is a grey or RGB JPEG, not CMYK."""
     return is_jpeg(image) and image.mode in ("L", "RGB")
 
 
@@ -85,16 +85,16 @@ def _decode_array(data: bytes, image: Image.Image, least_side: int | None) -> ND
                 data, "RGB", min_height=-(-height // scale), min_width=-(-width // scale), min_factor=scale
             )
             return turn_upright(pixels, turn)
-        except ValueError:  # damaged, or of a kind that it does not know: Pillow decides
+        except ValueError:  # damaged or unsupported: let Pillow decide
             pass
     return np.array(upright_rgb(image))
 
 
 def _is_enough(width: int, height: int, scale: int, turn: int, least_side: int | None) -> bool:
-    """Whether a JPEG may be decoded at 1/scale of its size.
+    """Return whether a JPEG may be decoded at 1/scale of its size.
 
-    Where that leaves a remainder, the last row and column of pixels lie partly outside. `resize_pixels` allows for it at the
-    right and at the bottom, and a turn other than along the diagonal would bring them to the left or the top.
+    If the size is not divisible by `scale`, the last row and column of pixels lie partly outside. `resize_pixels` corrects this
+    at the right and the bottom only, and most turns would move them to the left or the top.
     """
     if least_side is None or min(width, height) < scale * least_side:
         return False
@@ -117,9 +117,9 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def preprocess_image(image: Any, preprocess: Preprocessor, *size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Make a decoded picture what the model takes; raise BadSample for one that cannot be resized.
+    """Preprocess a decoded picture for the model; raise BadSample if it cannot be resized.
 
-    `size` is the width and height that the picture had before it was decoded at a part of it.
+    `size` is the picture's full width and height, if it was decoded at a fraction of it.
     """
     try:
         return preprocess(image, *size)

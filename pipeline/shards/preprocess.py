@@ -15,11 +15,11 @@ from PIL import Image
 from noisegate.pipeline.errors import ConfigError
 
 _FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-SPARE = 3  # a scaled JPEG keeps at least this many pixels for each one of the model (benchmarks/decode.py)
+SPARE = 3  # a scaled JPEG keeps at least this many pixels per side for each pixel of the model (benchmarks/decode.py)
 
 
 class _Resizer:
-    """What both kinds of preprocessing share: decode small, resize to `target`, `cut`."""
+    """Common steps of both kinds of preprocessing: decode at reduced size, resize to `target`, `cut`."""
 
     size: int
     interpolation: Literal["bicubic", "bilinear"]
@@ -27,7 +27,7 @@ class _Resizer:
     decoder: str
 
     def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height to which such a picture is resized, before it is cropped."""
+        """Return the width and height to which such a picture is resized before cropping."""
         raise TypeError(f"{type(self).__name__} does not say to which size it resizes")
 
     def cut(self, pixels: Any) -> Any:
@@ -44,7 +44,7 @@ class _Resizer:
     def __call__(
         self, image: Image.Image | NDArray[np.uint8], size: tuple[int, int] | None = None
     ) -> NDArray[np.uint8]:
-        """Preprocess an RGB picture, Pillow's or (H, W, 3); `size` is its own if it was decoded at a part of that."""
+        """Preprocess an RGB picture, Pillow's or (H, W, 3); `size` is its full size if it was decoded at a fraction of it."""
         resized = _resize(image, size or _size(image), self.target, self.interpolation, self.decoder)
         return np.ascontiguousarray(self.cut(resized))
 
@@ -66,7 +66,7 @@ class Preprocess(_Resizer):
     mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
     std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     fill: int = 0
-    draft: bool = field(default=False, repr=False)  # the decoder's part of the identity has it
+    draft: bool = field(default=False, repr=False)  # part of the decoder's description in the identity
     decoder: str = field(default="pillow", repr=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Preprocess(_Resizer):
             raise ConfigError.of("interpolation", self.interpolation, "is unknown; use 'bicubic' or 'bilinear'")
 
     def target(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height to which such a picture is resized, before it is cropped."""
+        """Return the width and height to which such a picture is resized before cropping."""
         if self.resize == "squash":
             return self.size, self.size
         if self.resize == "shortest":
@@ -88,7 +88,7 @@ class Preprocess(_Resizer):
         return max(1, round(width / ratio)), max(1, round(height / ratio))
 
     def cut(self, pixels: Any) -> Any:
-        """Cut the centre out of resized pixels (H, W, 3), numpy's or torch's; numpy's are padded where they are smaller."""
+        """Cut the centre out of resized pixels (H, W, 3), numpy's or torch's; numpy's are padded if they are smaller."""
         height, width = pixels.shape[:2]
         if width < self.size or height < self.size:
             left, top = max(0, (self.size - width) // 2), max(0, (self.size - height) // 2)
@@ -104,7 +104,7 @@ def _size(image: Image.Image | NDArray[np.uint8]) -> tuple[int, int]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    return image if image.mode == "RGB" else image.convert("RGB")  # which copies also what is RGB
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy an RGB image too
 
 
 def _resize(
@@ -131,7 +131,7 @@ class ProcessorPixels(_Resizer):
     """An RGB picture as (crop, crop, 3) uint8 pixels, and the normalisation of pixels / 255 that follows on the device.
 
     The short side (`shortest`: CLIP) or both sides (`squash`: SigLIP, ALIGN) become `size`, then the centre is cut out.
-    Transformers rounds the corner of the cut down; torchvision, and so open_clip, rounds it to even.
+    Transformers rounds the corner of the crop down; torchvision, and therefore open_clip, rounds it to even.
 
     >>> ProcessorPixels(8, 6, "squash", "bilinear", (0.5,) * 3, (0.5,) * 3)(Image.new("RGB", (9, 5))).shape
     (6, 6, 3)
@@ -160,7 +160,7 @@ class ProcessorPixels(_Resizer):
 
     @classmethod
     def of(cls, processor: Any, name: str, draft: bool = False, decoder: str = "pillow") -> "ProcessorPixels":
-        """Read the steps off a transformers image processor; `name` is the model's, for messages."""
+        """Read the steps from a transformers image processor; `name` is the model's name, for messages."""
 
         def setting(key: str, default: Any = None) -> Any:
             value = getattr(processor, key, None)
@@ -175,7 +175,7 @@ class ProcessorPixels(_Resizer):
         if (short and not crops) or cut.get("height") != cut.get("width") or not 0 < int(cut["height"]) <= edge:
             raise ConfigError.of("model", name, f"crops {cut if crops else 'nothing'} of {size}; use a square crop")
         resample = int(setting("resample", -1))
-        if resample not in (2, 3):  # Pillow's numbers
+        if resample not in (2, 3):  # Pillow's codes for bilinear and bicubic
             raise ConfigError.of("model", name, f"resizes with filter {resample}; use 2 (bilinear) or 3 (bicubic)")
         # pixel * factor - offset, then (· - mean) / std, is (pixel / 255 - mean') / std' with the two numbers below.
         factor = 255 * (float(setting("rescale_factor", 1 / 255)) if setting("do_rescale", False) else 1.0)

@@ -1,4 +1,4 @@
-"""Read single samples of a shard by position, without reading what lies before them.
+"""Read single samples of a shard by position, without reading the samples before them.
 
 `read_samples` reads a few samples once. For many reads of one tar, index it once (`index_samples`; `save_index` keeps the index
 in a file) and open it as `TarSamples`.
@@ -23,21 +23,21 @@ from noisegate.pipeline.system.output_files import whole_path
 from .locate import Shard
 from .read import IMAGE_PARTS, RawSample, ShardReader, is_read
 
-PARTS = (*IMAGE_PARTS, "txt", "json", "cls", "npy")  # what scoring and training may read; an index has no other parts
+PARTS = (*IMAGE_PARTS, "txt", "json", "cls", "npy")  # what scoring and training may read; an index has only these
 _GZIP = b"\x1f\x8b"
 _DAMAGE = b"damage"
 
 
 def is_compressed(shard: Shard) -> bool:
-    """Whether the shard is a tar.gz, by its first bytes; raises ShardError where it cannot be opened."""
+    """Return whether the shard is a tar.gz, by its first bytes; raise ShardError if it cannot be opened."""
     with shard.open() as stream:
         return stream.read(2) == _GZIP
 
 
 def read_samples(shard: Shard, positions: Collection[int], parts: Collection[str] | None = None) -> Iterator[RawSample]:
-    """Yield the samples at these positions in the order of the shard, which is read no further than the last of them.
+    """Yield the samples at these positions in the order of the shard; nothing after the last of them is read.
 
-    Of a local uncompressed tar only the headers and the wanted samples are read, of these only `parts` where they are given.
+    From a local uncompressed tar, only headers and the wanted samples are read, and only their `parts` if given.
     Raises ShardError.
     """
     last = max(positions)
@@ -64,8 +64,8 @@ def read_samples(shard: Shard, positions: Collection[int], parts: Collection[str
 def index_samples(tar: Path) -> pa.Table:
     """Read the headers of a local uncompressed tar; one row per sample.
 
-    Columns: key, whole (no part of the sample is damaged), and the offset and size of each of PARTS that occurs, -1 where a
-    sample has no such part. Raises ShardError.
+    Columns: key, whole (no part of the sample is damaged), and offset and size of each of PARTS that occurs, -1 if a sample
+    does not have the part. Raises ShardError.
     """
     reader = ShardReader(Shard(str(tar)))
     keys, whole = [], []
@@ -103,7 +103,7 @@ class TarSamples:
     """An open tar with its index: samples by position, in any order. Holds one open file until closed or collected."""
 
     def __init__(self, tar: Path, index: pa.Table, name: str) -> None:
-        self.name = name  # of the shard, for messages
+        self.name = name  # the shard's name, for messages
         self.keys: pa.ChunkedArray = index["key"]
         self.whole: NDArray[np.bool_] = index["whole"].to_numpy()
         self.damage: str | None = index.schema.metadata[_DAMAGE].decode() or None
@@ -119,7 +119,7 @@ class TarSamples:
         return len(self.whole)
 
     def having(self, parts: Iterable[str]) -> NDArray[np.bool_]:
-        """(N,) bool: the samples that have at least one of these parts."""
+        """Return which samples have at least one of these parts, (N,) bool."""
         mask = np.zeros(len(self), bool)
         for part in parts:
             if part in self._places:
@@ -130,9 +130,9 @@ class TarSamples:
         return str(self.keys[sample].as_py())
 
     def read(self, sample: int, parts: Iterable[str], max_bytes: int | None = None) -> dict[str, bytes]:
-        """Those of `parts` that the sample has and that are not larger than `max_bytes`.
+        """Read those of `parts` that the sample has and that are not larger than `max_bytes`.
 
-        Raises ShardError where the tar has become shorter than its headers say.
+        Raises ShardError if the tar is now shorter than its headers say.
         """
         if self._file is None:
             raise ValueError(f"{self.name} is closed")
@@ -146,7 +146,7 @@ class TarSamples:
                 continue
             data = _read_at(self._file, size, offset)
             while len(data) < size and (more := _read_at(self._file, size - len(data), offset + len(data))):
-                data += more  # one call gives 2 GB at most, and less on some networks
+                data += more  # one call returns at most 2 GB, and less on some network file systems
             if len(data) < size:
                 raise ShardError(
                     f"shard {self.name} breaks off in sample {self.key(sample)} at byte {offset + len(data):,}; "
@@ -163,7 +163,7 @@ class TarSamples:
 
 
 def _seek_and_read(file: int, size: int, offset: int) -> bytes:
-    """Stand in for pread on Windows; each file here is used by one thread, so nothing moves it between the two calls."""
+    """Replace pread on Windows; only one thread uses each file, so its position cannot change between the two calls."""
     os.lseek(file, offset, os.SEEK_SET)
     return os.read(file, size)
 

@@ -1,4 +1,4 @@
-"""Read a shard's samples, grouped as webdataset groups them; of a damaged shard, what can be read."""
+"""Read a shard's samples, grouped as in webdataset; from a damaged shard, read what is readable."""
 
 import hashlib
 import re
@@ -16,20 +16,20 @@ if TYPE_CHECKING:  # decode workers need RawSample, not fsspec
 
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset's
 IMAGE_PARTS = ("jpg", "jpeg", "png", "webp")
-MISSING = ".missing"  # after the name of a part that a folder or table lacks; its content is the reason
+MISSING = ".missing"  # ending of a part that a folder or table could not provide; its content is the reason
 READ_PARTS = frozenset((*IMAGE_PARTS, "txt", "json", "cls", MISSING[1:]))
-MAX_PART_BYTES = 256_000_000  # of a sample's parts together; chosen; what goes beyond is skipped unread
-MAX_JSON_BYTES = 4_000_000  # parsed, they take 27 times that in memory at worst (lists in lists)
+MAX_PART_BYTES = 256_000_000  # of a sample's parts together; chosen; parts beyond this are skipped
+MAX_JSON_BYTES = 4_000_000  # parsed JSON takes up to 27 times as much memory (lists in lists)
 MAX_LABEL_BYTES = 4_096
-MAX_PARTS = 1_000  # of one sample; others are not read, nor named
+MAX_PARTS = 1_000  # of one sample; further parts are neither read nor named
 
 
 @dataclass
 class RawSample:
     """A key with its parts as bytes.
 
-    `names` lists all parts, also those not read, and `oversized` the sizes of parts too large to read, with their `digests`
-    if these were taken. Where the shard is damaged at this sample, `broken` says how; parts may be missing.
+    `names` lists all parts, including parts not read; `oversized` has the sizes of parts too large to read, and `digests` their
+    digests if computed. If the shard is damaged at this sample, `broken` says how; parts may be missing.
     """
 
     key: str
@@ -48,7 +48,7 @@ class RawSample:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """The key and the part of a file of a tar, None where it is neither; as webdataset does, in linear time.
+    """Split a file name of a tar into key and part, as webdataset does, but in linear time; None if it has none.
 
     >>> split_name("a.b/0001.seg.png")
     ('a.b/0001', 'seg.png')
@@ -56,7 +56,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
     start = slash + 1
-    if dot == start:  # a name that begins with a dot: webdataset takes the folder's name as the key, if that has none
+    if dot == start:  # a name like `.png`: webdataset uses the folder's name as the key, if it has no dot
         start = name.rfind("/", 0, max(slash, 0)) + 1
         if "." in name[start:dot]:
             return None
@@ -64,23 +64,23 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def part_limit(part: str, limits: Limits | None) -> int:
-    """The most bytes of a part that are read for scoring within `limits`, or for anything else (None)."""
+    """Return the most bytes of a part to read, for scoring within `limits`, or for other uses (None)."""
     if limits is None:
         return MAX_PART_BYTES
     if part in IMAGE_PARTS:
         return min(limits.max_image_bytes, MAX_PART_BYTES)
     if part == "txt":
-        return min(4 * limits.max_text_chars + 3, MAX_PART_BYTES)  # UTF-8 and its mark
+        return min(4 * limits.max_text_chars + 3, MAX_PART_BYTES)  # UTF-8, with a byte-order mark
     return {"json": MAX_JSON_BYTES, "cls": MAX_LABEL_BYTES}.get(part, MAX_PART_BYTES)
 
 
 def is_read(part: str, size: int) -> bool:
-    """Whether scoring reads a part of this name and size."""
+    """Return whether scoring reads a part of this name and size."""
     return size <= MAX_PART_BYTES and (part in READ_PARTS or part.endswith(MISSING))
 
 
 class _Hashed:
-    """A stream that hashes what is read, so that a shard is read once."""
+    """A stream that hashes the bytes read, so that a shard is read only once."""
 
     def __init__(self, stream: IO[bytes], url: str) -> None:
         self._stream, self._url = stream, url
@@ -90,7 +90,7 @@ class _Hashed:
     def read(self, size: int) -> bytes:
         try:
             data = self._stream.read(size)
-        except Exception as error:  # a failing disk or network is not a damaged tar, and may work the next time
+        except Exception as error:  # an error of disk or network: the tar is not damaged, and a new try may work
             reason = f"{type(error).__name__}: {error}"
             raise ShardError(
                 f"shard {self._url} cannot be read after {self.size:,} bytes: {reason}", "shards", self._url
@@ -101,23 +101,22 @@ class _Hashed:
 
 
 class ShardReader:
-    """Iterates over one shard's samples; afterwards `sha256`, `size` and `damage` describe the shard itself.
+    """Iterate over one shard's samples; afterwards `sha256`, `size` and `damage` describe the shard itself.
 
-    A sample is a run of members whose names agree up to the first dot of the file name; a repeated part, or a key seen
-    before, starts another sample that is marked as a duplicate. Bytes of a name that are not UTF-8 appear in the key as
-    `\\xNN`. A tar that breaks off gives all whole samples, then the cut one with `broken` set, and `damage` says where.
-    Parts that scoring never needs are named but not read, unless `all_parts`; nor are parts beyond `limits`, of which at
-    least the digest is taken. `cut` is true where the shard ends too early. Raises ShardError when nothing can be read at
-    all, or when reading itself fails.
+    A sample is a run of members whose names agree up to the first dot of the file name; a repeated part, or a repeated key,
+    starts another sample that is marked as a duplicate. Bytes of a name that are not UTF-8 appear in the key as `\\xNN`. A tar
+    that breaks off gives all complete samples, then the incomplete one with `broken` set, and `damage` says where. Parts that
+    scoring never needs are named but not read, unless `all_parts`; of parts beyond `limits` only the digest is computed. `cut`
+    is true if the shard ends too early. Raises ShardError when nothing can be read at all, or when reading itself fails.
     """
 
     def __init__(self, shard: "Shard", all_parts: bool = False, limits: Limits | None = None) -> None:
         self.shard = shard
         self._all_parts, self._limits = all_parts, limits
         self._current: RawSample | None = None
-        self._prefix = ""  # of the names of the current sample's parts
-        self._known: set[str] = set()  # these parts
-        self._room = 0  # bytes that its other parts may have
+        self._prefix = ""  # common prefix of the names of the current sample's parts
+        self._known: set[str] = set()  # parts of the current sample
+        self._room = 0  # bytes left for further parts of the current sample
         self.cut = False
         self.sha256 = ""
         self.size = 0
@@ -127,7 +126,7 @@ class ShardReader:
 
     @property
     def position(self) -> int:
-        """Bytes of the shard read so far."""
+        """Number of bytes of the shard read so far."""
         return self._stream.size if self._stream else 0
 
     def __iter__(self) -> Generator[RawSample, None, None]:
@@ -146,7 +145,7 @@ class ShardReader:
     def index(self) -> Generator[RawSample, None, None]:
         """Read only the headers of a local uncompressed tar: the same samples with `places` instead of `parts`.
 
-        Hashes nothing; afterwards `size` and `damage` are set.
+        Nothing is hashed; afterwards `size` and `damage` are set.
         """
         self._current = None
         with self.shard.open() as stream:
@@ -163,7 +162,7 @@ class ShardReader:
         self._finish(members)
 
     def _check_whole(self, members: TarMembers) -> None:
-        """Raise ShardError where the store has more bytes: a connection that ended early looks like a tar that breaks off."""
+        """Raise ShardError if the store has more bytes: a lost connection looks like a tar that breaks off."""
         if not self.shard.is_remote and not members.damage:
             return
         stored, _ = self.shard.size_and_time()
@@ -195,7 +194,7 @@ class ShardReader:
         return "digest" if has_digest and size <= MAX_PART_BYTES else False
 
     def _is_of_current(self, prefix: str, part: str) -> bool:
-        """Whether a part belongs to the same sample as the part before."""
+        """Return whether a part belongs to the same sample as the part before."""
         return self._current is not None and prefix == self._prefix and part not in self._known
 
     def _samples(self, members: TarMembers, places: bool = False) -> Iterator[RawSample]:

@@ -14,7 +14,7 @@ from .workers import Decoded, DecodePool
 
 CHUNK_SAMPLES = 16
 CHUNK_BYTES = 32_000_000
-AHEAD_BYTES = 256_000_000  # of raw samples that are read and not decoded, besides the chunk that goes beyond; chosen
+AHEAD_BYTES = 256_000_000  # of raw samples read ahead of decoding; the last chunk may exceed it; chosen
 Selector = Callable[[Shard, RawSample], bool]
 
 
@@ -38,7 +38,7 @@ class Chunk:
 
 @dataclass
 class ShardEnd:
-    """A shard was read to its end, or as far as it can be read (`damage`); `cut` if its end is missing."""
+    """A shard was read to its end, or as far as possible (`damage`); `cut` if its end is missing."""
 
     shard: Shard
     sha256: str
@@ -70,7 +70,7 @@ _Item = _Pending | ShardEnd | ShardFailed | BaseException | None
 def stream(
     shards: Iterable[Shard], pool: DecodePool, ahead: int, select: Selector | None = None
 ) -> Generator[Chunk | ShardEnd | ShardFailed, None, None]:
-    """Read, decode and yield, in the order of the shards, with at most `ahead` chunks and AHEAD_BYTES waiting.
+    """Read, decode and yield samples in the order of the shards, with at most `ahead` chunks and AHEAD_BYTES waiting.
 
     `select` skips samples.
     """
@@ -102,7 +102,7 @@ def stream(
                 except ShardError as error:
                     put(ShardFailed(shard, str(error)))
             put(None)
-        except BaseException as error:  # raised in the consuming thread
+        except BaseException as error:  # raised again in the consuming thread
             put(error)
 
     thread = threading.Thread(target=read, name="noisegate-read", daemon=True)
@@ -123,7 +123,7 @@ def stream(
 
 
 class _Budget:
-    """Bytes that may be taken; what is larger than all of them is taken alone."""
+    """A number of bytes to take from; a request for more than all of them is granted when nothing else is taken."""
 
     def __init__(self, most: int) -> None:
         self._most, self._used = most, 0
@@ -143,7 +143,7 @@ class _Budget:
 
 
 def _chunks(reader: ShardReader, select: Selector | None) -> Iterator[tuple[list[RawSample], int]]:
-    """Samples to decode in one go, and their bytes."""
+    """Yield samples to decode together, and their bytes."""
     chunk: list[RawSample] = []
     size = 0
     for raw in reader:

@@ -1,7 +1,7 @@
-"""Read the files of a tar stream in order. Unlike tarfile it continues after damage, reports it, and costs little per file.
+"""Read the files of a tar stream in order; unlike tarfile, continue after damage, report it, and be fast per file.
 
-Names and contents are those that tarfile gives (a test compares them): ustar, GNU long names, pax, sizes in base 256. Global
-pax headers are skipped: a name or size for all files makes no sense, and would be copied for each of them.
+Names and contents are the same as with tarfile (a test compares them): ustar, GNU long names, pax, sizes in base 256. Global
+pax headers are skipped: one name or size for all files makes no sense, and would be copied for each file.
 
 `write_shard` writes a tar: the same bytes for the same samples, with tarfile's headers. webdataset's `TarWriter` sorts the
 parts of a sample, fails on an empty part name, keeps every member in memory and imports torch.
@@ -21,13 +21,13 @@ from noisegate.pipeline.system.output_files import whole_file
 from .gunzip import CHUNK, plain_bytes
 
 BLOCK = 512
-_HEADER_CHUNK = 1 << 13  # bytes, where only headers are read
+_HEADER_CHUNK = 1 << 13  # bytes to read at a time if only headers are read
 _EMPTY_TAR = 10_240  # tar's own padding of an archive without files
 _ZEROS = bytes(BLOCK)
 _FILES = b"0\x007S"  # regular, regular in old tars, contiguous, sparse
 _NO_DATA = b"123456"  # links, devices, folders, pipes: no data, even if their size is not 0
-_MAX_HEADER_DATA = 1 << 20  # bytes; a pax header beyond this is damage
-_MAX_NAME = 4096  # bytes; so is a longer name of a file (Linux allows no longer path)
+_MAX_HEADER_DATA = 1 << 20  # bytes; a longer pax header counts as damage
+_MAX_NAME = 4096  # bytes; a longer file name counts as damage too (Linux allows no longer path)
 _PAX_KEYS = (b"path", b"size", b"GNU.sparse.name")
 _SPARSE = b"GNU.sparse."
 _END_BYTES = 2 * BLOCK  # two zero blocks end a tar
@@ -38,9 +38,9 @@ Wanted = bool | Literal["digest"]
 
 @dataclass
 class Member:
-    """A file of the tar. `data` is None where it was not wanted or is incomplete; `broken` says why it is incomplete.
+    """A file of the tar. `data` is None if it was not wanted or is incomplete; `broken` says why it is incomplete.
 
-    `sha256` is set where the digest was wanted instead of the data.
+    `sha256` is set if the digest was wanted instead of the data.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Member:
     sha256: bytes | None = None
     broken: str | None = None
     after_damage: bool = False  # something unreadable lies between this file and the one before
-    offset: int = 0  # of its data, in the uncompressed tar
+    offset: int = 0  # of the file's data in the uncompressed tar
 
 
 class TarMembers:
-    """Iterates over the files of a tar or tar.gz, given `read(n)`, which returns at most n bytes and none at the end.
+    """Iterate over the files of a tar or tar.gz, given `read(n)`, which returns at most n bytes and none at the end.
 
-    `wanted(name, size)` decides whether a file's data is kept, or only its digest. Afterwards `damage` is None or describes
-    what is wrong with the tar; `cut` is true where it ends too early, `found` where it has at least one readable header;
-    `beginning` holds the first unreadable bytes. `skip(n)` skips at most n bytes of an uncompressed source and returns how
-    many: with it, unwanted data is not read.
+    `wanted(name, size)` decides whether a file's data is kept, or only its digest. Afterwards `damage` is None or describes the
+    damage; `cut` is true if the tar ends too early, `found` if it has at least one readable header; `beginning` has the first
+    unreadable bytes. `skip(n)` skips at most n bytes of an uncompressed source and returns how many, so that unwanted data is
+    not read.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class TarMembers:
         self._skip_source = skip
         self._source = plain_bytes(read, _HEADER_CHUNK if skip else CHUNK, self._note)
         self._buffer = b""
-        self._start = 0  # of what is not yet taken from the buffer
-        self._offset = 0  # of the same, in the tar
+        self._start = 0  # start of the unread part of the buffer
+        self._offset = 0  # position of that start in the tar
         self._failure: str | None = None
         self.beginning = b""
         self.found = False
@@ -80,7 +80,7 @@ class TarMembers:
         self.damage: str | None = None
 
     def __iter__(self) -> Iterator[Member]:
-        records: dict[bytes, bytes] = {}  # of pax headers and long names, for the next file
+        records: dict[bytes, bytes] = {}  # records of pax headers and long names, for the next file
         ended: int | None = None  # where an end marker began
         bad: int | None = None  # where unreadable bytes began
         skipped = False
@@ -177,7 +177,7 @@ class TarMembers:
         return bool(self._buffer)
 
     def _take(self, size: int) -> bytes:
-        """The next `size` bytes, fewer at the end."""
+        """Read the next `size` bytes, fewer at the end."""
         start, stop = self._start, self._start + size
         if stop <= len(self._buffer):
             self._start = stop
@@ -194,7 +194,7 @@ class TarMembers:
         return b"".join(parts)
 
     def _skip(self, size: int, see: Callable[[bytes], object] = len) -> int:
-        """Skip `size` bytes, fewer at the end, and return how many; `see` gets those that are read."""
+        """Skip `size` bytes, fewer at the end, and return how many; `see` gets the bytes that had to be read."""
         left = size
         buffered = len(self._buffer) - self._start
         if self._skip_source is not None and size > buffered:
@@ -220,11 +220,11 @@ class TarMembers:
 
 
 def _header(block: bytes) -> tuple[bytes, int, bytes] | None:
-    """Name, size and type of a header block; None for anything else, by its checksum."""
+    """Parse name, size and type of a header block; None if its checksum is wrong."""
     given = _number(block[148:156])
     if given is None:
         return None
-    # the checksum counts its own eight bytes as spaces; some old writers summed signed bytes
+    # the sum treats the eight checksum bytes as spaces; some old writers added signed bytes
     if given != sum(block) - sum(block[148:156]) + 256:
         signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 256
         if given != signed:
@@ -237,7 +237,7 @@ def _header(block: bytes) -> tuple[bytes, int, bytes] | None:
 
 
 def _number(field: bytes) -> int | None:
-    """Parse a number of a header: octal digits, or base 256 where the first byte is 0x80 or 0xFF."""
+    """Parse a number of a header: octal digits, or base 256 if the first byte is 0x80 or 0xFF."""
     if field[0] in (0x80, 0xFF):
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     try:
@@ -247,9 +247,9 @@ def _number(field: bytes) -> int | None:
 
 
 def _pax(data: bytes) -> dict[bytes, bytes]:
-    """Parse the records of a pax header that matter here; `GNU.sparse.` stands for all that begin so.
+    """Parse the pax header records that are needed here; `GNU.sparse.` stands for all keys that begin so.
 
-    Each is `LENGTH KEY=VALUE` and a line feed; whatever follows a malformed one is left out.
+    Each record is `LENGTH KEY=VALUE` and a line feed; everything after a malformed record is ignored.
     """
     records, at = {}, 0
     while at < len(data):
@@ -271,14 +271,14 @@ def _has_long_name(records: Mapping[bytes, bytes]) -> bool:
 
 
 def _digits(text: bytes) -> int:
-    """Parse a decimal number; 0 for anything else, also for more digits than any size has."""
+    """Parse a decimal number; 0 for anything else, and for numbers of 20 digits or more."""
     return int(text) if text.isdigit() and len(text) < 20 else 0
 
 
 class ShardWriter:
-    """Appends samples to a tar; `samples` and `size` count what was written so far.
+    """Append samples to a tar; `samples` and `size` count what was written so far.
 
-    `size` and `sha256` are those of the whole file once `write_shard` has ended.
+    After `write_shard` has ended, `size` and `sha256` describe the whole file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -292,7 +292,7 @@ class ShardWriter:
         return self._hash.hexdigest()
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> None:
-        """Append one sample, its parts in the given order; times and owners stay 0, so equal samples give equal bytes."""
+        """Append one sample with its parts in the given order; times and owners are 0, so equal samples give equal bytes."""
         for part, data in parts.items():
             member = tarfile.TarInfo(f"{key}.{part}")
             member.size = len(data)

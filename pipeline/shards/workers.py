@@ -24,11 +24,11 @@ from .decode import BadSample, Preprocessor, decode_label, decode_text
 from .pixels import decode_pixels
 from .read import IMAGE_PARTS, MAX_PART_BYTES, MISSING, RawSample, part_limit
 
-WITH_TORCH = ("noisegate.pipeline.shards.workers", "noisegate.pipeline.shards.resize")  # imported once for all workers
-TASK_SECONDS = 60.0  # for a chunk, or a sample alone; chosen, ten times what the largest pictures take
-KEPT_BYTES = 400 << 20  # of memory after a task: base, spare heap, and some growth
-TRIES = 2  # of a sample alone: the first worker may have been killed for another reason
-KILLED_TRIES = 6  # where workers are killed from outside, which is seldom the sample's doing; chosen
+WITH_TORCH = ("noisegate.pipeline.shards.workers", "noisegate.pipeline.shards.resize")  # imported once for all
+TASK_SECONDS = 60.0  # for a chunk, or a single sample; chosen, ten times the time of the largest pictures
+KEPT_BYTES = 400 << 20  # most memory of a worker after a task: base, spare heap, and some growth
+TRIES = 2  # of a single sample: the first worker may have been killed for another reason
+KILLED_TRIES = 6  # if workers are killed from outside, which the sample seldom causes; chosen
 
 
 @dataclass
@@ -101,7 +101,7 @@ def decode_sample(
 
 
 def _loss(raw: RawSample, parts: Sequence[str], limits: Limits) -> BadSample | None:
-    """The reason why these parts are missing, where the shard is the cause and not the sample."""
+    """Return the reason why these parts are missing, if the shard is the cause and not the sample."""
     for part in parts:
         if part in raw.parts:
             return None
@@ -114,20 +114,20 @@ def _loss(raw: RawSample, parts: Sequence[str], limits: Limits) -> BadSample | N
 
 
 def _missing_file(raw: RawSample, parts: Sequence[str], status: str) -> BadSample | None:
-    """The reason why a folder or a table could not give one of these parts."""
+    """Return the reason why a folder or a table could not provide one of these parts."""
     reason = next((raw.parts[part + MISSING] for part in parts if part + MISSING in raw.parts), None)
     return None if reason is None else BadSample(status, reason.rstrip(b"\0").decode("utf-8", "replace")[:300])
 
 
 def default_workers() -> int:
-    """One worker for each processor this process may use, at most sixteen."""
+    """Return the number of processors that this process may use, at most 16."""
     return min(16, count_processors())
 
 
 def _set_up_worker(memory: int | None, resizes_with_torch: bool) -> None:
-    # new pages for chunks of pixels take longer than copying them (benchmarks/stages.py)
+    # allocating new pages for chunks of pixels takes longer than copying the pixels (benchmarks/stages.py)
     reuse_memory(16 << 20, 64 << 20)
-    gc.freeze()  # a collection would touch, and so copy, all that a forked worker shares with the others
+    gc.freeze()  # a garbage collection would touch, and so copy, all pages that forked workers share
     if resizes_with_torch:
         import torch
 
@@ -141,13 +141,13 @@ def _decode(preprocess: Preprocessor, options: DecodeOptions, chunk: list[RawSam
 
 
 class DecodePool:
-    """Decodes chunks of samples. `workers=0` decodes in this process.
+    """Decode chunks of samples. `workers=0` decodes in this process.
 
-    `submit` returns at once; `collect` waits for that chunk. When its worker dies or takes longer than TASK_SECONDS, the
-    samples are tried again one by one, each in a worker that does nothing else. One that hangs again, or fails TRIES times
-    (KILLED_TRIES if it is SIGKILL, which comes from outside), becomes a row with the status `bad_image`.
+    `submit` returns at once; `collect` waits for that chunk. If its worker dies or takes longer than TASK_SECONDS, the samples
+    are tried again one by one, each in a worker that does nothing else. A sample that hangs again, or fails TRIES times
+    (KILLED_TRIES for SIGKILL, which comes from outside), becomes a row with the status `bad_image`.
 
-    With `memory`, no worker takes more bytes than that while it decodes, and one that keeps over KEPT_BYTES is replaced.
+    With `memory`, no worker takes more bytes than that while it decodes, and a worker that keeps over KEPT_BYTES is replaced.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class DecodePool:
         self._decode = partial(_decode, preprocess, options)
         self._pool = _start_pool(workers, self._decode, memory) if workers else None
         if workers:
-            reuse_memory()  # each batch of pixels is received into memory of the last one
+            reuse_memory()  # each batch of pixels is received into the memory of the last batch
 
     def __enter__(self) -> Self:
         return self
@@ -174,7 +174,7 @@ class DecodePool:
         return [] if self._pool is None else self._pool.pids
 
     def submit(self, chunk: list[RawSample], seconds: float | None = None) -> "Future[list[Decoded]]":
-        """Have a chunk decoded; without workers it is decoded now. The future raises WorkerLost."""
+        """Submit a chunk; without workers it is decoded at once. The future raises WorkerLost."""
         if self._pool is not None:
             return self._pool.submit(chunk, seconds=TASK_SECONDS if seconds is None else seconds)
         done: Future[list[Decoded]] = Future()
@@ -202,7 +202,7 @@ class DecodePool:
 
 
 def start_server() -> None:
-    """Start the process that fast workers are forked from, so that it imports torch while this one loads a model."""
+    """Start the process from which workers are forked, so that it imports torch while this process loads a model."""
     if isinstance(forkserver_context(None, WITH_TORCH), ForkServerContext):
         with sigint_blocked():
             forkserver.ensure_running()
@@ -216,7 +216,7 @@ def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | No
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         problem = f"cannot go to worker processes ({error}); use a function of a module, or workers=0"
         raise ConfigError.of("preprocess", type(preprocess).__name__, problem) from error
-    # not fork, because this process may already run torch's threads, which do not survive it
+    # not fork: this process may already run torch's threads, which do not survive a fork
     with_torch = getattr(preprocess, "decoder", "pillow") != "pillow"
     context = forkserver_context(preprocess, WITH_TORCH) if with_torch else spawn_context(preprocess)
     setup = WorkerSetup(
@@ -233,13 +233,13 @@ def _start_pool(workers: int, decode: "partial[list[Decoded]]", memory: int | No
 
 
 def _cannot_start(workers: int, of_main: bool = False) -> ConfigError:
-    """The error for workers that do not start."""
+    """Make the error for workers that do not start."""
     reason = UNGUARDED if of_main else "they were killed, perhaps for want of memory; use fewer"
     return ConfigError.of("workers", workers, f"could not start: {reason}, or use 0")
 
 
 def lost_sample(raw: RawSample, lost: WorkerLost) -> Decoded:
-    """The row of a sample whose decoder died or did not finish."""
+    """Make the row of a sample whose decoder died or did not finish."""
     digest = hashlib.sha256(raw.image).digest() if raw.image is not None else None
     flags = ("duplicate_key",) if raw.duplicate else ()
     reason = "the decoder did not finish this image in time" if lost.hung else "the decoder crashed on this image"

@@ -1,11 +1,11 @@
 """Folders of pictures and tables of samples, read as if they were tars.
 
-A source is cut into virtual shards of `ROWS` samples. The bytes of a virtual shard are those of a tar that is made while it is
-read, so digests, samples by position, resuming and everything downstream work as for tars. Its URL is
-`SCHEME:PLACE/NAME-000012.tar`: `folder:PATH/…`, or `table:PATH?image=COLUMN&text=COLUMN&label=COLUMN/…`.
+A source is cut into virtual shards of `ROWS` samples. A virtual shard is a tar that is made while it is read, so digests,
+samples by position, resuming and everything downstream work as for tars. Its URL is `SCHEME:PLACE/NAME-000012.tar`:
+`folder:PATH/…`, or `table:PATH?image=COLUMN&text=COLUMN&label=COLUMN/…`.
 
 To add a source, write a module with a `RowSource` (`samples.py`) and name the function that opens it in `SCHEMES`; let
-`find_virtual` recognise its files. Samples are numbered by their sorted names (folders) or by their rows (tables): one that is
+`find_virtual` recognise its files. Samples are numbered by their sorted names (folders) or by their rows (tables): a sample
 added in the middle changes all shards after it.
 """
 
@@ -47,13 +47,13 @@ _UNREADABLE = (OSError, pa.ArrowException, IndexError, KeyError, ValueError, Con
 
 
 def is_virtual(url: str) -> bool:
-    """Whether this is the URL of a virtual shard."""
+    """Return whether this is the URL of a virtual shard."""
     scheme, colon, rest = url.partition(":")
     return bool(colon) and scheme in SCHEMES and not rest.startswith("//")
 
 
 def find_virtual(source: str | Path, columns: TableColumns) -> list[str]:
-    """The virtual shards of a folder, a table or `hf-dataset:NAME`; none for a folder without pictures or tables.
+    """List the virtual shards of a folder, a table or `hf-dataset:NAME`; none for a folder without pictures or tables.
 
     Raises ConfigError for a source that cannot be read.
     """
@@ -75,7 +75,7 @@ def find_virtual(source: str | Path, columns: TableColumns) -> list[str]:
 
 
 def find_tables(paths: list[Path], columns: TableColumns, name: str | None = None) -> list[str]:
-    """The virtual shards of tables, which share their class numbers; `name` is that of the shards (default: the file's)."""
+    """List the virtual shards of tables, which share class numbers; `name` is the shards' name (default: the file's)."""
     return [url for prefix, path in find_in_tables(paths, columns) for url in _number(prefix, name or path.stem)]
 
 
@@ -85,7 +85,7 @@ def _number(prefix: str, name: str) -> list[str]:
 
 
 def open_source(prefix: str) -> RowSource:
-    """The source of `SCHEME:PLACE`."""
+    """Open the source of `SCHEME:PLACE`."""
     scheme, _, place = prefix.partition(":")
     return SCHEMES[scheme](place)
 
@@ -97,7 +97,7 @@ def _split(url: str) -> tuple[RowSource, slice]:
 
 
 def open_virtual(url: str) -> VirtualTar:
-    """The bytes of a virtual shard; raises ShardError where its source cannot be read."""
+    """Open a virtual shard as a tar; raise ShardError if its source cannot be read."""
     try:
         source, rows = _split(url)
         samples = source.read(rows)
@@ -109,9 +109,9 @@ def open_virtual(url: str) -> VirtualTar:
 
 
 def virtual_size_and_time(url: str) -> tuple[int | None, float]:
-    """Size in bytes and the time of the last change of its table, its folders or any of its files; raises ShardError.
+    """Return size in bytes, and time of the last change of table, folders or any file; raise ShardError.
 
-    The size is None where the table holds the pictures: it would have to be read. Its time changes with any of its rows.
+    The size is None if the table contains the pictures, because it would have to be read. A change of any row changes the time.
     """
     try:
         source, _ = _split(url)
@@ -125,7 +125,7 @@ def virtual_size_and_time(url: str) -> tuple[int | None, float]:
 
 
 def estimate_size(url: str) -> int:
-    """About the size in bytes, without reading pictures; raises ShardError."""
+    """Estimate the size in bytes without reading pictures; raise ShardError."""
     size, _ = virtual_size_and_time(url)
     if size is not None:
         return size
@@ -134,7 +134,7 @@ def estimate_size(url: str) -> int:
 
 
 def refuse_tasks(urls: Iterable[str], tasks: Sequence[str]) -> None:
-    """Raise ConfigError where a folder or a table has nothing that any of these tasks needs."""
+    """Raise ConfigError if a folder or a table has no parts for any of these tasks."""
     needs = {"pairs": "captions", "labels": "classes"}
     for prefix in dict.fromkeys(url.rpartition("/")[0] for url in urls if is_virtual(url)):
         served = open_source(prefix).tasks
@@ -147,9 +147,9 @@ def refuse_tasks(urls: Iterable[str], tasks: Sequence[str]) -> None:
 
 
 def read_classes(urls: Iterable[str]) -> tuple[str, ...]:
-    """The class names of virtual shards whose labels are names, none where labels are numbers.
+    """Return the class names of virtual shards whose labels are names; none if labels are numbers.
 
-    Raises ConfigError where two sources number their classes differently.
+    Raises ConfigError if two sources number their classes differently.
     """
     prefixes = list(dict.fromkeys(url.rpartition("/")[0] for url in urls if is_virtual(url)))
     named = {prefix: names for prefix in prefixes if (names := open_source(prefix).classes)}

@@ -1,4 +1,4 @@
-"""Captions in one JSON file: COCO's `images` and `annotations`, or a list of records."""
+"""Read captions from one JSON file: COCO's `images` and `annotations`, or a list of records."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from noisegate.pipeline.errors import ConfigError
 
 
 def read_json_captions(path: Path) -> pa.Table:
-    """One row for each caption; raises ConfigError for another kind of JSON."""
+    """Read one row per caption; raise ConfigError for another kind of JSON."""
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(content, list):

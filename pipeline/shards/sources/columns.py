@@ -1,4 +1,4 @@
-"""Which columns of a table hold picture, caption and class, and what a label column says."""
+"""Choose the columns of picture, caption and class in a table, and read its labels."""
 
 import json
 import re
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"([+-]?\d+)(\.0*)?")
 
 
 def choose_columns(path: Path, schema: pa.Schema, wanted: TableColumns) -> TableColumns:
-    """The columns to read; raises ConfigError for ones that are not there, cannot be guessed or cannot be used."""
+    """Choose the columns to read; raise ConfigError for columns that are missing, cannot be guessed or cannot be used."""
     names = schema.names
     for setting, name in vars(wanted).items():
         if name is not None and name not in names:
@@ -76,7 +76,7 @@ def _is_word(kind: pa.DataType) -> bool:
 
 
 def refuse_addresses(path: Path, columns: TableColumns, values: Iterable[Any]) -> None:
-    """Raise ConfigError for pictures that are addresses; for web addresses it names the img2dataset command to run."""
+    """Raise ConfigError for pictures given as URLs; for web addresses it names the img2dataset command to run."""
     first = next((value for value in values if isinstance(value, str) and "://" in value), None)
     if first is None:
         return
@@ -93,7 +93,7 @@ def refuse_addresses(path: Path, columns: TableColumns, values: Iterable[Any]) -
 
 
 def read_label(value: Any) -> str | None:
-    """A label as text: whole numbers without a fraction, None for an empty cell.
+    """Convert a label to text: whole numbers without a fraction, None for an empty cell.
 
     >>> [read_label(value) for value in (3.0, "4.0", True, " cat ", "", None, float("nan"), 0.5)]
     ['3', '4', '1', 'cat', None, None, None, '0.5']
@@ -108,7 +108,7 @@ def read_label(value: Any) -> str | None:
 
 
 def name_classes(labels: Iterable[str | None]) -> tuple[str, ...]:
-    """The classes of labels that are names, sorted; none as soon as one label is a number.
+    """Return the sorted classes of labels that are names; none if any label is a number.
 
     >>> name_classes(["dog", "cat", None, "dog"]), name_classes(["3", "cat"])
     (('cat', 'dog'), ())
@@ -118,7 +118,7 @@ def name_classes(labels: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def named_by_datasets(schema: pa.Schema, column: str) -> tuple[str, ...]:
-    """The class names that Hugging Face `datasets` keeps for a column of class numbers."""
+    """Read the class names that Hugging Face `datasets` stores for a column of class numbers."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[column]["names"]))

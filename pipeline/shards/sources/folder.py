@@ -12,15 +12,15 @@ from .samples import FilePart, SampleParts
 _SIDECARS = ("txt", "json", "cls")
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
 _TABLES = (".csv", ".tsv", ".jsonl")
-_KEPT = 4  # folders whose list stays in memory
+_KEPT = 4  # folders whose file lists stay in memory
 
 
 class FolderSource:
     """All pictures below a folder, sorted by key; hidden files and folders are left out, links are followed once.
 
     The key is the path inside the folder without its suffix, dots as `_`; a second picture of the same name gets its
-    suffix added (`a.jpg`, `a.png`: keys `a`, `a_png`). Without any file beside a picture, pictures in several sub-folders
-    are of the class that their sub-folder names, numbered by name.
+    suffix added (`a.jpg`, `a.png`: keys `a`, `a_png`). If no picture has a file beside it and there are several sub-folders,
+    each sub-folder is a class, numbered in the order of names.
     """
 
     file_bytes = None
@@ -41,7 +41,7 @@ class FolderSource:
 
     @property
     def changed(self) -> float:
-        """When a file was last added, removed or renamed."""
+        """Time at which a file was last added, removed or renamed."""
         return max(self._times.values()) / 1e9
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class FolderSource:
         return self._samples[rows]
 
     def is_current(self) -> bool:
-        """Whether no file has come or gone since the folder was listed."""
+        """Return whether no file was added or removed since the folder was listed."""
         try:
             return all(Path(folder).stat().st_mtime_ns == time for folder, time in self._times.items())
         except OSError:
@@ -78,7 +78,7 @@ class FolderSource:
         return [samples[key] for key in sorted(samples)]
 
     def _walk(self, folder: str) -> Iterator[tuple[str, str]]:
-        """Folder and name of each visible file; a folder that is reached again by a link is left out."""
+        """Yield folder and name of each visible file; a folder that a link reaches a second time is left out."""
         seen = set[tuple[int, int]]()
 
         def is_new(path: str) -> bool:
@@ -100,7 +100,7 @@ _listed: dict[str, FolderSource] = {}
 
 
 def open_folder(place: str) -> FolderSource:
-    """The source of a folder, listed anew if a file has come or gone."""
+    """Open the source of a folder, and list it again if a file was added or removed."""
     source = _listed.pop(place, None)
     if source is None or not source.is_current():
         source = FolderSource(place)
@@ -111,9 +111,9 @@ def open_folder(place: str) -> FolderSource:
 
 
 def find_in_folder(path: Path) -> str | None:
-    """The URL of a folder of pictures without a number, None where it holds none.
+    """Return the URL of a folder of pictures, without a shard number; None if it has no pictures.
 
-    Raises ConfigError where its pictures have neither captions nor classes, or where its sub-folders are splits.
+    Raises ConfigError if its pictures have neither captions nor classes, or if its sub-folders are splits.
     """
     source = open_folder(str(path))
     if not len(source):

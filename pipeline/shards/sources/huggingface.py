@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face `datasets`: folders that it saved, and data sets that it loads by name."""
+"""Find the files of Hugging Face `datasets`: folders that it saved, and data sets that it loads by name."""
 
 import json
 import os
@@ -15,14 +15,14 @@ _TABLES = (".parquet", ".arrow")
 
 
 def saved_tables(folder: Path) -> list[Path]:
-    """The files of a folder that `datasets` saved, or of a clone from the hub; none for any other folder.
+    """List the files of a folder that `datasets` saved, or of a clone from the hub; none for any other folder.
 
-    Raises ConfigError, naming them, where there are several splits.
+    If there are several splits, raises ConfigError that names them.
     """
     if (folder / "dataset_dict.json").is_file():
         splits = _read_json(folder / "dataset_dict.json").get("splits", [])
         return saved_tables(_only_split(folder, [folder / str(split) for split in splits]))
-    if (folder / "state.json").is_file():  # other Arrow files there are results that `map` has cached
+    if (folder / "state.json").is_file():  # other Arrow files in the folder are cached results of `map`
         return [folder / entry["filename"] for entry in _read_json(folder / "state.json").get("_data_files", [])]
     tables = _tables_in(folder)
     if not tables and (folder / "data").is_dir():
@@ -34,9 +34,9 @@ def saved_tables(folder: Path) -> list[Path]:
 
 
 def hub_tables(source: str, load: Callable[..., Any] | None = None) -> list[Path]:
-    """The Arrow files of `hf-dataset:NAME`, `hf-dataset:NAME:SPLIT` or `hf-dataset:NAME?split=SPLIT&config=CONFIG`.
+    """List the Arrow files of `hf-dataset:NAME`, `hf-dataset:NAME:SPLIT` or `hf-dataset:NAME?split=SPLIT&config=CONFIG`.
 
-    `load` is `datasets.load_dataset`. Raises ConfigError where it cannot be imported or cannot load the data set.
+    `load` is `datasets.load_dataset`. Raises ConfigError if it cannot be imported or cannot load the data set.
     """
     name, _, query = source.removeprefix(HUB).partition("?")
     name, _, named_split = name.partition(":")

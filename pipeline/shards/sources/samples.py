@@ -1,4 +1,4 @@
-"""What every source gives: samples by row number, each a key with its parts."""
+"""The interface of sources: samples by row number, each a key with its parts."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ ROWS = 1000  # samples in a virtual shard
 
 
 class FilePart(NamedTuple):
-    """A part that is a file of its own; `name` is how messages call it."""
+    """A part stored as a separate file; `name` is its name in messages."""
 
     path: str
     name: str
@@ -23,9 +23,9 @@ class SampleParts(NamedTuple):
 class RowSource(Protocol):
     """A data set that is read by row number. Any process makes the same one from its URL.
 
-    tasks: which of pairs and labels its samples can serve. classes: names of the classes where labels are names, in the
-    order of their numbers. changed: time of the last change of its lists or tables. file_bytes: size of the file that holds
-    the pictures, None where they are files of their own.
+    tasks: which of pairs and labels its samples can be scored for. classes: class names in the order of their numbers, if
+    labels are names. changed: time of the last change of its lists or tables. file_bytes: size of the file that contains the
+    pictures, None if each picture is a file.
     """
 
     @property
@@ -43,13 +43,13 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, rows: slice) -> list[SampleParts]:
-        """The samples of these rows, fewer at the end; raises OSError or pyarrow's errors where they cannot be read."""
+        """Read the samples of these rows, fewer at the end; raise OSError or pyarrow's errors if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a table that hold picture, caption and class; None: guess them by their names."""
+    """The names of a table's columns of picture, caption and class; None: guess by common names."""
 
     image: str | None = None
     text: str | None = None

@@ -1,4 +1,4 @@
-"""Tables of samples: CSV, TSV, JSON lines, Parquet, Arrow, and captions in one JSON file."""
+"""Read tables of samples: CSV, TSV, JSON lines, Parquet, Arrow, and captions in one JSON file."""
 
 import csv
 import os
@@ -36,22 +36,22 @@ CAPTION_FILES = (  # in a folder of pictures, as ImageFolder of Hugging Face and
     *("captions.csv", "captions.tsv", "captions.jsonl", "captions.txt"),
 )
 _MAGIC = {b"\xff\xd8": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
-_BLOCK_BYTES = 1 << 25  # of text that pyarrow parses at once: a row must fit
-_LOOKED_AT = 20  # rows whose pictures are looked for in other folders
-_NAME_CHARS = 60  # of a picture's name in its key
+_BLOCK_BYTES = 1 << 25  # of text that pyarrow parses at once; a row must not be longer
+_LOOKED_AT = 20  # rows whose pictures are searched in other folders
+_NAME_CHARS = 60  # most characters of a picture's name in its key
 _NOT_IN_KEYS = re.compile(r"[^\w-]+")
-_FOLDERS = 100  # other folders that are looked into
+_FOLDERS = 100  # most other folders to search
 
 
 def is_table(path: str) -> bool:
-    """Whether a file of this name is read as a table of samples."""
+    """Return whether a file of this name is read as a table of samples."""
     return path.lower().endswith(TABLES) or Path(path).name.lower() == "captions.txt"
 
 
 class TableSource:
     """The rows of one file. `place` is `PATH?image=COLUMN&text=COLUMN&label=COLUMN&folder=PICTURES&classes=folder`.
 
-    Paths count from the table's folder, or from `folder` there. Labels that are names are numbered by name; with
+    Paths are relative to the table's folder, or to `folder` in it. Labels that are names are numbered by name; with
     `classes=folder` all files of the same kind in the folder share the numbers.
     """
 
@@ -73,7 +73,7 @@ class TableSource:
     @property
     def changed(self) -> float:
         facts = self.path.stat()
-        return max(facts.st_mtime, facts.st_ctime)  # a copy may keep the time of the file whose place it takes
+        return max(facts.st_mtime, facts.st_ctime)  # a file that is replaced by a copy may keep its modification time
 
     @property
     def file_bytes(self) -> int | None:
@@ -82,7 +82,7 @@ class TableSource:
         return self.path.stat().st_size if in_table else None
 
     def _struct_has_bytes(self) -> bool:
-        """Whether pictures of Hugging Face are in the table, not paths; nothing but the footer of a Parquet file is read."""
+        """Return whether a Hugging Face table contains pictures, not paths; of a Parquet file only the footer is read."""
         if not _is_parquet(self.path):
             return any(isinstance(picture, bytes) for picture in self._read_pictures(slice(0, 1)))
         footer = pq.read_metadata(self.path)
@@ -132,7 +132,7 @@ class TableSource:
         return self._pictures_of(_read_columns(self.path, TableColumns(self._columns.image), rows))
 
     def _pictures_of(self, table: pa.Table) -> list[Any]:
-        """Each row's picture: bytes, a path, or None."""
+        """Return each row's picture: bytes, a path, or None."""
         column = table[self._columns.image]
         if not pa.types.is_struct(column.type):
             names = is_text(column.type)
@@ -153,7 +153,7 @@ class TableSource:
 
 
 def make_key(row: int, picture: Any) -> str:
-    """The row number, and the name of a picture that is a file, of which a row number alone would tell nothing.
+    """Make a key from the row number, and from the name of a picture that is a file.
 
     >>> make_key(4, "photos/IMG 12.v2.jpg"), make_key(5, b"bytes")
     ('000000004_IMG_12_v2', '000000005')
@@ -165,7 +165,7 @@ def make_key(row: int, picture: Any) -> str:
 
 
 def find_in_tables(paths: Sequence[Path], columns: TableColumns) -> list[tuple[str, Path]]:
-    """The URL without a number, and the path, of each table; raises ConfigError for one that cannot be used."""
+    """Return the URL (without shard number) and the path of each table; raise ConfigError for a table that cannot be used."""
     return [(_table_url(path, columns, several=len(paths) > 1), path) for path in paths]
 
 
@@ -186,9 +186,10 @@ def _table_url(path: Path, wanted: TableColumns, several: bool) -> str:
 
 
 def _find_pictures(path: Path, column: str | None, names: Sequence[str]) -> str:
-    """The folder from which the paths count, relative to the table's; raises ConfigError where no picture is found.
+    """Find the folder that the paths are relative to, seen from the table's; raise ConfigError if no picture is found.
 
-    That is the table's own folder, one in it, the one above, or one beside it: the first with the most of the first rows.
+    Candidates are the table's folder, its sub-folders, its parent and its siblings: the first with the most of the first rows
+    wins.
     """
 
     def count(folder: Path, some: Iterable[str]) -> int:
@@ -212,12 +213,12 @@ def _find_pictures(path: Path, column: str | None, names: Sequence[str]) -> str:
 def _folders_in(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))[:_FOLDERS]
-    except OSError:  # a folder above may be closed to us
+    except OSError:  # we may not be allowed to read the parent folder
         return []
 
 
 def _locate(folder: Path, name: str) -> str:
-    """The path of a picture; one written on Windows is read with its separators as slashes."""
+    """Return the path of a picture; backslashes of a path written on Windows become slashes."""
     path = str(folder / name)
     return str(folder / name.replace("\\", "/")) if "\\" in name and not _is_file(path) else path
 
@@ -225,12 +226,12 @@ def _locate(folder: Path, name: str) -> str:
 def _is_file(path: str) -> bool:
     try:
         return Path(path).is_file()
-    except (OSError, ValueError):  # a folder that is closed to us, a name that is too long, a NUL
+    except (OSError, ValueError):  # no permission, a name that is too long, or a NUL
         return False
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """The columns of a table; raises ConfigError where it cannot be read."""
+    """Read the columns of a table; raise ConfigError if it cannot be read."""
     try:
         return pq.read_schema(path) if _is_parquet(path) else _read_whole(str(path), *_stamp(path)).schema
     except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
@@ -241,7 +242,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 def count_rows(path: Path) -> int:
-    """The number of rows; raises ConfigError, OSError or pyarrow's errors."""
+    """Count the rows; raise ConfigError, OSError or pyarrow's errors."""
     if _is_parquet(path):
         return int(pq.read_metadata(path).num_rows)
     return len(_read_whole(str(path), *_stamp(path)))
@@ -258,12 +259,12 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _read_whole(path: str, time: int, size: int) -> pa.Table:
-    """A table that holds paths and captions, whole, or an Arrow file, which is mapped. `time` and `size` are the file's."""
+    """Read a whole table of paths and captions, or map an Arrow file; the file's `time` and `size` are for the cache."""
     kind = path.lower().rpartition(".")[2]
     if kind == "arrow":
         source = pa.memory_map(path)
         try:
-            return pa.ipc.open_stream(source).read_all()  # as `datasets` writes it
+            return pa.ipc.open_stream(source).read_all()  # the stream format that `datasets` writes
         except pa.ArrowInvalid:
             return pa.ipc.open_file(source).read_all()
     if kind == "json":
@@ -279,12 +280,12 @@ def _read_json_lines(path: str) -> pa.Table:
     dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
     if not dates:
         return table
-    texts = pa.schema([(name, pa.string()) for name in dates])  # a caption such as 2020-01-01 stays as it is
+    texts = pa.schema([(name, pa.string()) for name in dates])  # a caption such as 2020-01-01 stays text
     return pyarrow.json.read_json(path, read, pyarrow.json.ParseOptions(explicit_schema=texts))
 
 
 def _read_csv(path: str, separator: str) -> pa.Table:
-    """All cells as text: a caption 007 or 2020-01-01 stays as it is."""
+    """Read all cells as text, so that a caption 007 or 2020-01-01 is not converted."""
     with Path(path).open(encoding="utf-8-sig", newline="") as file:
         names = next(csv.reader(file, delimiter=separator), [])
     if not names:
@@ -302,14 +303,14 @@ def _read_csv(path: str, separator: str) -> pa.Table:
 
 @lru_cache(maxsize=64)
 def _distinct(path: str, column: str, time: int, size: int) -> tuple[str, ...]:
-    """The labels in a column of text, each once."""
+    """Return the distinct labels in a column of text."""
     table = pq.read_table(path, columns=[column]) if _is_parquet(Path(path)) else _read_whole(path, time, size)
     values = pc.unique(table[column]).to_pylist()
     return tuple(dict.fromkeys(label for value in values if (label := read_label(value)) is not None))
 
 
 def _cells(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, text as bytes, because a damaged file may hold text that is not UTF-8."""
+    """Return the values of a column; text as bytes, because a damaged file may contain text that is not UTF-8."""
     if not is_text(column.type):
         return list(column.to_pylist())
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -317,7 +318,7 @@ def _cells(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _read_columns(path: Path, columns: TableColumns, rows: slice) -> pa.Table:
-    """Some rows of the columns; of a Parquet file only the row groups that hold them are read."""
+    """Read some rows of the columns; of a Parquet file only the row groups of these rows are read."""
     names = [name for name in dict.fromkeys(vars(columns).values()) if name]
     if not _is_parquet(path):
         return _read_whole(str(path), *_stamp(path)).select(names).slice(rows.start, rows.stop - rows.start)

@@ -1,4 +1,4 @@
-"""The tar of some samples, made while it is read."""
+"""A tar of some samples that is made while it is read."""
 
 import io
 import os
@@ -16,7 +16,7 @@ from .samples import FilePart, SampleParts
 
 _BLOCK = 512
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)  # the header of an empty file without a name
-_EMPTY_SUM = int(_EMPTY[148:154], 8)  # of its bytes
+_EMPTY_SUM = int(_EMPTY[148:154], 8)  # sum of its bytes
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class _FileMember:
 
 
 class _Unreadable(Exception):
-    """A file that is not what it was when the tar was opened; the text is for the sample's row."""
+    """A file that has changed since the tar was opened; the text is for the sample's row."""
 
 
 class VirtualTar(io.RawIOBase):
-    """Headers and file contents in tar order; `size` is that of the whole tar, `changed` the latest change of its files.
+    """Headers and file contents in tar order; `size` is the whole tar's, `changed` the time of its files' latest change.
 
-    A file that cannot be read is a member whose name ends in `.missing` and whose content says why. A file is opened with its
-    header, so one that is deleted afterwards is still read.
+    A file that cannot be read becomes a member whose name ends in `.missing` and whose content is the reason. A file is opened
+    when its header is read, so its content can be read even if it is deleted afterwards.
     """
 
     def __init__(self, samples: Sequence[SampleParts]) -> None:
-        self._pieces: list[bytes | _FileMember] = []  # a file stands twice: its header, then its content
+        self._pieces: list[bytes | _FileMember] = []  # a file appears twice: its header, then its content
         self._starts: list[int] = []
         self.size, self.changed, self._position = 0, 0.0, 0
-        self._current: tuple[int, BinaryIO | bytes] = (-1, b"")  # place of a content, and its file or bytes
+        self._current: tuple[int, BinaryIO | bytes] = (-1, b"")  # position of a content, and its file or bytes
         for sample in samples:
             for part, content in sample.parts.items():
                 self._add(f"{sample.key}.{part}", content)
@@ -95,7 +95,7 @@ class VirtualTar(io.RawIOBase):
         super().close()
 
     def read(self, size: int = -1) -> bytes:
-        """As many bytes as asked for, fewer only at the end; raises OSError where a file changed since its header was read."""
+        """Read `size` bytes, fewer only at the end; raise OSError if a file has changed since its header was read."""
         end = self.size if size < 0 else min(self._position + size, self.size)
         parts = []
         while self._position < end:
@@ -123,7 +123,7 @@ class VirtualTar(io.RawIOBase):
         return content
 
     def _read_header(self, place: int, piece: _FileMember) -> bytes:
-        """The header of a file, which is opened for the content that follows; of one that is gone, a header that says so."""
+        """Open a file for its content and return its header; for an unreadable file, the header of a `.missing` member."""
         if not piece.size:
             return piece.header
         try:
@@ -131,9 +131,7 @@ class VirtualTar(io.RawIOBase):
             return piece.header
         except _Unreadable as error:
             header = make_header(piece.member + MISSING, piece.padded)
-            if len(header) != len(
-                piece.header
-            ):  # the longer name needs a block of its own, which would move what follows
+            if len(header) != len(piece.header):  # the longer name needs another block, which would shift the rest
                 raise OSError(str(error)) from error
             reason = str(error).encode("utf-8", "backslashreplace")[: piece.padded]
             self._hold(place + 1, reason.ljust(piece.padded, b"\0"))
@@ -146,7 +144,7 @@ class VirtualTar(io.RawIOBase):
 
 
 def make_header(member: str, size: int) -> bytes:
-    """The header that tarfile makes, in a tenth of the time: name, size and sum are written into an empty one."""
+    """Make tarfile's header in a tenth of its time: write name, size and checksum into an empty header."""
     name = member.encode("utf-8", "surrogateescape")
     if len(name) > tarfile.LENGTH_NAME or size >= 8**11:
         header = tarfile.TarInfo(member)
@@ -164,7 +162,7 @@ def _check_file(facts: os.stat_result, file: FilePart) -> os.stat_result:
 
 
 def _open(piece: _FileMember) -> BinaryIO:
-    """Open a file of the size that it had; raises _Unreadable."""
+    """Open a file; raise _Unreadable if its size has changed."""
     try:
         opened = open(piece.file.path, "rb", buffering=0)  # noqa: PTH123, SIM115 (paths are strings; _hold closes it)
     except OSError as error:
